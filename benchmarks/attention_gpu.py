@@ -2,7 +2,7 @@
 
     python benchmarks/attention_gpu.py --lengths 1024 4096 16384
 
-Measures plain and causal attention, padding, where most backends leave their fast path, and cosine and general scores.
+Measures plain and causal attention, padding (for which most backends have no fast path), and cosine and general scores.
 Each encoding is checked against the reference in float64 before it is timed. Rates count only pairs that the mask
 allows.
 """

@@ -41,6 +41,7 @@ def measure_all(tiny: bool) -> dict[str, tuple[float, int]]:
         optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True, capturable=device == "cuda")
         for module in model.modules():
             if compiled and type(module).__name__ in BLOCKS:
+                # "first": the name of forward_first in older checkouts
                 for name in {"forward", "first", "forward_first"} & set(dir(module)):
                     setattr(module, name, torch.compile(getattr(module, name)))
 

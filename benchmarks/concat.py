@@ -2,8 +2,8 @@
 
     python benchmarks/concat.py                  # all parts: about two minutes on an H200
     python benchmarks/concat.py --only errors    # or variants, peers, shapes, short, long
-    python benchmarks/concat.py --small          # errors of a few small shapes; run a second time, with compiled
-                                                 # kernels, under compute-sanitizer
+    python benchmarks/concat.py --small          # errors of a few small shapes; once the kernels are compiled, run
+                                                 # it again under compute-sanitizer
     python benchmarks/concat.py --device cpu     # a few small shapes in Triton's interpreter, to test the script
 
 Speed is in elements, B·H·T·S·hidden, per second, without masked ones. Times are medians, through `attend`, including

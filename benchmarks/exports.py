@@ -3,7 +3,7 @@
     python benchmarks/exports.py demo                       # on the phrasebook's test split
     python benchmarks/exports.py MODEL --data multi30k/tok/test2016.en.gz multi30k/tok/test2016.de.gz
 
-All with a beam of 5, in float32, on the CPU. Where two translations differ, Regard scores both: if their mean log
+All engines use a beam of 5 and float32 on the CPU. Where two translations differ, Regard scores both: if their mean log
 probabilities per token are within 1e-5, it is a tie, decided by rounding.
 """
 

@@ -39,7 +39,7 @@ def fashion(data: Path, out: Path) -> None:
 def cifar10_arrays(data: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     """The images (M, 32, 32, 3) of a split, and their labels (M,)."""
     rows = np.concatenate([np.asarray(Image.open(data / file).convert("RGB")) for file in CIFAR10_FILES[part]])
-    labels = json.loads((data / f"{part}_lables.json").read_text())  # spelled so in the package
+    labels = json.loads((data / f"{part}_lables.json").read_text())  # misspelled in the package
     return rows.reshape(-1, 32, 32, 3), np.array(labels, np.uint8)
 
 

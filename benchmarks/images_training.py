@@ -36,24 +36,24 @@ def train_model(run: Run, file: Path, out: Path, label: str = "label") -> tuple[
     data = {"files": [f"{file}:train"], "validation": [f"{file}:test"], "label": label}
     data |= {"cache": str(out.parent / "cache")}
     recipe = recipe_from_dict(run.recipe | {"data": run.recipe.get("data", {}) | data})
-    bundle = run_recipe(recipe, out, start_from=run.start_from)
+    pipeline = run_recipe(recipe, out, start_from=run.start_from)
     speeds = [line["images_per_second"] for line in read_metrics(out / METRICS) if "images_per_second" in line]
-    return bundle, {
+    return pipeline, {
         "seconds": round(time.monotonic() - start, 1),
-        "step": bundle.training["step"],
-        "parameters": sum(p.numel() for p in bundle.model.parameters()),
+        "step": pipeline.training["step"],
+        "parameters": sum(p.numel() for p in pipeline.model.parameters()),
         "images_per_second": int(np.median(speeds)),
-        "validation": {name: round(value, 4) for name, value in bundle.training["validation"].items()},
+        "validation": {name: round(value, 4) for name, value in pipeline.training["validation"].items()},
     }
 
 
 def score_labels(run: Run, data: Path, out: Path) -> dict[str, Any]:
     """Accuracy on the test images."""
-    name, _, label = run.what.partition("-")
+    name, _, label = run.dataset.partition("-")
     file = data / f"{name}.npz"
-    bundle, result = train_model(run, file, out, label or "label")
-    test = read_images([f"{file}:test"], size=bundle.size, label=label or "label").with_names(bundle.labels)
-    is_correct = bundle.probabilities(test.pixels).argmax(1) == test.labels
+    pipeline, result = train_model(run, file, out, label or "label")
+    test = read_images([f"{file}:test"], size=pipeline.size, label=label or "label").with_names(pipeline.labels)
+    is_correct = pipeline.probabilities(test.pixels).argmax(1) == test.labels
     times = {target: time_to(out, target) for target in TARGETS.get(name, ())}
     return result | {"accuracy": round(100 * is_correct.mean(), 3), "of": len(test), "seconds_to": times}
 
@@ -65,11 +65,11 @@ def time_to(out: Path, accuracy: float) -> float | None:
 
 def score_masks(run: Run, data: Path, out: Path) -> dict[str, Any]:
     """Intersection over union of pet, background and border; and of pet with border, and background."""
-    bundle, result = train_model(run, data / "pets.npz", out, "species")
-    test = read_images([f"{data / 'pets.npz'}:test"], size=bundle.size, label="species")
+    pipeline, result = train_model(run, data / "pets.npz", out, "species")
+    test = read_images([f"{data / 'pets.npz'}:test"], size=pipeline.size, label="species")
     assert test.masks is not None
     expected = test.masks.astype(np.int64) - 1  # the labels are 1, 2, 3
-    predicted = np.stack(bundle.segment(test))
+    predicted = np.stack(pipeline.segment(test))
     per_label = intersection_over_union(confusion_counts(predicted, expected, 3))
     background = (predicted == 1).astype(np.int64), (expected == 1).astype(np.int64)
     two = intersection_over_union(confusion_counts(*background, 2))
@@ -95,9 +95,9 @@ SETS = {
 }
 
 
-def one_run(run: Run, data: Path, out: Path) -> dict[str, Any]:
-    return SETS[run.what](run, data, out)
+def train_and_score(run: Run, data: Path, out: Path) -> dict[str, Any]:
+    return SETS[run.dataset](run, data, out)
 
 
 if __name__ == "__main__":
-    main(__doc__, one_run)
+    main(__doc__, train_and_score)

@@ -1,10 +1,10 @@
-"""Translation quality beyond the trained length, for each kind of positions.
+"""Translation quality beyond the trained length, for each kind of positional encoding.
 
     python benchmarks/lengths.py --out runs/lengths
 
-Trains one small model per kind of positions on the built-in phrasebook, on texts of one to three sentences and at most
-`max_len` tokens, and translates texts of up to ten sentences. One table: chrF within the trained length and beyond it.
-Models with learned positions reject longer texts.
+Trains one small model per kind of positional encoding on the built-in phrasebook, on texts of one to three sentences
+and at most `max_len` tokens, and translates texts of up to ten sentences. One table: chrF within the trained length and
+beyond it. Models with learned positions reject longer texts.
 """
 
 import argparse

@@ -48,7 +48,7 @@ REPORT = """
 done = time.clock_gettime(time.CLOCK_BOOTTIME)
 with open("/proc/self/status") as file:
     peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
-print(json.dumps({"all": done - started, "open": done - imported, "peak": peak, "token": token}))
+print(json.dumps({"all": done - started, "load": done - imported, "peak": peak, "token": token}))
 """
 
 
@@ -71,9 +71,9 @@ def make_models(out: Path) -> dict[str, tuple[str, Path]]:
         vocabulary = {f"t{i}": i for i in range(50257)}
         library = Library(models.WordLevel(vocabulary, unk_token="t0"))
         special = SpecialTokens(pad=50256, unk=50256, sos=50256, eos=50256)
-        bundle = TextGenerator(GPT(gpt2(vocab=50257)).eval(), Tokenizer(library, FOREIGN_KIND), special=special)
-        regard.save(out / "regard", bundle)
-        export_huggingface(bundle, out / "transformers")
+        generator = TextGenerator(GPT(gpt2(vocab=50257)).eval(), Tokenizer(library, FOREIGN_KIND), special=special)
+        regard.save(out / "regard", generator)
+        export_huggingface(generator, out / "transformers")
     return {"Regard": (REGARD, out / "regard"), "transformers": (TRANSFORMERS, out / "transformers")}
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     print("| implementation | full process | loading and first token | peak memory |")
     print("| --- | ---: | ---: | ---: |")
     for name, rows in results.items():
-        total, loading, peak = (statistics.median(row[key] for row in rows) for key in ("all", "open", "peak"))
+        total, loading, peak = (statistics.median(row[key] for row in rows) for key in ("all", "load", "peak"))
         print(f"| {name} | {total:.2f} s | {loading:.2f} s | {peak:.0f} MiB |")
     print("The tokens are identical." if len(tokens) == 1 else f"The tokens differ: {tokens}.")
 

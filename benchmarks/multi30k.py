@@ -18,9 +18,9 @@ from regard.evaluation import text_scores
 from regard.training import recipe_from_dict, run_recipe
 
 
-def one_run(run: Run, data: Path, out: Path) -> dict[str, Any]:
+def train_and_score(run: Run, data: Path, out: Path) -> dict[str, Any]:
     """Train and score one run."""
-    source, target = run.what.split("-")
+    source, target = run.dataset.split("-")
     files = {
         name: [str(data / f"{part}.{language}.gz") for language in (source, target)]
         for name, part in (("files", "train"), ("validation", "val"))
@@ -38,4 +38,4 @@ def one_run(run: Run, data: Path, out: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(__doc__, one_run)
+    main(__doc__, train_and_score)

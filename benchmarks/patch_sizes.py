@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from images_training import one_run
+from images_training import train_and_score
 from training_runs import read_run
 
 PATCH_SIZES = (2, 4, 8, 16)
@@ -30,7 +30,7 @@ def measure(data: Path, out: Path, tasks: list[str], patch_sizes: list[int]) -> 
     with (out / "patches.jsonl").open("w") as file:
         for task in tasks:
             for patch in patch_sizes:
-                result = one_run(read_run(f"{RUNS[task]} model.patch={patch}"), data, out / f"{task}-{patch}")
+                result = train_and_score(read_run(f"{RUNS[task]} model.patch={patch}"), data, out / f"{task}-{patch}")
                 tokens = ({"classify": 32, "segment": 80}[task] // patch) ** 2
                 row = {"task": task, "patch": patch, "tokens": tokens, "quality": result[QUALITY[task][0]]}
                 row |= {"seconds": result["seconds"], "images_per_second": result["images_per_second"]}

@@ -27,30 +27,30 @@ FOLDS = 5
 def shakespeare(run: Run, data: Path, out: Path) -> dict[str, Any]:
     """The last tenth of the characters is for validation, as in nanoGPT, and is also scored."""
     file = data / "tinyshakespeare" / "input.txt.gz"
-    bundle, seconds = train_model(run, {"files": [str(file)]}, out)
-    loss = bundle.evaluate(split_documents(read_documents([file]))[1])
+    pipeline, seconds = train_model(run, {"files": [str(file)]}, out)
+    loss = pipeline.evaluate(split_documents(read_documents([file]))[1])
     return seconds | {"loss": round(loss.loss, 4), "bits_per_byte": round(loss.bits_per_byte, 4)}
 
 
 def wikitext2(run: Run, data: Path, out: Path) -> dict[str, Any]:
     files = {part: str(data / "wikitext2" / f"{part}.txt.gz") for part in ("train", "valid", "test")}
-    bundle, seconds = train_model(run, {"files": [files["train"]], "validation": [files["valid"]]}, out)
-    losses = {part: bundle.evaluate(read_documents([files[part]])) for part in ("valid", "test")}
+    pipeline, seconds = train_model(run, {"files": [files["train"]], "validation": [files["valid"]]}, out)
+    losses = {part: pipeline.evaluate(read_documents([files[part]])) for part in ("valid", "test")}
     return seconds | {f"{part}_perplexity": round(loss.word_perplexity, 2) for part, loss in losses.items()}
 
 
 def sst2(run: Run, data: Path, out: Path) -> dict[str, Any]:
     """A tenth of train is the validation split; dev is scored."""
-    bundle, seconds = train_model(run, {"files": [str(data / "sst2" / "train.tsv.gz")]}, out)
+    pipeline, seconds = train_model(run, {"files": [str(data / "sst2" / "train.tsv.gz")]}, out)
     examples = read_labeled_texts([data / "sst2" / "dev.tsv.gz"])
-    predictions = bundle.classify([example.texts for example in examples], truncate=True)
+    predictions = pipeline.classify([example.texts for example in examples], truncate=True)
     correct = sum(prediction.label == example.label for prediction, example in zip(predictions, examples))
     return seconds | {"accuracy": round(100 * correct / len(examples), 2), "of": len(examples)}
 
 
 def questions(run: Run, data: Path, out: Path) -> dict[str, Any]:
     """One fold of a file in SQuAD format: every fifth text, with all its questions, is for testing."""
-    name, fold = run.what.split(":")
+    name, fold = run.dataset.split(":")
     file = data / "qa" / {"xquad": "xquad.en.json.gz", "piaf": "piaf-v1.0.fr.json.gz"}[name]
     all_questions = read_squad(file)
     contexts = dict.fromkeys(question.context for question in all_questions)
@@ -60,17 +60,19 @@ def questions(run: Run, data: Path, out: Path) -> dict[str, Any]:
         distance = (index[question.context] - int(fold)) % FOLDS
         parts[{0: "test", 1: "validation"}.get(distance, "train")].append(question)
     dataset = Dataset(parts["train"], parts["validation"], "questions")
-    bundle, seconds = train_model(run, {}, out, dataset)
+    pipeline, seconds = train_model(run, {}, out, dataset)
     test = [dataclasses.replace(question, id=str(i)) for i, question in enumerate(parts["test"])]
-    exact, f1 = squad_scores({question.id: text for question, text in zip(test, bundle.answer(test))}, test)
+    exact, f1 = squad_scores({question.id: text for question, text in zip(test, pipeline.answer(test))}, test)
     return seconds | {"exact_match": round(exact, 2), "f1": round(f1, 2), "of": len(test)}
 
 
 def train_model(run: Run, files: dict[str, list[str]], out: Path, dataset: Any = None) -> tuple[Any, dict[str, Any]]:
     start = time.monotonic()
-    bundle = run_recipe(recipe_from_dict(run.recipe | {"data": files}), out, start_from=run.start_from, dataset=dataset)
-    facts = bundle.training
-    return bundle, {
+    pipeline = run_recipe(
+        recipe_from_dict(run.recipe | {"data": files}), out, start_from=run.start_from, dataset=dataset
+    )
+    facts = pipeline.training
+    return pipeline, {
         "seconds": round(time.monotonic() - start, 1),
         "step": facts["step"],
         "validation": {name: round(value, 4) for name, value in facts["validation"].items()},
@@ -80,9 +82,9 @@ def train_model(run: Run, files: dict[str, list[str]], out: Path, dataset: Any =
 SETS = {"shakespeare": shakespeare, "wikitext2": wikitext2, "sst2": sst2, "xquad": questions, "piaf": questions}
 
 
-def one_run(run: Run, data: Path, out: Path) -> dict[str, Any]:
-    return SETS[run.what.split(":")[0]](run, data, out)
+def train_and_score(run: Run, data: Path, out: Path) -> dict[str, Any]:
+    return SETS[run.dataset.split(":")[0]](run, data, out)
 
 
 if __name__ == "__main__":
-    main(__doc__, one_run)
+    main(__doc__, train_and_score)

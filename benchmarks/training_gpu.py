@@ -4,7 +4,7 @@
 
 base: Transformer-base (6+6 layers, 512, 2048, 8 heads, 32,000 shared entries) on synthetic sentences of 28 tokens on
 average, 25,600 + 25,600 tokens per step; big: 1024, 4096, 16 heads; parts: ablation of the optimizations of base; loop:
-base through `regard.training.train`, including data, logging and validation; char: nanoGPT's character model; scaling:
+base through `run_recipe`, including data, logging and validation; char: nanoGPT's character model; scaling:
 tokens/s over width, length and batch size. bf16 autocast, Adam, dropout, gradient clipping. Batches are on the device
 beforehand, for all implementations. No measurement starts after --seconds; tables are printed at the end.
 """

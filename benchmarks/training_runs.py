@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 
 class Run(NamedTuple):
-    """`WHAT RECIPE key=value…`: `key` of [train], or `section.key`; `from` is a model folder to fine-tune."""
+    """`DATASET RECIPE key=value…`: `key` of [train], or `section.key`; `from` is a model folder to fine-tune."""
 
-    what: str
+    dataset: str
     recipe: dict[str, Any]
     start_from: str | None
 
@@ -28,7 +28,7 @@ def read_run(words: str) -> Run:
     from regard.recipes import find_recipe
     from regard.training import read_toml
 
-    what, name, *changes = words.split()
+    dataset, name, *changes = words.split()
     table, start_from = read_toml(find_recipe(name)), None
     for change in changes:
         key, value = change.split("=")
@@ -39,11 +39,11 @@ def read_run(words: str) -> Run:
         with contextlib.suppress(tomllib.TOMLDecodeError):
             value = tomllib.loads(f"value = {value}")["value"]
         table.setdefault(section or "train", {})[name] = value
-    return Run(what, table, start_from)
+    return Run(dataset, table, start_from)
 
 
-def main(description: str | None, one_run: Callable[[Run, Path, Path], dict[str, Any]]) -> None:
-    """Run the benchmark; `one_run(run, data, out)` trains and scores one run."""
+def main(description: str | None, train_and_score: Callable[[Run, Path, Path], dict[str, Any]]) -> None:
+    """Run the benchmark; `train_and_score(run, data, out)` trains and scores one run."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--data", type=Path, required=True, help="data folder")
@@ -53,7 +53,7 @@ def main(description: str | None, one_run: Callable[[Run, Path, Path], dict[str,
     for index, words in enumerate(options.runs):
         start = time.monotonic()
         try:
-            result = one_run(read_run(words), options.data, options.out / f"run{index}")
+            result = train_and_score(read_run(words), options.data, options.out / f"run{index}")
         except Exception:  # continue with the other runs
             print(f"run {index} ({words}) failed:\n{traceback.format_exc()[-600:]}", flush=True)
         else:

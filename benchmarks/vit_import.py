@@ -42,11 +42,11 @@ def compare(name: str, folder: Path, count: int) -> str:
     images = torch.rand(count, *settings["input_size"])
     expected = timm_model((images - mean) / std)
 
-    bundle = import_huggingface(folder / "timm")
-    gap = (bundle.model(images) - expected).abs().max()
+    pipeline = import_huggingface(folder / "timm")
+    gap = (pipeline.model(images) - expected).abs().max()
     line = f"{name}: logits up to {expected.abs().max():.1f}, Regard differs by {gap:.1e}"
     try:
-        class_name = export_huggingface(bundle, folder / "transformers")
+        class_name = export_huggingface(pipeline, folder / "transformers")
     except RegardError:
         return f"{line}; transformers has no class for it"
     exported = getattr(transformers, class_name).from_pretrained(folder / "transformers").eval()

@@ -37,7 +37,7 @@ def plot_report(report: "BenchReport", path: Path) -> None:
 
 
 def _plot_lines(rows: list[Measurement]) -> Figure:
-    """A row of panels per case, time and memory, with logarithmic axes."""
+    """One row of two panels per case (time and memory), with logarithmic axes."""
     cases = list(dict.fromkeys(row.case for row in rows))
     names = list(dict.fromkeys(row.implementation for row in rows))
     figure = Figure(figsize=(10, 0.6 + 2.6 * len(cases)), layout="constrained")

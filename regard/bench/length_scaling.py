@@ -114,7 +114,9 @@ def _measure_score(
             return case.step(attentions[implementation], score, *inputs)
 
         implementations = [
-            Implementation(each, partial(prepare, each), each == "Regard") for each in attentions if each not in stopped
+            Implementation(label, partial(prepare, label), label == "Regard")
+            for label in attentions
+            if label not in stopped
         ]
         for row in compare(name, implementations, case.work(), ceilings, device, rounds, length):
             rows.append(row)

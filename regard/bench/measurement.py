@@ -93,7 +93,7 @@ def compare(
     rounds: int = ROUNDS,
     length: int | None = None,
 ) -> list[Measurement]:
-    """Time the implementations in alternation, so that drift of the machine affects all alike; medians over rounds.
+    """Time the implementations in alternation, so that drift of the machine affects all equally; medians over rounds.
 
     The order changes from round to round, so that no implementation always follows the same other one.
 

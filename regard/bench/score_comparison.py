@@ -136,15 +136,15 @@ def _make_config(sizes: Any, family: Family, score: str) -> ModelConfig:
 def _train_one(recipe: Recipe, dataset: Dataset, score: str, metric: str) -> ScoreMeasurement:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="regard-") as folder:
-        bundle = run_recipe(recipe, folder, dataset=dataset, quiet=True)
+        translator = run_recipe(recipe, folder, dataset=dataset, quiet=True)
         seconds = time.perf_counter() - start
         rates = [row["tokens_per_second"] for row in read_metrics(Path(folder) / METRICS) if "tokens_per_second" in row]
-    validation = bundle.training["validation"]
+    validation = translator.training["validation"]
     return ScoreMeasurement(
         score,
         metric=validation[metric],
         loss=validation["nll"],
-        parameters=sum(p.numel() for p in bundle.model.parameters()),
+        parameters=sum(p.numel() for p in translator.model.parameters()),
         tokens_per_second=statistics.median(rates),
         seconds=seconds,
     )

@@ -201,7 +201,7 @@ def _make_recipe(shape: TrainingShape, device: Any, steps: int) -> Recipe:
 
 
 def _train_regard(shape: TrainingShape, device: str, steps: int) -> float:
-    """Median seconds per step of `regard.training.train`, including data loading and logging."""
+    """Median seconds per step of `run_recipe`, including data loading and logging."""
     rng = random.Random(0)
     words = [f"w{i}" for i in range(shape.vocabulary - 4)]
     sentences = max(2 * shape.tokens // shape.length, shape.vocabulary // shape.length) * 4

@@ -104,7 +104,7 @@ _NORM_EPS = {"layer": 1e-5, "rms": 1e-6}  # defaults of CTranslate2
 
 
 def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
-    """Writes a model folder for CTranslate2, in float32, with its tokenizer.
+    """Write a model folder for CTranslate2, in float32, with its tokenizer.
 
     To get the same translations as Regard:
 

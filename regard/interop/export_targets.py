@@ -31,7 +31,7 @@ def nearest_exportable(config: Any, target: ExportTarget) -> Any:
 
 
 def check_exportable(config: Any, target: ExportTarget) -> None:
-    """Raises an error that names the fields of a config that `target` does not support.
+    """Raise an error that names the fields of a config that `target` does not support.
 
     >>> check_exportable(TransformerConfig(positions="rotary"), "ctranslate2")
     """
@@ -57,7 +57,6 @@ def unsupported_settings(config: Any, target: ExportTarget) -> dict[str, tuple]:
     if target == "huggingface":
         if config.shared_vocab:
             return nearest_class(config)[1]
-        return nearest_class(join_config(config), [*BART_VARIANTS])[
-            1
-        ]  # T5 has no output bias to exclude source tokens with
+        # T5 is left out: it has no output bias that could exclude the source tokens.
+        return nearest_class(join_config(config), [*BART_VARIANTS])[1]
     return unsupported_fields(config, CTRANSLATE2_VALUES) if target == "ctranslate2" else {}

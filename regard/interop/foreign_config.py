@@ -26,7 +26,7 @@ class ForeignConfig:
         self.table, self.origin = table, origin
 
     def replace(self, table: Mapping[str, Any]) -> "ForeignConfig":
-        """Returns a copy with some values replaced."""
+        """Return a copy with some values replaced."""
         return ForeignConfig({**self.table, **table}, self.origin)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -73,7 +73,7 @@ class ForeignConfig:
         return choices[value]
 
     def require(self, key: str, expected: Any) -> None:
-        """Raises an error for a value that selects an unsupported computation."""
+        """Raise an error for a value that selects an unsupported computation."""
         if self.get(key, expected) != expected:
             raise self.unsupported(key, f"expected {expected!r}")
 
@@ -110,7 +110,7 @@ def replace_defaults(keys: ConfigKeys, **defaults: Any) -> ConfigKeys:
 
 
 def read_fields(keys: ConfigKeys, settings: ForeignConfig) -> dict[str, Any]:
-    """Reads the fields of Regard's config from another format's.
+    """Read the fields of Regard's config from another format's.
 
     >>> read_fields([ConfigKey("width", "hidden_size", 768)], ForeignConfig({"hidden_size": 12}, "config.json"))
     {'width': 12}
@@ -125,7 +125,7 @@ def read_fields(keys: ConfigKeys, settings: ForeignConfig) -> dict[str, Any]:
 
 
 def write_fields(keys: ConfigKeys, config: Any) -> dict[str, Any]:
-    """Writes the fields of Regard's config as keys of another format.
+    """Write the fields of Regard's config as keys of another format.
 
     >>> from regard.models import GPTConfig
     >>> write_fields([ConfigKey("width", "hidden_size", 768)], GPTConfig(width=64))
@@ -158,7 +158,7 @@ def unsupported_fields(config: Any, supported: Mapping[str, tuple]) -> dict[str,
 
 
 def describe_unsupported(config: Any, fields: Mapping[str, tuple]) -> str:
-    """Lists unsupported fields for an error message.
+    """List unsupported fields for an error message.
 
     >>> from regard.models import TransformerConfig
     >>> describe_unsupported(TransformerConfig(heads=3), {"heads": (1, 2)})

@@ -47,7 +47,7 @@ class Llama2cHeader(NamedTuple):
 
 
 def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> TextGenerator:
-    """Imports a checkpoint of llama2.c and its tokenizer as a language model.
+    """Import a checkpoint of llama2.c and its tokenizer as a language model.
 
     >>> writer = import_llama2c("stories15M.bin", "tokenizer.bin")  # doctest: +SKIP
     >>> writer("Once upon a time")  # doctest: +SKIP
@@ -67,7 +67,7 @@ def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> TextGe
 
 
 def _to_half_split(weight: Tensor, head_width: int) -> Tensor:
-    """Reorders the rows of each head as 0, 2, 4, …, 1, 3, 5, …
+    """Reorder the rows of each head as 0, 2, 4, …, 1, 3, 5, …
 
     Rotary positions rotate the channel pairs (i, i + D/2) in Regard and (2i, 2i + 1) in llama2.c.
     """
@@ -85,12 +85,13 @@ def llama2c_table(head_width: int) -> MappingTable:
     ['rms_att_weight.{i}', 'wq.{i}']
     """
 
-    def split(own: list[Tensor]) -> list[Tensor]:
-        k, v = CONCATENATED.write(own)
+    def split(native: list[Tensor]) -> list[Tensor]:
+        k, v = CONCATENATED.write(native)
         return [_to_interleaved(k, head_width), v]
 
     query = Conversion(
-        lambda foreign: [_to_half_split(foreign[0], head_width)], lambda own: [_to_interleaved(own[0], head_width)]
+        lambda foreign: [_to_half_split(foreign[0], head_width)],
+        lambda native: [_to_interleaved(native[0], head_width)],
     )
     key_value = Conversion(
         lambda foreign: CONCATENATED.read([_to_half_split(foreign[0], head_width), foreign[1]]), split
@@ -188,7 +189,7 @@ def _read_model(path: Path) -> tuple[GPTConfig, dict[str, Tensor]]:
 
 
 def _read_tokenizer(path: Path, size: int) -> Tokenizer:
-    """Builds byte-pair encoding from the pieces and their scores.
+    """Build byte-pair encoding from the pieces and their scores.
 
     llama2.c splits a text into characters (or bytes, if a character has no piece) and repeatedly merges the adjacent
     pair whose result has the highest score. So each way to split a piece in two is a merge, ordered by that score.

@@ -7,7 +7,7 @@ from regard.errors import RegardError
 
 
 def require_package(name: str, extra: str) -> Any:
-    """Imports an optional package; if it is missing, the error names the extra of Regard that installs it.
+    """Import an optional package; if it is missing, the error names the extra of Regard that installs it.
 
     >>> require_package("no_such_package", "onnx")
     Traceback (most recent call last):

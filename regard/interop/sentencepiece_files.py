@@ -56,7 +56,7 @@ class PieceModel:
 
 
 def read_sentencepiece(path: str | Path) -> tokenizers.Tokenizer:
-    """Reads a sentencepiece file: unigram or BPE, with or without byte fallback.
+    """Read a sentencepiece file: unigram or BPE, with or without byte fallback.
 
     Ids and decoded texts equal those of sentencepiece, except that decoding omits unknown characters. Files for which
     this cannot be guaranteed are an error.
@@ -69,7 +69,7 @@ def read_sentencepiece(path: str | Path) -> tokenizers.Tokenizer:
 
 
 def write_sentencepiece(tokenizer: tokenizers.Tokenizer, path: str | Path) -> None:
-    """Writes a sentencepiece file that gives the same ids as the tokenizer.
+    """Write a sentencepiece file that gives the same ids as the tokenizer.
 
     Supported are tokenizers from `read_sentencepiece` and others that segment texts in the same way, such as Llama's.
     All others are an error, including tokenizers that Regard trains: sentencepiece cannot separate words and
@@ -79,7 +79,7 @@ def write_sentencepiece(tokenizer: tokenizers.Tokenizer, path: str | Path) -> No
 
 
 def write_pieces(model: PieceModel, path: str | Path) -> None:
-    """Writes a sentencepiece file."""
+    """Write a sentencepiece file."""
     write_atomically(Path(path), _to_bytes(model))
 
 
@@ -87,7 +87,7 @@ def write_pieces(model: PieceModel, path: str | Path) -> None:
 
 
 def read_pieces(path: str | Path) -> PieceModel:
-    """Reads and checks the pieces and the normalization of a file."""
+    """Read and check the pieces and the normalization of a file."""
     content = read_file(path)
     try:
         file = _Message(content)
@@ -234,7 +234,7 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _find_problem(model: PieceModel) -> str:
-    """Describes what is wrong with the pieces; empty if nothing is."""
+    """Describe what is wrong with the pieces; empty if nothing is."""
     kinds = [piece.kind for piece in model.pieces]
     texts = {piece.text for piece in model.pieces}
     problems = (
@@ -247,7 +247,7 @@ def _find_problem(model: PieceModel) -> str:
 
 
 def _check_charsmap(data: bytes) -> None:
-    """Raises an error if a lookup in the character map could leave its bounds; the `tokenizers` library does not check.
+    """Raise an error if a lookup in the character map could leave its bounds; the `tokenizers` library does not check.
 
     The map is the size of a double-array trie in bytes, the trie, and the texts that its leaves point to.
     """
@@ -273,7 +273,7 @@ def _check_charsmap(data: bytes) -> None:
 
 
 def build_tokenizer(model: PieceModel, path: str | Path) -> tokenizers.Tokenizer:
-    """Builds a tokenizer that gives the ids of sentencepiece; the index of a piece is its id."""
+    """Build a tokenizer that gives the ids of sentencepiece; the index of a piece is its id."""
     names = [piece.text + _UNUSED_SUFFIX * (piece.kind == UNUSED) for piece in model.pieces]
     unknown = next(index for index, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
     has_fallback = any(piece.kind == BYTE for piece in model.pieces)
@@ -351,7 +351,7 @@ def _merges(pieces: Sequence[Piece], path: str | Path) -> list[tuple[str, str]]:
 def _allow_whole_words(
     library: tokenizers.Tokenizer, symbols: list[str], pieces: Sequence[Piece], path: str | Path
 ) -> None:
-    """Makes BPE encode words that are pieces as one piece, as user-defined pieces require.
+    """Make BPE encode words that are pieces as one piece, as user-defined pieces require.
 
     sentencepiece does so for the other pieces only if merges lead to them.
     """

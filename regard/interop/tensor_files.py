@@ -16,12 +16,12 @@ SAFETENSORS_FILE, PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads the object in a JSON file; an empty one if the file does not exist."""
+    """Read the object in a JSON file; an empty one if the file does not exist."""
     return config_reader.read_json(path, unique_keys=False) if path.exists() else {}
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Reads all tensors of a folder, by name. No code in the files is executed."""
+    """Read all tensors of a folder, by name. No code in the files is executed."""
     for name in (SAFETENSORS_FILE, PICKLE_FILE):
         if (folder / name).exists():
             return read_tensor_file(folder / name)
@@ -32,7 +32,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    """Reads the tensors of several files, which an index lists."""
+    """Read the tensors of several files, which an index lists."""
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) and "/" not in name for name in shards.values()):
         raise RegardError(f"{index}: not a valid weight index.", "Replace it with an intact copy.")
@@ -49,7 +49,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def read_tensor_file(path: Path) -> dict[str, Tensor]:
-    """Reads all tensors of one file, by name."""
+    """Read all tensors of one file, by name."""
     if not path.is_file():
         raise RegardError(f"{path}: the file is missing.", "Check that the folder is complete.")
     try:

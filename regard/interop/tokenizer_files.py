@@ -85,7 +85,7 @@ _FAMILIES: dict[str, _Family] = {
 
 
 def read_tokenizer(folder: str | Path) -> ImportedTokenizer:
-    """Reads the tokenizer of a folder; it gives the ids of transformers. No code in the folder is executed.
+    """Read the tokenizer of a folder; it gives the ids of transformers. No code in the folder is executed.
 
     Differences from transformers: names of special tokens inside a text are encoded as text; Llama treats leading
     spaces like sentencepiece; and if Marian's vocab.json lacks a piece of its .spm files, a word is split into other
@@ -141,7 +141,7 @@ def write_tokenizer(
     segments: bool = False,
     max_len: int | None = None,
 ) -> None:
-    """Writes tokenizer.json and the config files of transformers, which then gives the same ids.
+    """Write tokenizer.json and the config files of transformers, which then gives the same ids.
 
     The special ids that the model needs are added around each text; `segments` adds token_type_ids for text pairs.
     """
@@ -175,7 +175,7 @@ def write_tokenizer(
 def write_marian_tokenizers(
     source: Tokenizer, target: Tokenizer, folder: str | Path, special: SpecialTokens, *, max_len: int
 ) -> None:
-    """Writes separate source and target tokenizers in Marian's format; both must be sentencepiece.
+    """Write separate source and target tokenizers in Marian's format; both must be sentencepiece.
 
     Each has a file of pieces and a table of ids; a single table if the ids are the same.
     """
@@ -241,7 +241,7 @@ def set_special_template(
     *,
     segments: bool = False,
 ) -> None:
-    """Makes a tokenizer add these ids before and after each text, and between two texts."""
+    """Make a tokenizer add these ids before and after each text, and between two texts."""
     names = {index: library.id_to_token(index) for index in (begin, end, between) if index is not None}
     first, last, middle = ([] if index is None else [names[index]] for index in (begin, end, between))
     second = [f"{name}:{int(segments)}" for name in (*middle, "$B", *last)]
@@ -300,7 +300,7 @@ def _token_name(settings: ForeignConfig, role: str, tokens: _Family) -> str | No
 
 
 def _add_tokens(library: tokenizers.Tokenizer, folder: Path, table: Mapping[str, Any]) -> None:
-    """Adds the tokens that extend the vocabulary, from tokenizer_config.json or added_tokens.json."""
+    """Add the tokens that extend the vocabulary, from tokenizer_config.json or added_tokens.json."""
     origin = folder / "tokenizer_config.json"
     added = table.get("added_tokens_decoder")
     if added is None:
@@ -332,7 +332,7 @@ def _tokens_to_mark_special(library: tokenizers.Tokenizer, ids: Iterable[int]) -
 
 
 def _encode_special_names_as_text(library: tokenizers.Tokenizer) -> None:
-    """Makes texts that contain the name of a special token encode as text, never as the special token."""
+    """Make texts that contain the name of a special token encode as text, never as the special token."""
     library.encode_special_tokens = True
     special = {token.content: index for index, token in library.get_added_tokens_decoder().items() if token.special}
     encodable = [
@@ -400,16 +400,16 @@ def _assign_ids(path: Path, names: list[str], origin: Path, settings: ForeignCon
     model = read_pieces(path)
     if model.type != UNIGRAM:
         raise RegardError(f"{path}: BPE with ids from another file is not supported.", _SAVE_AS_JSON)
-    own = {piece.text: piece for piece in model.pieces if piece.kind not in (UNKNOWN, CONTROL)}
-    lowest = min((piece.score for piece in own.values()), default=0.0)
+    known = {piece.text: piece for piece in model.pieces if piece.kind not in (UNKNOWN, CONTROL)}
+    lowest = min((piece.score for piece in known.values()), default=0.0)
     roles = {_token_name(settings, role, _FAMILIES["marian"]): role for role in ("eos", "pad", "unk")}
     languages = [name for name in names if re.fullmatch(">>[^<>]+<<", name)]
 
     def piece(name: str) -> Piece:
         if name in roles:
             return Piece(name, kind=UNKNOWN if roles[name] == "unk" else CONTROL)
-        if name in own or name in languages:
-            return own.get(name, Piece(name))
+        if name in known or name in languages:
+            return known.get(name, Piece(name))
         # A single character of the other side is encoded, with the score of an unknown one.
         return Piece(name, lowest - 10.0) if len(name) == 1 else Piece(name, kind=UNUSED)
 

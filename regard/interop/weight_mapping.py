@@ -39,15 +39,15 @@ def _transpose(tensors: Tensors) -> Tensors:
     return [tensor.T.contiguous() for tensor in tensors]
 
 
-IDENTITY = Conversion(lambda foreign: foreign, lambda own: own)
+IDENTITY = Conversion(lambda foreign: foreign, lambda native: native)
 # Two foreign tensors are concatenated: keys and values, or the projections to value and gate of a gated feed-forward.
 CONCATENATED = Conversion(lambda foreign: [torch.cat(foreign)], _split_in_half)
 # The foreign weight is (in, out), as in GPT-2's Conv1D.
 TRANSPOSED = Conversion(_transpose, _transpose)
 # One foreign tensor holds queries, keys and values; Regard has one tensor for queries and one for keys and values.
-FUSED_QKV = Conversion(lambda foreign: _split_after_third(foreign[0]), lambda own: [torch.cat(own)])
+FUSED_QKV = Conversion(lambda foreign: _split_after_third(foreign[0]), lambda native: [torch.cat(native)])
 TRANSPOSED_QKV = Conversion(
-    lambda foreign: _split_after_third(foreign[0].T), lambda own: [torch.cat(own).T.contiguous()]
+    lambda foreign: _split_after_third(foreign[0].T), lambda native: [torch.cat(native).T.contiguous()]
 )
 
 
@@ -55,13 +55,13 @@ def token_sequence(count: int) -> Conversion:
     """Conversion of `count` foreign tensors (1, n, E) to one tensor (rows, E); all but the last have one row.
 
     >>> conversion = token_sequence(2)
-    >>> own = conversion.read([torch.ones(1, 1, 3), torch.zeros(1, 4, 3)])
-    >>> own[0].shape, [tensor.shape for tensor in conversion.write(own)]
+    >>> native = conversion.read([torch.ones(1, 1, 3), torch.zeros(1, 4, 3)])
+    >>> native[0].shape, [tensor.shape for tensor in conversion.write(native)]
     (torch.Size([5, 3]), [torch.Size([1, 1, 3]), torch.Size([1, 4, 3])])
     """
     return Conversion(
         lambda foreign: [torch.cat(foreign, dim=1).squeeze(0)],
-        lambda own: [part.contiguous() for part in own[0][None].tensor_split(list(range(1, count)), dim=1)],
+        lambda native: [part.contiguous() for part in native[0][None].tensor_split(list(range(1, count)), dim=1)],
     )
 
 
@@ -166,7 +166,7 @@ class MappingTable(NamedTuple):
     prefix: str = ""
 
     def with_head(self, *rows: MappingRow, copies: Sequence[tuple[str, str]] = ()) -> "MappingTable":
-        """Adds the prefix to all foreign names, and the rows of a head, which have no prefix."""
+        """Add the prefix to all foreign names, and the rows of a head, which have no prefix."""
         return self._replace(
             rows=[*self._add_prefix(self.rows), *rows],
             layers={stack: self._add_prefix(rows) for stack, rows in self.layers.items()},
@@ -206,7 +206,7 @@ def parameter_shapes(config: Any) -> dict[str, torch.Size]:
 def read_model_weights(
     config: Any, table: MappingTable, counts: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
 ) -> dict[str, Tensor]:
-    """Converts foreign tensors to the weights of a model of this config; see `read_weights`."""
+    """Convert foreign tensors to the weights of a model of this config; see `read_weights`."""
     if sum(counts.values()) > len(tensors):
         raise RegardError(
             f"{origin}: {sum(counts.values())} layers, but only {len(tensors)} tensors.",
@@ -226,7 +226,7 @@ def read_weights(
     origin: str,
     shapes: Mapping[str, torch.Size] | None = None,
 ) -> dict[str, Tensor]:
-    """Converts foreign tensors to Regard's names. An error lists missing and unknown tensors; none is skipped silently.
+    """Convert foreign tensors to Regard's names. An error lists missing and unknown tensors; none is skipped silently.
 
     If the `shapes` of the model's parameters are passed, rows of parameters that it does not have are skipped (a bias,
     another head), and tensors of another shape are listed too.
@@ -269,7 +269,7 @@ def read_weights(
 
 
 def write_weights(table: MappingTable, counts: Mapping[str, int], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Converts weights to foreign tensors. Rows of parameters that the model does not have are skipped."""
+    """Convert weights to foreign tensors. Rows of parameters that the model does not have are skipped."""
     tensors: dict[str, Tensor] = {}
     for names, foreign_names, conversion in table.expand(counts):
         if any(name in weights for name in names):
@@ -291,13 +291,13 @@ def _normalize_names(prefix: str, tensors: Mapping[str, Tensor], expected: set[s
             if name.endswith(old):
                 newer = name.removesuffix(old) + new
         candidates = (name, newer, prefix + newer, newer.removeprefix(prefix))
-        chosen = (one for one in candidates if one in expected and (one == name or one not in tensors))
-        renamed[next(chosen, name)] = tensor
+        usable = (key for key in candidates if key in expected and (key == name or key not in tensors))
+        renamed[next(usable, name)] = tensor
     return renamed
 
 
 def _drop_copies(copies: Sequence[tuple[str, str]], tensors: dict[str, Tensor], expected: set[str]) -> list[str]:
-    """Removes duplicates from `tensors`; returns the names of those that differ from their original."""
+    """Remove duplicates from `tensors`; return the names of those that differ from their original."""
     differing = []
     for copy, original in copies:
         if copy in tensors and copy not in expected:

@@ -161,7 +161,8 @@ def _rows_loss(
         p, q = probs
         gap = logprobs[0].sub_(logprobs[1])
         divergences = [(p * gap).sum(-1), -(q * gap).sum(-1)]
-        # With respect to the logits of p: d KL(p||q) = p (log p - log q - KL), d KL(q||p) = p - q; for q likewise.
+        # With respect to the logits of p: d KL(p||q) = p (log p - log q - KL), d KL(q||p) = p - q. With respect to
+        # those of q: the same, with p and q swapped.
         grads = [
             p + divergence * (p * (gap - divergences[0][:, None]) + p - q),
             q + divergence * (q * (-gap - divergences[1][:, None]) + q - p),

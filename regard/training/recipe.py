@@ -226,7 +226,7 @@ def nest_overrides(overrides: Mapping[str, Any], recipe: Recipe) -> dict[str, An
         family = families_for(tables["task"])[0]
     model: Any = FAMILIES[family].config if family in FAMILIES else recipe.model
     keys = {
-        section: [one.name for one in dataclasses.fields(config) if one.name not in DERIVED]
+        section: [entry.name for entry in dataclasses.fields(config) if entry.name not in DERIVED]
         for section, config in ((name, model if name == "model" else getattr(recipe, name)) for name in SECTIONS)
     }
     keys["model"].append("family")

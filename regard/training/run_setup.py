@@ -129,7 +129,7 @@ def _is_built_in(recipe: Recipe) -> bool:
     """Whether task, model and scores are part of Regard; worker processes cannot import those of a user's script."""
     scores = [value for name, value in vars(recipe.model).items() if name == "score" or name.endswith("_score")]
     classes = [type(TASKS[recipe.task]), type(recipe.model), *(SCORES[score] for score in scores)]
-    return all(one.__module__.startswith("regard.") for one in classes)
+    return all(cls.__module__.startswith("regard.") for cls in classes)
 
 
 def _suggest_workers(recipe: Recipe) -> int:

@@ -30,7 +30,7 @@ class TrainState:
     decay_start: int | None = None
     """the step at which the decay started earlier than planned, because validation stalled or time ran out"""
     seconds: float = 0.0
-    """training time up to the last checkpoint over all processes of the run; only kept with a time budget"""
+    """training time up to the last checkpoint over all processes of the run; only stored with a time budget"""
     unlogged: list[list[float]] = field(default_factory=list)
     """loss, nll and tokens of each update since the last log line"""
     done: bool = False

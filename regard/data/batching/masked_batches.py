@@ -56,9 +56,9 @@ class MaskedBatches:
         self.seed, self.mask_fraction, self.mask = seed, mask_fraction, special.mask
         self._special = np.array([token for token in astuple(special) if token is not None])
         self._ordinary = np.setdiff1d(np.arange(vocab), self._special)
-        framed = EncodedTexts(parts.add_special_tokens(special.begin, special.end))
+        encoded = EncodedTexts(parts.add_special_tokens(special.begin, special.end))
         self._texts = LengthGroupedBatches(
-            framed, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
+            encoded, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
         )
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:

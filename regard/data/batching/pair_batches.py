@@ -96,11 +96,11 @@ class Batch:
     supports_cuda_graph: ClassVar[bool] = True
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        inputs = tuple(one.to(device, non_blocking=non_blocking) for one in self.inputs)
+        inputs = tuple(x.to(device, non_blocking=non_blocking) for x in self.inputs)
         return replace(self, inputs=inputs, targets=self.targets.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
-        inputs = tuple(one.pin_memory() for one in self.inputs)
+        inputs = tuple(x.pin_memory() for x in self.inputs)
         return replace(self, inputs=inputs, targets=self.targets.pin_memory())
 
 

@@ -33,7 +33,7 @@ class SizeGroup(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RaggedImageBatch(Batch):
-    """Images of different sizes: their concatenated bytes, the start of each image in patches, and the grid position
+    """Images of different sizes: their concatenated bytes, the start of each image in patches, and the coordinates
     and grid size of each patch.
 
     Images of one size are consecutive and are augmented together; `augment` is the augmentation to apply on the device.
@@ -52,7 +52,7 @@ class RaggedImageBatch(Batch):
         >>> batch.groups, batch.augment_and_pack(3, patch=4)[0].grids
         ((SizeGroup(images=1, height=4, width=4), SizeGroup(images=2, height=4, width=8)), ((1, 1), (1, 2), (1, 2)))
         """
-        flat, starts, positions, sizes = cast(tuple[Tensor, ...], self.inputs)
+        flat, starts, coordinates, sizes = cast(tuple[Tensor, ...], self.inputs)
         areas = [math.prod(group) for group in self.groups]
         file_channels = len(flat) // sum(areas)
         parts = flat.split([file_channels * area for area in areas])
@@ -68,8 +68,8 @@ class RaggedImageBatch(Batch):
             (group.height // patch, group.width // patch) for group in self.groups for _ in range(group.images)
         )
         max_len = max(rows * columns for rows, columns in grids)
-        offsets = Offsets(starts, len(positions), max_len)
-        return PackedImages(torch.cat(patches), offsets, positions, sizes, grids), masks
+        offsets = Offsets(starts, len(coordinates), max_len)
+        return PackedImages(torch.cat(patches), offsets, coordinates, sizes, grids), masks
 
 
 class RaggedImageBatches:
@@ -147,13 +147,13 @@ def make_ragged_batch(
     """Make a batch of images whose sides are multiples of `patch`; images of one size must be consecutive."""
     sizes = [image.shape[:2] for image in images]
     groups = tuple(SizeGroup(len(list(group)), *size) for size, group in groupby(sizes))
-    coordinates = [_cached_coordinates(height // patch, width // patch) for height, width in sizes]
-    lengths = np.array([0, *(len(positions) for positions, _ in coordinates)], np.int32)
+    patches = [_cached_coordinates(height // patch, width // patch) for height, width in sizes]
+    lengths = np.array([0, *(len(coordinates) for coordinates, _ in patches)], np.int32)
     inputs = (
         torch.from_numpy(np.concatenate([image.reshape(-1) for image in images])),
         torch.from_numpy(lengths.cumsum(dtype=np.int32)),
-        torch.cat([positions for positions, _ in coordinates]),
-        torch.cat([sizes for _, sizes in coordinates]),
+        torch.cat([coordinates for coordinates, _ in patches]),
+        torch.cat([grid_sizes for _, grid_sizes in patches]),
     )
     return RaggedImageBatch(inputs, torch.from_numpy(targets), len(images), len(inputs[2]), groups, augment)
 

@@ -15,10 +15,10 @@ def check_annotations(images: ImageSet | RaggedImages, annotation: Annotation) -
     if annotation == "labels" and not images.names:
         raise RegardError(
             "The images have no labels.",
-            "Pass a folder with one folder per class, or a table with a column label.",
+            "Pass a folder with one sub-folder per class, or a table with a `label` column.",
         )
     if annotation == "masks" and not images.mask_values:
         raise RegardError(
             "The images have no masks.",
-            "Pass a folder with the folders images and masks, or a table with a column mask.",
+            "Pass a folder with the sub-folders `images` and `masks`, or a table with a `mask` column.",
         )

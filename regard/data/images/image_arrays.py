@@ -90,7 +90,7 @@ def _load_npz(file: Path, part: str, label: str) -> _LoadedArrays:
         with np.load(file, allow_pickle=False) as arrays:
 
             def find(names: Sequence[str]) -> np.ndarray | None:
-                candidates = [one for name in names for one in (_part_names(name, part) if part else (name,))]
+                candidates = [key for name in names for key in (_part_names(name, part) if part else (name,))]
                 return next((arrays[name] for name in candidates if name in arrays), None)
 
             images, labels, masks = find(_IMAGES), find(label_arrays), find(_MASKS)

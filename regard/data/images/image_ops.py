@@ -152,7 +152,7 @@ def equalize(pixels: Pixels) -> Pixels:
     """Equalize the histogram of each channel."""
     values = _to_bytes(pixels).flatten(2).contiguous()
     levels = torch.arange(256.0, device=pixels.device).expand(*values.shape[:2], 256).contiguous()
-    # Sorting gives the cumulative counts deterministically; the sums of a histogram on a GPU are made in any order.
+    # Sorting gives the cumulative counts deterministically; histograms on a GPU add in a nondeterministic order.
     below = torch.searchsorted(values.sort(dim=-1).values, levels)
     highest = (values == values.amax(-1, keepdim=True)).sum(-1, keepdim=True)
     step = (values.shape[-1] - highest) // 255

@@ -139,7 +139,7 @@ def read_images(
       row by row from 0. The masks of `NAME.jpg` are in `NAME.mask.png`. If the table does not list the last tile of
       each sheet, a column `side` must state the side of the tiles in pixels; otherwise it is inferred from the sheets;
     - `.npz` files with the arrays `images` (or `x`), `labels` (or `y`), and optionally `masks` and label `names`;
-    - idx files, plain or .gz: images, then labels; labels with the usual name in the same folder are found;
+    - idx files, plain or .gz: images, then labels (by default the file with the usual name in the same folder);
     - image files: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM.
 
     `FILE:PART` selects a part of a table (the rows whose `split` is PART) or of an .npz file (arrays such as

@@ -55,7 +55,7 @@ from regard.data.phrasebook.morphology import IL, ILS, JE
 from regard.errors import RegardError
 
 _NAMES = tuple(NAMES)
-# Weighted: I, you and we have verb forms of their own; he, she and they share theirs with nouns and names.
+# Weighted: I, you and we have distinct verb forms; he, she and they have those of nouns and names.
 _PRONOUNS = ("I", "I", "you", "you", "we", "we", "he", "she", "she", "they")
 _FOR_PEOPLE = tuple(adjective for adjective, nouns in ADJECTIVES.items() if set(HUMANS) <= set(nouns))
 _EXISTENTIAL_NOUNS = tuple(GROUPS[group] for group in ("PEOPLE", "FRIENDS", "PETS", "WILD", "CLOTHES", "THINGS"))
@@ -271,8 +271,8 @@ class _SentenceSampler:
 
     def _object_pronoun(self, subject: Phrase) -> str:
         """A random object pronoun of another person than the subject ("I see me" is wrong)."""
-        own = {"I": ("me", "us"), "we": ("me", "us"), "you": ("you",)}.get(subject.english[0].text, ())
-        return self.choice([pronoun for pronoun in OBJECT_PRONOUNS if pronoun not in own])
+        same_person = {"I": ("me", "us"), "we": ("me", "us"), "you": ("you",)}.get(subject.english[0].text, ())
+        return self.choice([pronoun for pronoun in OBJECT_PRONOUNS if pronoun not in same_person])
 
     def ditransitive(self) -> Sentence | None:
         verb = self.choice(DITRANSITIVE)

@@ -43,7 +43,7 @@ Combination = tuple[str, str]
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """A sentence, its translation, and their word alignment: pairs of indices into `words(source)`, `words(target)`."""
+    """A sentence, its translation, and their word alignment: index pairs into `split_words` of source and target."""
 
     source: str
     target: str

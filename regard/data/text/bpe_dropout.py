@@ -1,7 +1,7 @@
 """BPE-dropout (Provilkov et al. 2020): merges are skipped at random, so that words are segmented differently each time.
 
 Segmentation j of a word depends on (seed, word, j) alone; it is computed when first needed and cached. An epoch samples
-j for every occurrence of a word with the generator that it is given. So an epoch depends on its generator alone, not on
+j for every occurrence of a word with the generator passed to it. So an epoch depends on its generator alone, not on
 earlier epochs, and costs little more than a table lookup per word.
 """
 

@@ -40,7 +40,9 @@ class CleaningCounts:
         return ", ".join(f"{getattr(self, name):,} {name.replace('_', ' ')}" for name in names)
 
     def __str__(self) -> str:
-        return f"{self.kept:,} pairs" + (f"; left out: {self.reasons}" if self.reasons else "")
+        return f"{self.kept:,} pair{'' if self.kept == 1 else 's'}" + (
+            f"; left out: {self.reasons}" if self.reasons else ""
+        )
 
 
 def clean(
@@ -76,7 +78,7 @@ PairLike = TypeVar("PairLike", bound=tuple[Any, Any])
 
 def split_validation(pairs: Sequence[PairLike], seed: int) -> tuple[list[PairLike], list[PairLike]]:
     """Split pairs into training and validation. Validation gets about 2%, at most 2000; of fewer than 5000 pairs, 100
-    or a tenth, whichever is less, and at least 1. The seed decides which.
+    or a tenth, whichever is less, and at least 1. The seed determines which.
 
     All pairs with the same source sentence go to the same side, so that no validation sentence was trained on. (Of
     labeled texts, all with the same text; of questions, all with the same context.)

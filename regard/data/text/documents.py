@@ -106,8 +106,8 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer, special: Sp
         for first in range(0, len(texts), PARTS_PER_BATCH)
         for ids in tokenizer.encode_batch(texts[first : first + PARTS_PER_BATCH])
     )
-    begin, end = (np.array([] if one is None else [one], np.int32) for one in (special.begin, special.eos))
-    return np.concatenate([one for row in parts for one in (begin, *(next(encoded) for _ in row), end)])
+    begin, end = (np.array([] if token is None else [token], np.int32) for token in (special.begin, special.eos))
+    return np.concatenate([ids for row in parts for ids in (begin, *(next(encoded) for _ in row), end)])
 
 
 def _split_parts(document: str) -> list[str]:

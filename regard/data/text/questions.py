@@ -88,15 +88,18 @@ def _parse_articles(content: Any, name: str) -> Iterator[Question]:
             context = _get_field(paragraph, "context", str, location)
             for entry in _get_field(paragraph, "qas", list, location):
                 question_id = str(_get_field(entry, "id", str | int, location))
-                place = f"{name}, question {question_id}"
+                question_location = f"{name}, question {question_id}"
                 has_answers = "answers" in entry and not entry.get("is_impossible")
-                answers = _get_field(entry, "answers", list, place) if has_answers else []
+                answers = _get_field(entry, "answers", list, question_location) if has_answers else []
                 yield Question(
                     question_id,
-                    _get_field(entry, "question", str, place),
+                    _get_field(entry, "question", str, question_location),
                     context,
                     tuple(
-                        (_get_field(answer, "text", str, place), _get_field(answer, "answer_start", int, place))
+                        (
+                            _get_field(answer, "text", str, question_location),
+                            _get_field(answer, "answer_start", int, question_location),
+                        )
                         for answer in answers
                     ),
                 )
@@ -161,16 +164,16 @@ class QuestionWindows:
         after = 0 if special.end is None else 1
         rows, indices, answers, char_starts, char_ends = [], [], [], [], []
         for index, question in enumerate(questions):
-            asked = question_ids[index][: limit // 2]
+            question_part = question_ids[index][: limit // 2]
             context = context_ids[question.context]
             starts, ends = ([span[i] for span in context_spans[question.context]] for i in (0, 1))
             answer = _answer_token_span(question, starts, ends)
-            size = limit - len(asked)
+            size = limit - len(question_part)
             step = size - min(overlap, size // 2)
             for first in range(0, max(1, len(context) - size + step), step):
                 window = slice(first, first + size)
-                head = before + len(asked)
-                rows.append((asked, context[window]))
+                head = before + len(question_part)
+                rows.append((question_part, context[window]))
                 indices.append(index)
                 is_inside = answer is not None and first <= answer[0] and answer[1] < first + size
                 answers.append([head - first + position for position in answer] if answer and is_inside else [0, 0])

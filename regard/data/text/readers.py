@@ -159,8 +159,8 @@ def _suggest_file(path: Path) -> str:
     """Hint for a missing file: files with similar names."""
     if not path.parent.is_dir():
         return f"There is no folder {path.parent} either."
-    near = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()], n=3)
-    return f"Did you mean {' or '.join(str(path.parent / one) for one in near)}?" if near else ""
+    similar = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3)
+    return f"Did you mean {' or '.join(str(path.parent / name) for name in similar)}?" if similar else ""
 
 
 def read_lines(file: str | Path) -> list[str]:

@@ -186,7 +186,9 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts, on all cores."""
-        return [one.ids for one in self.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [
+            encoding.ids for encoding in self.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to text; special tokens are left out."""
@@ -195,7 +197,7 @@ class Tokenizer:
     def decode_batch(self, ids: Iterable[Iterable[int]]) -> list[str]:
         """`decode` for many sequences, on all cores."""
         texts = self.backend_tokenizer.decode_batch(
-            [[int(one) for one in row] for row in ids], skip_special_tokens=True
+            [[int(token) for token in row] for row in ids], skip_special_tokens=True
         )
         if self.kind != "char" or self.is_exact:
             return texts

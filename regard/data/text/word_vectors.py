@@ -26,7 +26,7 @@ def read_word_vectors(path: str | Path, words: Container[str] | None = None) -> 
     for number, line in numbered_lines(path):
         if not (line := line.rstrip()):
             continue
-        if number == 1 and len(header := line.split()) == 2 and all(one.isdigit() for one in header):
+        if number == 1 and len(header := line.split()) == 2 and all(number.isdigit() for number in header):
             width = int(header[1])
             continue
         width = width or len(line.split(" ")) - 1

@@ -74,7 +74,7 @@ _ALBERT = MappingTable(_ALBERT_ROWS, {"blocks": _ALBERT_LAYER}, _IGNORED, _UNUSE
 
 
 def _with_mask_head(table: MappingTable, dense: str, norm: str, bias: str, decoder: str) -> MappingTable:
-    """Adds the masked-language-model head; its last layer, the decoder, is tied to the embedding."""
+    """Add the masked-language-model head; its last layer, the decoder, is tied to the embedding."""
     tokens = f"{table.prefix}embeddings.word_embeddings.weight"
     return table.with_head(
         *weight_and_bias("mask_head.dense", dense),
@@ -185,10 +185,14 @@ def _read_roberta(settings: ForeignConfig, head: Head) -> BertConfig:
 
 def _write_roberta(config: BertConfig, head: Head) -> dict[str, Any]:
     offset = config.position_offset or 1
-    own = {"model_type": "roberta", "pad_token_id": offset - 1, "max_position_embeddings": config.max_len + offset}
+    overrides = {
+        "model_type": "roberta",
+        "pad_token_id": offset - 1,
+        "max_position_embeddings": config.max_len + offset,
+    }
     if head == "mask":
-        own["hidden_act"] = "gelu"
-    return _write_bert(config, head) | own
+        overrides["hidden_act"] = "gelu"
+    return _write_bert(config, head) | overrides
 
 
 _read_distilbert = partial(_read_bert, keys=_DISTILBERT_KEYS, pooler="relu", norm_eps=1e-12, segments=0)
@@ -209,12 +213,12 @@ def _read_albert(settings: ForeignConfig, head: Head) -> BertConfig:
 
 
 def _write_albert(config: BertConfig, head: Head) -> dict[str, Any]:
-    own = {
+    overrides = {
         "model_type": "albert",
         "embedding_size": config.embedding_width or config.width,
         "num_hidden_groups": config.groups or config.layers,
     }
-    return _write_bert(config, head) | own
+    return _write_bert(config, head) | overrides
 
 
 # -- classes ----------------------------------------------------------------------------------------------------------
@@ -264,7 +268,7 @@ BERT_CLASSES |= {
 def read_bert_model(
     name: str, table: Mapping[str, Any], tokens: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
 ) -> tuple[BertConfig, SpecialTokens, Weights]:
-    """Reads a model of the class `name`: config, special ids and weights.
+    """Read a model of the class `name`: config, special ids and weights.
 
     `table` is config.json, `tokens` are the special ids of the tokenizer by role.
     """

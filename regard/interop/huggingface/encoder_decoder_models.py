@@ -64,9 +64,9 @@ ENCODER_DECODER_CLASSES = (*BART_VARIANTS, *BARE_CLASSES, T5)
 
 # -- mapping tables ---------------------------------------------------------------------------------------------------
 
-FLATTENED = Conversion(lambda foreign: [foreign[0].flatten()], lambda own: [own[0][None]])
+FLATTENED = Conversion(lambda foreign: [foreign[0].flatten()], lambda native: [native[0][None]])
 # One tensor of Regard is stored as three equal foreign tensors.
-THREE_COPIES = Conversion(lambda foreign: foreign[:1], lambda own: [own[0].clone() for _ in range(3)])
+THREE_COPIES = Conversion(lambda foreign: foreign[:1], lambda native: [native[0].clone() for _ in range(3)])
 
 _SHARED, _OUTPUT, _OUTPUT_BIAS = "model.shared.weight", "lm_head.weight", "final_logits_bias"
 _SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
@@ -203,7 +203,7 @@ _T5_KEYS = [
 def read_encoder_decoder(
     name: str, table: Mapping[str, Any], tokens: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
 ) -> tuple[TransformerConfig, SpecialTokens, Weights]:
-    """Reads a model of the class `name`: config, special ids and weights.
+    """Read a model of the class `name`: config, special ids and weights.
 
     `table` is config.json, updated by generation_config.json; `tokens` are the special ids by role.
     """
@@ -325,7 +325,7 @@ def _bart_embeddings(settings: ForeignConfig, tensors: Weights) -> tuple[bool, b
 
 
 def _drop_copy(tensors: Weights, copy: str, original: str) -> bool:
-    """Removes `copy` if it equals `original`; whether it is absent now."""
+    """Remove `copy` if it equals `original`; whether it is absent now."""
     if copy in tensors and not (original in tensors and torch.equal(tensors[copy], tensors[original])):
         return False
     tensors.pop(copy, None)
@@ -333,7 +333,7 @@ def _drop_copy(tensors: Weights, copy: str, original: str) -> bool:
 
 
 def _drop_sinusoids(tensors: Weights, width: int, origin: str) -> None:
-    """Removes tables of sinusoids, which Regard computes; other values under their names are an error."""
+    """Remove tables of sinusoids, which Regard computes; other values under their names are an error."""
     for name in _SINUSOIDS:
         table = tensors.pop(name, None)
         if table is None:
@@ -463,7 +463,7 @@ def _write_t5_config(config: TransformerConfig) -> dict[str, Any]:
 
 
 def conform(variant: BartVariant, config: TransformerConfig, weights: Weights) -> tuple[TransformerConfig, Weights]:
-    """Adapts config and weights to what the class supports, without changing the function.
+    """Adapt config and weights to what the class supports, without changing the function.
 
     Sinusoids are reordered, or written as a table of learned positions; missing biases become zeros; the position table
     gets the unused rows of the class.
@@ -487,7 +487,7 @@ def conform(variant: BartVariant, config: TransformerConfig, weights: Weights) -
 
 
 def _sines_first(config: TransformerConfig, weights: Weights) -> tuple[TransformerConfig, Weights]:
-    """Permutes the channels of a model so that all sines come before all cosines.
+    """Permute the channels of a model so that all sines come before all cosines.
 
     Sums over channels do not depend on their order, so the permutation is applied to everything that produces or
     consumes channels: embeddings, norms, and the input and output projections of the sublayers.

@@ -178,7 +178,7 @@ def _write_rope(config: GPTConfig) -> dict[str, Any]:
 
 
 def _check_no_windows(settings: ForeignConfig, layers: int) -> None:
-    """Raises an error if a layer uses sliding-window attention."""
+    """Raise an error if a layer uses sliding-window attention."""
     types = settings.table.get("layer_types")
     if types is not None:
         if types != ["full_attention"] * layers:
@@ -242,7 +242,7 @@ GPT_CLASSES = {
 def read_gpt_model(
     name: str, table: Mapping[str, Any], tokens: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
 ) -> tuple[GPTConfig, SpecialTokens, Weights]:
-    """Reads a model of the class `name`: config, special ids and weights.
+    """Read a model of the class `name`: config, special ids and weights.
 
     `table` is config.json, `tokens` are the special ids by role.
     """

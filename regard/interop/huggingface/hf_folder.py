@@ -73,7 +73,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -> Any:
-    """Imports a model folder in Hugging Face or timm format. No code in the folder is executed.
+    """Import a model folder in Hugging Face or timm format. No code in the folder is executed.
 
     `tokenizer` replaces the tokenizer of the folder. For Vision Transformers of timm, the .safetensors file is enough.
 
@@ -133,7 +133,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
 
 
 def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
-    """Writes a model as a folder that transformers can load, and returns the name of its class.
+    """Write a model as a folder that transformers can load, and return the name of its class.
 
     If no class of transformers computes the same, an error is raised and nothing is written.
     """
@@ -176,7 +176,7 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
 
 
 def _write_model(folder: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Writes the weights and, last, the config; returns the class that it names."""
+    """Write the weights and, last, the config; return the class that it names."""
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_atomically(folder / SAFETENSORS_FILE, weights_to_bytes(contiguous, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", json_bytes({**table, "dtype": "float32"}))
@@ -184,7 +184,7 @@ def _write_model(folder: Path, table: Mapping[str, Any], tensors: Mapping[str, T
 
 
 def _import_timm(path: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ImageModel:
-    """Imports a Vision Transformer of timm; `path` is config.json or, if there is none, the file of the weights."""
+    """Import a Vision Transformer of timm; `path` is config.json or, if there is none, the file of the weights."""
     config, weights = read_timm_model(table, tensors, str(path))
     return _make_image_model(config, weights, table.get("architecture", "VisionTransformer"), path.parent)
 

@@ -80,7 +80,7 @@ def write_labels(labels: Sequence[str]) -> dict[str, Any]:
 def read_single_stack(
     foreign_class: ForeignClass, settings: ForeignConfig, tensors: Mapping[str, Tensor]
 ) -> tuple[Any, Weights]:
-    """Reads the config and the weights of a model."""
+    """Read the config and the weights of a model."""
     has_pooler = any("pooler." in name for name in tensors)  # many models without a head lack it
     config = foreign_class.read(settings.replace({"add_pooling_layer": has_pooler}))
     counts = {"blocks": _block_count(config)}

@@ -121,7 +121,7 @@ class InferredArguments(NamedTuple):
 
 
 def read_timm_model(table: Mapping[str, Any], tensors: Mapping[str, Tensor], origin: str) -> tuple[ViTConfig, Weights]:
-    """Reads config and weights; `table` is config.json, or empty."""
+    """Read config and weights; `table` is config.json, or empty."""
     if not table and "patch_embed.proj.weight" not in tensors:
         raise RegardError(
             f"{origin}: only Vision Transformers of timm can be imported without config.json.",
@@ -168,7 +168,7 @@ def _infer_arguments(tensors: Mapping[str, Tensor], origin: str) -> InferredArgu
 
 
 def _merge_settings(table: Mapping[str, Any], origin: str) -> ForeignConfig:
-    """Merges all settings of a config.json: of the architecture by its name, of the weights, and of the model."""
+    """Merge all settings of a config.json: of the architecture by its name, of the weights, and of the model."""
     weights_config, arguments = (table.get(key) or {} for key in ("pretrained_cfg", "model_args"))
     for key, value in (("pretrained_cfg", weights_config), ("model_args", arguments)):
         if not isinstance(value, dict):
@@ -196,7 +196,7 @@ def _merge_settings(table: Mapping[str, Any], origin: str) -> ForeignConfig:
 
 
 def _check_config(settings: ForeignConfig, inferred: InferredArguments) -> None:
-    """Raises an error if the config contradicts the tensors."""
+    """Raise an error if the config contradicts the tensors."""
     for key, value in {**inferred._asdict(), "num_features": inferred.embed_dim}.items():
         configured = settings.table.get(key)
         if configured is not None and configured not in (value, [value, value]):  # patch_size may be a pair

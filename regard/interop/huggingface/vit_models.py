@@ -148,7 +148,7 @@ _NEWER_VIT_CLASSES = _classes(_NEWER_LAYER)
 def read_vit_model(
     name: str, table: Mapping[str, Any], preprocessor: ForeignConfig, tensors: Mapping[str, Tensor], origin: str
 ) -> tuple[ViTConfig, Weights]:
-    """Reads a model of the class `name`: config and weights.
+    """Read a model of the class `name`: config and weights.
 
     `table` is config.json, `preprocessor` is preprocessor_config.json.
     """

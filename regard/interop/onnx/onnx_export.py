@@ -11,7 +11,7 @@ MAX_FILE_BYTES = 2_000_000_000
 
 
 def export_onnx(pipeline: Pipeline, folder: str | Path) -> None:
-    """Writes a model of any family as graphs for ONNX Runtime, in float32; `load_onnx` loads the folder.
+    """Write a model of any family as graphs for ONNX Runtime, in float32; `load_onnx` loads the folder.
 
     translators       encoder.onnx and decoder_step.onnx
     language models   prompt.onnx and decoder_step.onnx

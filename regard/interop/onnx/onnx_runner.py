@@ -43,7 +43,7 @@ class OnnxModel:
         return iter(())
 
     def run(self, graph: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Runs a graph; returns its outputs by name."""
+        """Run a graph; return its outputs by name."""
         session = self.sessions[graph]
         return dict(zip((output.name for output in session.get_outputs()), session.run(None, inputs)))
 
@@ -156,7 +156,7 @@ def is_onnx_folder(folder: str | Path) -> bool:
 
 
 def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
-    """Loads a folder that `export_onnx` wrote; like `regard.load` for the model folder that it was exported from.
+    """Load a folder that `export_onnx` wrote; like `regard.load` for the model folder that it was exported from.
 
     `expect` is the expected class, such as Translator; another one is an error.
 

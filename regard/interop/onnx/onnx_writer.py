@@ -82,7 +82,7 @@ class _Writer:
         }
 
     def nodes(self, program: Program, output_names: Mapping[str, str]) -> list[Any]:
-        """Converts all steps to nodes; the outputs are renamed at the end."""
+        """Convert all steps to nodes; the outputs are renamed at the end."""
         outer, self.written = self.written, []
         for step in program:
             self.signatures[step.name] = step.kind, step.shape
@@ -349,7 +349,7 @@ class _Writer:
         self.node("Resize", [x, "", "", size], name, mode="linear", coordinate_transformation_mode="half_pixel")
 
     def write_scan(self, step: Step) -> None:
-        """Converts a scan; its body is a subgraph with access to the tensors of the outer graph."""
+        """Convert a scan; its body is a subgraph with access to the tensors of the outer graph."""
         body = step.body
         assert body is not None
         init, xs = (self.input(name) for name in step.inputs if name is not None)

@@ -27,9 +27,8 @@ class GraphedUpdate:
 
     def __call__(self, group: list[Batch]) -> LossParts:
         (batch,) = group
-        if (
-            not batch.supports_cuda_graph
-        ):  # its operations depend on its content, so a graph would not fit the next batch
+        # Its operations depend on its content, so a graph would not fit the next batch.
+        if not batch.supports_cuda_graph:
             return self.update(group)
         shape = tuple(x.max_len if isinstance(x, Packed) else x.shape for x in batch.inputs)
         if self.warm_up_counts.get(shape, 0) < WARM_UP:

@@ -97,9 +97,8 @@ def is_bfloat16_safe() -> bool:
 
 def _bfloat16_works_in_child(timeout: float = 20.0) -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # about forking a multi-threaded process: the product below needs no other thread
+        # Forking a multi-threaded process causes a warning, but the product below needs no other thread.
+        warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
         try:

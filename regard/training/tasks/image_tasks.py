@@ -185,9 +185,8 @@ class ImageTask(Task):
             )
             for part in (dataset.training, dataset.validation)
         )
-        training.smallest_batch().augment_and_pack(
-            model.channels, patch
-        )  # invalid augmentations are reported before the first step
+        # Invalid augmentations are reported before the first step.
+        training.smallest_batch().augment_and_pack(model.channels, patch)
         note = f"{training.mean_tokens:.0f} patches of {patch}×{patch} pixels per image on average"
         return EncodedDataset(training, validation, note)
 
