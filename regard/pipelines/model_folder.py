@@ -273,7 +273,7 @@ def read_languages(folder: Path) -> tuple[str, ...]:
 def vocab_sizes(config: Any) -> tuple[int, ...]:
     """The vocabulary sizes in a model config: source and target, one, or none.
 
-    >>> vocabularies(FAMILIES["gpt"].config(vocab=7))
+    >>> vocab_sizes(FAMILIES["gpt"].config(vocab=7))
     (7,)
     """
     return tuple(getattr(config, name) for name in ("vocab", "source_vocab", "target_vocab") if hasattr(config, name))

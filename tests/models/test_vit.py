@@ -170,7 +170,7 @@ class ForbidSync(TorchDispatchMode):
     ids=str,
 )
 def test_training_step_does_not_synchronize_with_the_device(choice, monkeypatch):
-    monkeypatch.setattr(masks, "_at_hand", lambda lengths: False)  # as on a GPU
+    monkeypatch.setattr(masks, "_is_readable", lambda lengths: False)  # as on a GPU
     model = small(drop_path=0.5, dropout=0.1, layer_scale=0.1, registers=1, **choice).train()
     default, other = torch.rand(2, 3, 12, 20), torch.rand(2, 3, 16, 8)
     for images in (default, other) if model.painter else (default, other, pack_images(make_images(), 4)):

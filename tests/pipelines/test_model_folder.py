@@ -209,7 +209,7 @@ def test_invalid_config_raises(folder, changes, message):
         (b'{"a": 1' + b"0" * 5000 + b"}", "not JSON"),
         (b'{"a": ' + b"[" * 100_000, "lists or tables are nested too deeply"),
         (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "lists or tables are nested too deeply"),
-        (b'{"a": {"b": 1, "b": 2}}', "'b' is stated twice"),
+        (b'{"a": {"b": 1, "b": 2}}', "'b' is repeated"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -37,7 +37,7 @@ def make_encoder(
 
 
 def with_special_tokens(encoder: TextEncoder, text: str) -> list[int]:
-    return [2, *text_encoder.tokenizer.encode(text), 3]
+    return [2, *encoder.tokenizer.encode(text), 3]
 
 
 # Embeddings
@@ -297,5 +297,5 @@ def test_dropout_is_off_after_training_mode():
 
 def test_loading_as_another_pipeline_raises(tmp_path):
     save(tmp_path, make_encoder())
-    with pytest.raises(RegardError, match="contains a text text_encoder, not a language model"):
+    with pytest.raises(RegardError, match="contains a text encoder, not a language model"):
         load(tmp_path, "cpu", expect=TextGenerator)

@@ -37,7 +37,7 @@ def test_batch_equals_pack_images(images):
         packed, masks = batch.augment_and_pack(3, PATCH)
         expected = pack_images(images.to_tensors(batch.targets.tolist()), PATCH)
         torch.testing.assert_close(packed.pixels, expected.pixels)
-        for name in ("places", "sizes"):
+        for name in ("coordinates", "sizes"):
             assert torch.equal(getattr(packed, name), getattr(expected, name))
         assert torch.equal(packed.offsets.starts, expected.offsets.starts)
         assert (packed.offsets.total, packed.offsets.max_len) == (expected.offsets.total, expected.offsets.max_len)

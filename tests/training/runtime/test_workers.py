@@ -97,7 +97,7 @@ def test_data_and_origin_are_loaded_once_for_all_workers(tmp_path, monkeypatch):
     counting = COUNTING.replace("os.write({fd}, ", f"os.write(os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND), ")
     run(small_recipe(train={"steps": 2}), tmp_path / "first")
     log.touch()
-    program = counting + "\nfrom regard.cli import main; import sys; from regard.training import workers\n"
+    program = counting + "\nfrom regard.cli import main; import sys; from regard.training.runtime import workers\n"
     program += f"workers._PROGRAM = {counting!r} + workers._PROGRAM\nsys.exit(main())"
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 2\nsteps = 2\nvalidate_every = 2\n", encoding="utf-8")
@@ -182,7 +182,7 @@ def test_has_loopback_tries_a_connection(monkeypatch):
 def test_ctrl_c_during_startup_ends_all_workers(worker):
     """While rank 0 waits for their first reply, and while it waits for them to join the process group."""
     program = (
-        f"from regard.training import workers; workers._PROGRAM = {worker!r}; print('ready', flush=True)\n"
+        f"from regard.training.runtime import workers; workers._PROGRAM = {worker!r}; print('ready', flush=True)\n"
         "with workers.start_workers(3) as started: started.connect({})"
     )
     rank_0 = subprocess.Popen(
