@@ -146,6 +146,20 @@ def test_worker_that_ends_during_startup_is_an_error(monkeypatch, program, statu
         start_and_connect(3)
 
 
+def test_workers_connect_after_a_failed_startup():
+    program = (
+        "from regard.errors import RegardError; from regard.training.runtime import workers\n"
+        "original = workers._PROGRAM\n"
+        "def start_and_connect(program):\n"
+        "    workers._PROGRAM = program\n"
+        "    with workers.start_workers(2) as started: started.connect({})\n"
+        f"try: start_and_connect({STARTED + 'os._exit(4)'!r})\n"
+        "except RegardError: start_and_connect(original); print('connected')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "connected\n", done.stderr
+
+
 def test_workers_that_cannot_connect_are_an_error(monkeypatch):
     def fail(*_):
         raise RuntimeError("[enforce fail] Unable to find address for: lo\nand more")
