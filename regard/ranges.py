@@ -151,7 +151,7 @@ def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
             raise _invalid(name, "true or false", value, hint)
     elif annotation is str:
         _check_text(value, name, hint)
-    elif isinstance(annotation, type):
+    elif isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
         return _instance(value, [annotation], name)
     return value
 

@@ -107,7 +107,7 @@ def test_defaults_are_valid(config):
         (lambda: SpecialTokens(mask=-1), "special.mask must be at least 0 (got -1)."),
         (lambda: Recipe(task="sing"), "task must be one of translate, "),
         (lambda: Recipe(train={"steps": 3}), "train must be a TrainConfig (got {'steps': 3})."),
-        (lambda: Recipe(model=3), "model must be a ModelConfig (got 3)."),
+        (lambda: Recipe(model=3), "model must be the config of a registered model family (got 3)."),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )

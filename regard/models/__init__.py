@@ -1,6 +1,6 @@
 """Model families: one file per family, with its config and named sizes, and the registry of families."""
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from regard.errors import RegardError
 from regard.models.bert import Bert, BertConfig
@@ -8,9 +8,9 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vit import ViT, ViTConfig
+from regard.ranges import format_value
 
 
-@runtime_checkable
 class ModelConfig(Protocol):
     """Config of a model: a frozen dataclass with at least `width` and `max_len`; `check` raises an error if fields
     contradict each other.
@@ -76,7 +76,8 @@ def family_name(config: Any) -> str:
         if isinstance(config, family.config):
             return name
     raise RegardError(
-        f"{type(config).__name__} is not the config of a registered model family.", "Call register_family first."
+        f"model must be the config of a registered model family (got {format_value(config)}).",
+        "Register a new family with register_family.",
     )
 
 

@@ -55,8 +55,12 @@ def migrate_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     >>> migrate_provenance({"recipe": {}, "data": {"training": {"pictures": 40}}})
     {'recipe': {}, 'data': {'training': {'images': 40}}}
     """
-    data = {split: _rename_keys(facts, RENAMED_UNITS) for split, facts in provenance["data"].items()}
-    return {**provenance, "recipe": migrate_recipe(provenance["recipe"]), "data": data}
+    migrated = dict(provenance)
+    if "recipe" in provenance:
+        migrated["recipe"] = migrate_recipe(provenance["recipe"])
+    if "data" in provenance:
+        migrated["data"] = {split: _rename_keys(facts, RENAMED_UNITS) for split, facts in provenance["data"].items()}
+    return migrated
 
 
 def _rename_keys(table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_invalid_recipes_are_errors(table, message):
 
 
 def test_missing_recipe_file_is_an_error(tmp_path):
-    with pytest.raises(RegardError, match=r"none\.toml: there is no such recipe"):
+    with pytest.raises(RegardError, match=r"none\.toml: no such recipe"):
         read_toml(tmp_path / "none.toml")
 
 

@@ -150,7 +150,7 @@ def test_resumed_run_prints_its_first_step(tmp_path, finished, capsys):
 
 def test_loading_a_run_without_a_model_is_an_error(tmp_path):
     (tmp_path / LOCK).parent.mkdir()
-    with pytest.raises(RegardError, match=r"ended before its first validation\. Resume it"):
+    with pytest.raises(RegardError, match=r"stopped before its first validation\. Resume it"):
         load(tmp_path, "cpu")
 
 

@@ -219,6 +219,10 @@ def _join_and_watch(size: int, folder: str, processes: list[subprocess.Popen]) -
 
 def _join(rank: int, size: int, folder: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+    if not dist.is_initialized():
+        # PyTorch numbers process groups, and processes connect only if their numbers agree. A failed startup leaves
+        # the count of rank 0 too high for the new workers of the next run in the same process.
+        dist.distributed_c10d._world.group_count = 0
     dist.init_process_group(
         "gloo", init_method=f"file://{Path(folder) / 'store'}", rank=rank, world_size=size, timeout=_TIMEOUT
     )

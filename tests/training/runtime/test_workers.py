@@ -97,7 +97,7 @@ def test_data_and_origin_are_loaded_once_for_all_workers(tmp_path, monkeypatch):
     counting = COUNTING.replace("os.write({fd}, ", f"os.write(os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND), ")
     run(small_recipe(train={"steps": 2}), tmp_path / "first")
     log.touch()
-    program = counting + "\nfrom regard.cli import main; import sys; from regard.training import workers\n"
+    program = counting + "\nfrom regard.cli import main; import sys; from regard.training.runtime import workers\n"
     program += f"workers._PROGRAM = {counting!r} + workers._PROGRAM\nsys.exit(main())"
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 2\nsteps = 2\nvalidate_every = 2\n", encoding="utf-8")
@@ -146,6 +146,20 @@ def test_worker_that_ends_during_startup_is_an_error(monkeypatch, program, statu
         start_and_connect(3)
 
 
+def test_workers_connect_after_a_failed_startup():
+    program = (
+        "from regard.errors import RegardError; from regard.training.runtime import workers\n"
+        "original = workers._PROGRAM\n"
+        "def start_and_connect(program):\n"
+        "    workers._PROGRAM = program\n"
+        "    with workers.start_workers(2) as started: started.connect({})\n"
+        f"try: start_and_connect({STARTED + 'os._exit(4)'!r})\n"
+        "except RegardError: start_and_connect(original); print('connected')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "connected\n", done.stderr
+
+
 def test_workers_that_cannot_connect_are_an_error(monkeypatch):
     def fail(*_):
         raise RuntimeError("[enforce fail] Unable to find address for: lo\nand more")
@@ -182,7 +196,7 @@ def test_has_loopback_tries_a_connection(monkeypatch):
 def test_ctrl_c_during_startup_ends_all_workers(worker):
     """While rank 0 waits for their first reply, and while it waits for them to join the process group."""
     program = (
-        f"from regard.training import workers; workers._PROGRAM = {worker!r}; print('ready', flush=True)\n"
+        f"from regard.training.runtime import workers; workers._PROGRAM = {worker!r}; print('ready', flush=True)\n"
         "with workers.start_workers(3) as started: started.connect({})"
     )
     rank_0 = subprocess.Popen(

@@ -216,7 +216,7 @@ def test_dns_rebinding_is_refused(served, browser):
     page = program.new_page()
     answer = page.goto(live.address.replace("127.0.0.1", "evil.example"))
     assert answer.status == 403
-    assert "its own address" in answer.text()
+    assert "The Host header is not the address of this server." in answer.text()
     program.close()
 
 

@@ -212,7 +212,7 @@ def test_overlay_is_shown_as_a_table_and_saved(opened, seen):
     with page.expect_download() as download:
         page.get_by_role("button", name="Numbers as TSV").click()
     lines = download.value.path().read_text().splitlines()
-    assert download.value.suggested_filename == "regard-the_picture-blocks.1.attention.1.tsv"
+    assert download.value.suggested_filename == "regard-the_image-blocks.1.attention.1.tsv"
     found = [[float(one) for one in line.split("\t")[1:]] for line in lines[1:]]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -280,7 +280,7 @@ def test_pooling_query_cannot_be_replaced_by_a_patch(opened):
     query = page.get_by_label("Query", exact=True)
     assert query.count() == 0 or not query.is_visible()
     point(page, 0, 1)
-    wait_for_announcement(page, "question attends to patch 0,1: ")
+    wait_for_announcement(page, "query attends to patch 0,1: ")
     expected = seen.patch_weights().mean(0)
     assert float(page.locator(".reading output").text_content()) == pytest.approx(expected[0, 1], rel=1e-5)
     page.locator('.thumb[data-head="blocks.0.attention:1"]').click()
