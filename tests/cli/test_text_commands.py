@@ -116,9 +116,7 @@ def test_embed_writes_json_lines_and_arrays(run, encoder, tmp_path):
 
 
 def test_embed_with_unknown_file_type(run_error, encoder, tmp_path):
-    assert "expected a file name ending in .npy or .jsonl" in run_error(
-        "embed", encoder, "x", "--out", tmp_path / "v.csv"
-    )
+    assert "expected the extension .npy or .jsonl" in run_error("embed", encoder, "x", "--out", tmp_path / "v.csv")
 
 
 # classify
