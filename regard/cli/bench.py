@@ -17,7 +17,7 @@ from regard.bench import (
     bench_scores,
     bench_training,
 )
-from regard.bench.score_comparison import Family, ScoreMeasurement
+from regard.bench.score_comparison import STEPS, Family, ScoreMeasurement
 from regard.cli.common import DeviceOption, parse, print_note
 from regard.errors import RegardError
 
@@ -42,13 +42,18 @@ BENCH_OPTIONS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Benchmark Regard and installed peer libraries on this machine; prints a table of medians.
+    """Benchmark Regard and installed peer libraries on this machine, and print a table of medians.
 
     attention: every score and mask, forward and backward, and the overhead per call.
+
     growth: time and memory of every score with increasing length, up to the limit of each implementation.
+
     training: tokens per second of full training steps, compared with models of the same shape in other libraries.
+
     decoding: sentences per second of greedy and beam search, compared with transformers and CTranslate2.
+
     recording: cost of recording the attention weights of a language model, compared with transformers.
+
     scores: quality of models trained with each of the six scores and without attention, on the same sentence pairs.
     """
 
@@ -63,21 +68,23 @@ class Options:
     """scores to measure"""
     masks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MASK", help_behavior_hint="(default: all)")] = ()
     """masks to measure: none, causal, padding, causal+padding"""
-    rounds: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    rounds: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: depends on the benchmark)")
+    ] = None
     """measurements per row, of which the median is reported"""
     data: Annotated[
         tuple[str, ...], tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the built-in phrasebook)")
     ] = ()
     """scores: files of sentence pairs"""
-    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    steps: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint=f"(default: {STEPS})")] = None
     """scores: training steps per model"""
     family: Annotated[Family | None, tyro.conf.arg(help_behavior_hint="(default: seq2seq)")] = None
     """scores: model family"""
     compiled: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = True
     """leave out torch.compile, which takes seconds per measurement"""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json")] = None
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json", help_behavior_hint="")] = None
     """output file of the measurements"""
-    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="")] = None
     """output file of a plot, .png or .svg"""
 
 
@@ -85,7 +92,7 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "bench", argv)
     for path, forms in ((options.out, (".json",)), (options.plot, (".png", ".svg"))):
         if path is not None and path.suffix not in forms:  # checked before the measurements, which take minutes
-            raise RegardError(f"{path}: expected a file name ending in {' or '.join(forms)}.", "Change the ending.")
+            raise RegardError(f"{path}: expected the extension {' or '.join(forms)}.", "Change the file extension.")
     if options.rounds is not None and options.rounds < 1:
         raise RegardError(f"--rounds must be at least 1 (got {options.rounds}).", "Pass a positive number.")
     for name in ("lengths", "scores", "masks", "data", "steps", "family", "rounds", "plot"):

@@ -57,7 +57,7 @@ Columns = Annotated[
     ),
 ]
 Truncate = Annotated[
-    bool, tyro.conf.arg(help="truncate inputs to the maximum length in training", help_behavior_hint=NO_HINT)
+    bool, tyro.conf.arg(help="truncate inputs to the training length (model.max_len)", help_behavior_hint=NO_HINT)
 ]
 Empty = Annotated[
     bool,
@@ -250,7 +250,7 @@ def plot_format(path: Path) -> str:
     """
     form = path.suffix.lower().removeprefix(".")
     if form not in ("png", "svg"):
-        raise RegardError(f"{path}: expected a file name ending in .png or .svg.", "Change the ending.")
+        raise RegardError(f"{path}: expected the extension .png or .svg.", "Change the file extension.")
     return form
 
 

@@ -70,7 +70,9 @@ def demo_recipe(seed: int = 1) -> Recipe:
 class Options:
     """Train a small English-French translator on the built-in phrasebook, in about a minute."""
 
-    out: Annotated[Path, tyro.conf.arg(help="output folder of the model, the plot and the page")] = Path("demo")
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER", help="output folder of the model, the plot and the page")] = (
+        Path("demo")
+    )
     seed: Annotated[int, tyro.conf.arg(metavar="N", help="random seed of the training run")] = 1
     quiet: Quiet = False
 

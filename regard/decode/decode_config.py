@@ -49,7 +49,8 @@ class DecodeConfig:
     min_len: Natural = 0
     """minimum output length in tokens, without `<eos>`, within the maximum"""
     unknown: bool = True
-    """whether `<unk>`, which has no text, may be generated; always off in word-level language models"""
+    """whether `<unk>`, which has no text, may be generated (--no-unknown: never); always off in word-level
+    language models"""
     temperature: Temperature = 1.0
     """sampling temperature: above 1 flattens the distribution, below 1 sharpens it"""
     top_k: Natural = 0

@@ -149,7 +149,7 @@ class Comparison(NotebookDisplay):
 def compare(*looks: Look, labels: Sequence[str] | None = None) -> Comparison:
     """Compare looks at several sentences, of several models, or of several steps of a training run.
 
-    Default labels are whatever differs: the models' names or steps, or the texts.
+    By default, the labels are what differs: the names of the models, their training steps, or the texts.
 
     >>> both = compare(look(model, "The cat sleeps."), look(model, "The cats sleep."))  # doctest: +SKIP
     >>> both.save("page.html")  # doctest: +SKIP

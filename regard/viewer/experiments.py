@@ -1,4 +1,4 @@
-"""Experiments: the output of a model with and without interventions (see changes.py)."""
+"""Experiments: the output of a model with and without interventions (see interventions.py)."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -108,7 +108,7 @@ def apply_interventions(model: nn.Module, interventions: Sequence[Intervention])
     """Apply interventions to a model inside the with block.
 
     A module that several layers share is changed in all of them. `SetAttentionRow` needs a forward pass over full
-    sequences: step-by-step decoding does not know the index of a row and raises an error. `run_experiment` decodes
+    sequences: in step-by-step decoding the index of a row is unknown, which raises an error. `run_experiment` decodes
     without a cache instead.
 
     >>> from regard.layers.multihead import MultiHead

@@ -124,8 +124,8 @@ def record_search(
         if prefix:
             raise RegardError("Only translators support a prefix.", "Append it to the prompt instead.")
         config = config or DecodeConfig(method="sample")
-        written = pipeline.generate([text], config, history=True)[0]
-        hypotheses, history = [one.hypothesis for one in written], written[0].history
+        generations = pipeline.generate([text], config, history=True)[0]
+        hypotheses, history = [one.hypothesis for one in generations], generations[0].history
         ids = pipeline.encode_prompt(text)
     else:
         raise RegardError("This model does not generate text: there is no search to record.", "Use look instead.")
@@ -144,7 +144,7 @@ def build_tree(
     attention: str | None = None,
 ) -> SearchTree:
     """Build the tree of a recorded search; `source` are the ids of the source or prompt. See `record_search`."""
-    names, read = _labels(pipeline, source)
+    names, source_tokens = _labels(pipeline, source)
     paths = [history.path(one) for one in hypotheses]
     nodes, node_indices, omitted = _grow(history, paths)
     ids = _ids(nodes)
@@ -164,7 +164,7 @@ def build_tree(
         max_len = pipeline.length_limit
         limit = config.max_len if max_len is None else min(config.max_len, max_len - len(source))
     return SearchTree(
-        source=read,
+        source=source_tokens,
         nodes=nodes,
         results=results,
         config=config,
@@ -208,14 +208,14 @@ def _grow(
                 )
             )
         omitted.append(len(step.tokens) - len(chosen) + len(step.refused) - len(refused[:MAX_REFUSED]))
-        beam = [node_indices.get((t, i), -1) for i, fate in enumerate(step.statuses) if fate == "live"]
+        beam = [node_indices.get((t, i), -1) for i, status in enumerate(step.statuses) if status == "live"]
     return nodes, node_indices, omitted
 
 
 def _node(t: int, step: SearchStep, i: int, parent: int | None, nodes: list[SearchNode], *, best: bool) -> SearchNode:
-    total, fate = step.logprobs[i], step.statuses[i]
+    total, status = step.logprobs[i], step.statuses[i]
     logprob = total - (0.0 if parent is None else nodes[parent].total)
-    state: NodeState = "best" if best else "kept" if fate == "live" else fate
+    state: NodeState = "best" if best else "kept" if status == "live" else status
     return SearchNode(
         t,
         parent,
@@ -226,7 +226,7 @@ def _node(t: int, step: SearchStep, i: int, parent: int | None, nodes: list[Sear
         total,
         step.scores[i],
         state,
-        fate == "finished",
+        status == "finished",
         step.reasons[i],
         None,
     )
@@ -242,17 +242,17 @@ def _ids(nodes: Sequence[SearchNode]) -> list[list[int]]:
 
 def _labels(pipeline: Translator | TextGenerator, source: list[int]) -> tuple[list[str], list[str]]:
     """Names of all output ids, and the tokens of the source."""
-    reader, writer = pipeline.tokenizers
-    pieces = [piece for piece, _ in reader.decode_as_pieces(source)]
-    return writer.vocabulary, [piece or reader.vocabulary[i] for piece, i in zip(pieces, source)]
+    source_tokenizer, target_tokenizer = pipeline.tokenizers
+    pieces = [piece for piece, _ in source_tokenizer.decode_as_pieces(source)]
+    return target_tokenizer.vocabulary, [piece or source_tokenizer.vocabulary[i] for piece, i in zip(pieces, source)]
 
 
 def _texts(pipeline: Translator | TextGenerator, source: list[int], ids: Sequence[list[int]]) -> list[str]:
     """Decode outputs; those of a language model after the end of the prompt, for correct spacing."""
     context = source[-8:] if isinstance(pipeline, TextGenerator) else []
-    writer = pipeline.tokenizers[1]
-    start = len(writer.decode(context))
-    return [text[start:] for text in writer.decode_batch([context + one for one in ids])]
+    tokenizer = pipeline.tokenizers[1]
+    start = len(tokenizer.decode(context))
+    return [text[start:] for text in tokenizer.decode_batch([context + one for one in ids])]
 
 
 def _add_weights(

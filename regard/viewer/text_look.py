@@ -1,4 +1,4 @@
-"""`look`: the attention maps of a model on a text or a translation. For images see overlays.py."""
+"""`look`: the attention maps of a model on a text or a translation. For images see image_look.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

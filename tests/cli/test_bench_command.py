@@ -52,8 +52,8 @@ def test_unsupported_options(capsys, option):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--out", "rows.csv"], "rows.csv: expected a file name ending in .json"),
-        (["--plot", "plot.json"], "plot.json: expected a file name ending in .png or .svg"),
+        (["--out", "rows.csv"], "rows.csv: expected the extension .json"),
+        (["--plot", "plot.json"], "plot.json: expected the extension .png or .svg"),
         (["--rounds", "0"], "--rounds must be at least 1 (got 0)"),
         (["--scores", "dott"], "No score is called 'dott'"),
     ],

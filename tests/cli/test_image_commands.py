@@ -176,10 +176,10 @@ def test_mask_has_image_size_mask_values_and_palette(run, tmp_path, segmenter, h
 
 def test_invalid_mask_files(run_error, tmp_path, segmenter, half):
     before = sorted(tmp_path.iterdir())
-    assert "mask.jpg: expected a file name ending in .png" in run_error(
+    assert "mask.jpg: expected the extension .png" in run_error(
         "segment", segmenter, half, "--out", tmp_path / "mask.jpg"
     )
-    assert "x.gif: expected a file name ending in .png or .svg" in run_error(
+    assert "x.gif: expected the extension .png or .svg" in run_error(
         "segment", segmenter, half, "--overlay", tmp_path / "x.gif"
     )
     assert "no.png: there is no such file" in run_error("segment", segmenter, "no.png", "--out", tmp_path / "mask.png")
@@ -249,7 +249,7 @@ def test_evaluate_invalid_images(run_error, tmp_path, classifier, segmenter, pho
     np.savez(tmp_path / "odd.npz", images=np.zeros((1, 8, 12, 3), np.uint8), masks=np.full((1, 8, 12), 4, np.uint8))
     message = run_error("evaluate", segmenter, "--data", tmp_path / "odd.npz")
     assert (
-        "The masks contain the value 4, which is not a label of the model. Use its labels (3, 7), or 255 for unlabeled"
+        "The masks contain the value 4, which is not a class of the model. Its classes are 3, 7; 255 means unlabeled."
         in message
     )
 
@@ -258,7 +258,7 @@ def test_invalid_confusion_plots(run_error, tmp_path, classifier, photos, seq2se
     message = run_error("evaluate", seq2seq_folder, "--data", "x", "--confusion", tmp_path / "c.png")
     assert "--confusion requires a classification or segmentation model" in message
     message = run_error("evaluate", classifier, "--data", photos, "--confusion", tmp_path / "c.pdf")
-    assert "c.pdf: expected a file name ending in .png or .svg" in message
+    assert "c.pdf: expected the extension .png or .svg" in message
 
 
 # look and info
@@ -308,7 +308,7 @@ def test_live_page_serves_the_named_images(run, monkeypatch, classifier, photos)
 
     def closed(self, poll_interval=0.5):
         names = self.newest.header["scene"]["pictures"]
-        served.extend(self.ask({"look": {"picture": name}})["scene"]["texts"]["source"] for name in names)
+        served.extend(self.respond({"look": {"picture": name}})["scene"]["texts"]["source"] for name in names)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LiveServer, "serve_forever", closed)

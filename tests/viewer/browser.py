@@ -33,7 +33,7 @@ def node_program() -> str:
 
 
 def bundle_script(script: str) -> str:
-    """Pipeline a script for node with the page's sources that it imports ("./weights/maps.js")."""
+    """Bundle a script for node with the page's sources that it imports ("./weights/maps.js")."""
     return web.bundle(web.read_sources() | {web.ENTRY: script})
 
 

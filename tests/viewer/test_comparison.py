@@ -181,7 +181,7 @@ def test_widget_contains_the_comparison(models):
     widget = both.widget()
     assert widget is both.widget()
     assert widget.scene == both.scene().header
-    assert widget.asks == ["source", "target"]
+    assert widget.fields == ["source", "target"]
     data, _ = both._repr_mimebundle_()
     assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == widget.model_id
 

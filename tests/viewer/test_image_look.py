@@ -304,7 +304,7 @@ def test_invalid_arguments_raise_errors(tmp_path, call, message):
 
 
 def test_invalid_and_oversized_image_files_raise_errors(tmp_path, monkeypatch):
-    (tmp_path / "text.jpg").write_text("not a picture")
+    (tmp_path / "text.jpg").write_text("not an image")
     with pytest.raises(RegardError, match=r"text\.jpg: not a readable image"):
         regard.look(model_of(), tmp_path / "text.jpg")
     photo(tmp_path / "bomb.png", 20, 20)

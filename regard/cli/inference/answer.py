@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from regard.cli.common import DeviceOption, Empty, Model, Quiet, check_utf8, open_model, parse, print_note
+from regard.cli.common import NO_HINT, DeviceOption, Empty, Model, Quiet, check_utf8, open_model, parse, print_note
 from regard.config_reader import json_bytes
 from regard.data.text.questions import Question, read_squad
 from regard.errors import RegardError
@@ -23,11 +23,11 @@ class Options:
     """
 
     model: Model
-    question: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    question: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint=NO_HINT)] = ""
     """the question"""
-    context: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    context: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint=NO_HINT)] = ""
     """text that contains the answer"""
-    data: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    data: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint=NO_HINT)] = ""
     """file of questions in SQuAD format, plain or compressed"""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: standard output)")] = None
     """output file: a JSON object of answers by question id"""

@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
     out = None if options.out == STDOUT else options.out
     suffix = "" if out is None else out.suffix
     if suffix not in ("", ".npy", ".jsonl"):
-        raise RegardError(f"{options.out}: expected a file name ending in .npy or .jsonl.", "Change the ending.")
+        raise RegardError(f"{options.out}: expected the extension .npy or .jsonl.", "Change the file extension.")
     encoder = open_model(options.model, options.device, TextEncoder)
     unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
 

@@ -45,8 +45,14 @@ class Options:
     columns: Columns = ()
     alignments: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """gold word alignments in Pharaoh format (0-0 1-2) of whitespace-separated words, one line per pair"""
-    layer: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the sharpest)")] = None
-    """cross-attention to take alignments from (phrasebook: by default the best on its validation split)"""
+    layer: Annotated[
+        str | None,
+        tyro.conf.arg(
+            metavar="NAME",
+            help_behavior_hint="(default: the sharpest; for phrasebook, the best on its validation split)",
+        ),
+    ] = None
+    """cross-attention to take alignments from"""
     ensemble: Ensemble = ()
     language: Literal["en", "de", "fr"] = "en"
     """answers: language whose articles and punctuation are ignored"""

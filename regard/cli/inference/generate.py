@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from regard.cli.common import (
+    NO_HINT,
     DeviceOption,
     Input,
     Model,
@@ -38,7 +39,11 @@ class Options:
     """prompts"""
     input: Input = None
     truncate: Annotated[
-        bool, tyro.conf.arg(help="truncate prompts to the maximum length in training, keeping their end")
+        bool,
+        tyro.conf.arg(
+            help="truncate prompts to the training length (model.max_len), keeping their end",
+            help_behavior_hint=NO_HINT,
+        ),
     ] = False
     device: DeviceOption = "auto"
     quiet: Quiet = False

@@ -37,7 +37,7 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "segment", argv)
     if options.out.suffix.lower() != ".png":
-        raise RegardError(f"{options.out}: expected a file name ending in .png.", "Change the ending.")
+        raise RegardError(f"{options.out}: expected the extension .png.", "Change the file extension.")
     overlay_format = "" if options.overlay is None else plot_format(options.overlay)
     model = open_model(options.model, options.device, ImageModel)
     mask = model.segment(options.image)

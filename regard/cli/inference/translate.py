@@ -40,7 +40,7 @@ class Options:
 
     Lines come from arguments, a file or standard input. Print one line per input line; an empty line stays empty. Input
     from a pipe is translated as it arrives. With --scores or --alignments, a line is text ||| score ||| alignment. With
-    an --n-best above 1, print one line per hypothesis, starting with the index of the input line, from 0.
+    --n-best above 1, print one line per hypothesis, starting with the index of the input line, from 0.
     """
 
     model: Model

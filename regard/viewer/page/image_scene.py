@@ -167,7 +167,7 @@ def _mask_header(look: ImageLook, blobs: list[bytes]) -> dict[str, Any]:
     best = output[0].argmax(0).cpu().numpy()
     return {
         **_add_bytes(blobs, best.astype("u1" if len(labels) <= 256 else "<u2")),
-        "colours": label_colors(len(labels)).tolist(),
+        "colors": label_colors(len(labels)).tolist(),
     }
 
 

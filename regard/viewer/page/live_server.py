@@ -68,7 +68,7 @@ class LiveServer(ThreadingHTTPServer):
         """Accepted values of the Host header."""
         return f"{LOOPBACK}:{self.server_port}", f"localhost:{self.server_port}"
 
-    def ask(self, request: Any) -> dict[str, Any]:
+    def respond(self, request: Any) -> dict[str, Any]:
         """Handle a request of the page; returns the response as JSON."""
         response = self.handler.handle(request)
         if "scene" in response.header:
@@ -119,7 +119,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
         self._require_own_page()
         if path == "scene":
             header = self.server.publish(self.server.newest)
-            return _json({**header, "asks": self.server.handler.fields})
+            return _json({**header, "fields": self.server.handler.fields})
         if match := re.fullmatch(r"blob/([0-9]{1,12})", path):
             blob = self.server.blob(int(match[1]))
             if blob is None:
@@ -130,7 +130,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
     def _post(self, path: str) -> _HttpResponse:
         self._require_own_page()
         if path != "ask":
-            raise _HttpError(404, "Unknown path. Send requests to ask.")
+            raise _HttpError(404, "Unknown path. Send requests to the path ask.")
         if self.headers.get_content_type() != JSON:
             raise _HttpError(415, f"The request must be JSON. Send it as {JSON}.")
         length = self.headers.get("Content-Length", "")
@@ -143,7 +143,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
             request = json.loads(content)
         except (ValueError, RecursionError):
             raise _HttpError(400, "The request is not valid JSON. Fix its syntax.") from None
-        return _json(self.server.ask(request))
+        return _json(self.server.respond(request))
 
     def _respond(self, handle: Callable[[str], _HttpResponse]) -> None:
         try:

@@ -243,9 +243,9 @@ def _mask_header(mask: Mask | None) -> dict[str, Any] | None:
 def _map_inputs(recorded: Recorded) -> MapInputs:
     """Inputs of the first sequence. The steps of a recurrent decoder, which share their keys, are one attention."""
     first, *others = (_first_sequence(call) for call in recorded.calls)
-    q, k, score, form, bias = first
+    q, k, score, mask_parts, bias = first
     if others:
-        if form.is_relative or bias is not None or not all(torch.equal(k, one.k) for one in others):
+        if mask_parts.is_relative or bias is not None or not all(torch.equal(k, one.k) for one in others):
             raise RegardError(f"{recorded.name} was called several times with different keys.", PLOT_HINT)
         q = torch.cat([q, *(one.q for one in others)], dim=2)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
@@ -262,7 +262,7 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
         float(scale),
         None if w is None else _to_numpy(w),
         None if distances is None else _to_numpy(distances),
-        form.mask,
+        mask_parts.mask,
     )
 
 
@@ -270,7 +270,7 @@ class _FirstSequence(NamedTuple):
     q: Float[Tensor, "1 H T D"]
     k: Float[Tensor, "1 G S C"]
     score: Score
-    form: MaskParts
+    mask_parts: MaskParts
     bias: Bias | None
 
 

@@ -17,7 +17,7 @@ _LOG = logging.getLogger("regard")
 def make_look_widget(look: Look) -> Any:
     """A widget with the scene of a look. If the look has its model, the page can send other sentences.
 
-    Traits: `scene` (the header), `blobs` (bytes), `asks` (names of the texts in a request).
+    Traits: `scene` (the header), `blobs` (bytes), `fields` (names of the texts in a request).
     """
     layers = list(dict.fromkeys(one.recorded.name for one in look.maps.values()))
     return make_widget(
@@ -27,7 +27,7 @@ def make_look_widget(look: Look) -> Any:
 
 def make_widget(scene: Scene, handler: TextRequestHandler | None) -> Any:
     """A widget with a scene, and optionally a handler for the requests of its page."""
-    return _widget_class()(handler, scene=scene.header, blobs=scene.blobs, asks=handler.fields if handler else [])
+    return _widget_class()(handler, scene=scene.header, blobs=scene.blobs, fields=handler.fields if handler else [])
 
 
 @cache
@@ -39,7 +39,7 @@ def _widget_class() -> Any:
         _esm = module()
         scene = traitlets.Dict().tag(sync=True)
         blobs = traitlets.List(traitlets.Bytes()).tag(sync=True)
-        asks = traitlets.List(traitlets.Unicode()).tag(sync=True)
+        fields = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
         def __init__(self, handler: TextRequestHandler | None, **traits: Any) -> None:
             super().__init__(**traits)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.program import Program, Step
 from regard.program.numpy_interpreter import Values, collect_tensors, execute
 from regard.viewer.walk import limits
-from regard.viewer.walk.wording import ACTIVATIONS, PROBABILITIES, OptionalLabel, StepLabel
+from regard.viewer.walk.step_labels import ACTIVATIONS, PROBABILITIES, OptionalLabel, StepLabel
 
 Array = Shaped[np.ndarray, "..."]
 

@@ -15,9 +15,9 @@ from regard.viewer.text_look import TokenAxis
 from regard.viewer.walk import limits
 from regard.viewer.walk.computation import LAYOUT, Computation
 from regard.viewer.walk.module_outputs import ModuleOutputs
+from regard.viewer.walk.step_labels import PROBABILITIES, StepLabel
 from regard.viewer.walk.trace import Trace, TraceOptions
 from regard.viewer.walk.walkthrough import Walk, block_path, inner_bytes, large_model_note
-from regard.viewer.walk.wording import PROBABILITIES, StepLabel
 
 COLORS = {1: ("gray",), 3: ("red", "green", "blue")}
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from regard.attention.recording import KINDS
 from regard.viewer.walk.computation import FLOATS, LAYOUT, Node
-from regard.viewer.walk.wording import COLLAPSED
+from regard.viewer.walk.step_labels import COLLAPSED
 
 
 class ModuleCalls:

@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.viewer.walk.computation import FLOATS, Node, SectionKey
 from regard.viewer.walk.module_calls import ModuleCalls, ancestors, is_attention, is_collapsed, is_recurrent
-from regard.viewer.walk.wording import SECTIONS, STACKS, SUBLAYERS
+from regard.viewer.walk.step_labels import SECTIONS, STACKS, SUBLAYERS
 
 
 class Sections:

@@ -16,9 +16,9 @@ from regard.viewer.text_look import Look, TokenAxis
 from regard.viewer.walk import limits
 from regard.viewer.walk.computation import Computation
 from regard.viewer.walk.module_outputs import ModuleOutputs
+from regard.viewer.walk.step_labels import PROBABILITIES, StepLabel
 from regard.viewer.walk.trace import Trace, TraceOptions
 from regard.viewer.walk.walkthrough import Walk, block_path, inner_bytes, large_model_note
-from regard.viewer.walk.wording import PROBABILITIES, StepLabel
 
 
 class TextWalkBuilder:

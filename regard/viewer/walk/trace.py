@@ -1,6 +1,6 @@
 """Traces: the steps of a model's program with values, titles and formulas, grouped in sections, for the page.
 
-Nothing here depends on the model family: steps come from the program, labels from wording.py, sections from module
+Nothing here depends on the model family: steps come from the program, labels from step_labels.py, sections from module
 paths. The page computes every step again (web/steps/operations.js).
 """
 
@@ -23,8 +23,8 @@ from regard.viewer.walk.computation import LAYOUT, NORMS, TABLES, Array, Node, S
 from regard.viewer.walk.module_calls import ModuleCalls, ancestors
 from regard.viewer.walk.module_outputs import ModuleOutputs
 from regard.viewer.walk.sections import Sections
-from regard.viewer.walk.step_words import StepLabeler
-from regard.viewer.walk.wording import OptionalLabel, StepLabel
+from regard.viewer.walk.step_labeler import StepLabeler
+from regard.viewer.walk.step_labels import OptionalLabel, StepLabel
 
 
 @dataclass(frozen=True)

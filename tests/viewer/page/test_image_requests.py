@@ -112,7 +112,7 @@ def test_widget_contains_the_scene_and_handles_requests():
     widget, made = seen.widget(), build_image_scene(seen)
     assert widget.scene == made.header
     assert widget.blobs == made.blobs
-    assert widget.asks == ["picture"]
+    assert widget.fields == ["picture"]
     data, _ = seen._repr_mimebundle_()
     assert data[VIEW]["model_id"] == widget.model_id
     *_, (content, _) = send_message(widget, {"number": "3", "ask": ablation_request("the image")})

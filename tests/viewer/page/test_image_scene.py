@@ -45,8 +45,8 @@ def test_scene_contains_every_attention_and_its_first_patch(form):
             assert header["sides"][one[axis]]["tokens"] == tokens
             first = picture["first"].get(one[axis])
             assert first == (tokens.index("0,0") if "0,0" in tokens else None)
-        asks = picture["speaks"][one["name"]]
-        rows = shown.weights[:, shown.rows.index("0,0") :].mean(1) if asks is None else shown.weights[:, asks]
+        query = picture["speaks"][one["name"]]
+        rows = shown.weights[:, shown.rows.index("0,0") :].mean(1) if query is None else shown.weights[:, query]
         first = picture["first"][one["columns"]]
         np.testing.assert_allclose(rows[:, first:].reshape(-1, 2, 3), seen.patch_weights(one["name"]))
     np.testing.assert_array_equal(raw_array(scene, picture["pixels"]), seen.pixels)
@@ -71,9 +71,9 @@ def test_scene_of_many_labels_contains_the_most_likely_and_the_selected_one():
     names = tuple(f"label {i}" for i in range(12))
     seen = regard.look(model_of(labels=names), images()[0])
     best = sorted(names, key=lambda name: -seen.probabilities[name])
-    told = build_image_scene(seen, label=best[9]).header
-    assert [one["name"] for one in told["picture"]["labels"]] == [*best[:MAX_LABEL_ROLLOUTS], best[9]]
-    assert (told["opens"]["over"], told["opens"]["label"]) == ("rollout", names.index(best[9]))
+    header = build_image_scene(seen, label=best[9]).header
+    assert [one["name"] for one in header["picture"]["labels"]] == [*best[:MAX_LABEL_ROLLOUTS], best[9]]
+    assert (header["opens"]["over"], header["opens"]["label"]) == ("rollout", names.index(best[9]))
 
 
 @pytest.mark.parametrize("form", SEGMENTERS)
@@ -82,7 +82,7 @@ def test_scene_of_a_segmenter_contains_mask_and_colors(form):
     scene = build_image_scene(seen)
     mask = scene.header["picture"]["mask"]
     np.testing.assert_array_equal(raw_array(scene, mask), seen.run.output[0].argmax(0))
-    assert mask["colours"] == label_colors(3).tolist()
+    assert mask["colors"] == label_colors(3).tolist()
     assert scene.header["picture"]["labels"] == [{"number": i, "name": name} for i, name in enumerate(LABELS)]
     assert scene.header["opens"]["over"] == "mask"
     assert build_image_scene(look()).header["picture"]["mask"] is None
@@ -170,9 +170,9 @@ BEGIN = (
     OPEN
     + """
 const looks = new ImageAttention(attentions);
-const all = (asker) => {
-  for (const _ of looks.prepare(looks.rolloutLayers(asker)));
-  return [...looks.rollout(asker)];
+const all = (query) => {
+  for (const _ of looks.prepare(looks.rolloutLayers(query)));
+  return [...looks.rollout(query)];
 };
 """
 )
@@ -184,14 +184,14 @@ def test_page_computes_the_weights_over_patches_of_the_look(form):
     program = """
     const first = (name) => looks.firstPatch(name, "rows");
     const over = (name, head, token) => [...looks.overPatches(name, looks.weights({ attention: name, head }, token))];
-    const told = given.header.attentions.map(({ name }) => ({
+    const result = given.header.attentions.map(({ name }) => ({
       whole: [over(name, 0, null), over(name, 1, null)],
       mean: over(name, "mean", null),
       patch: first(name) === null ? null : [over(name, 0, looks.rowOfPatch(name, 4)), over(name, 1, first(name) + 4)],
     }));
     """
-    told = node(LOOKS, BEGIN + program + SHOW.format("told"), carried(build_image_scene(seen)))
-    for name, one in zip(seen.maps, told, strict=True):
+    result = node(LOOKS, BEGIN + program + SHOW.format("result"), carried(build_image_scene(seen)))
+    for name, one in zip(seen.maps, result, strict=True):
         np.testing.assert_allclose(one["whole"], seen.patch_weights(name).reshape(2, -1), atol=1e-6)
         np.testing.assert_allclose(one["mean"], seen.patch_weights(name).mean(0).flatten(), atol=1e-6)
         if one["patch"] is not None:
@@ -204,24 +204,24 @@ def test_page_computes_the_rollout_of_the_model(form):
     seen = look(form)
     found = attention_rollout(seen.run.model, images())
     labels = range(len(LABELS)) if form == "queries" else []
-    program = "const told = { whole: all(null), tokens: given.tokens.map((token) => all({ token })), "
+    program = "const result = { whole: all(null), tokens: given.tokens.map((token) => all({ token })), "
     program += "labels: given.labels.map((label) => all({ label })) };"
     given = carried(build_image_scene(seen)) | {"tokens": list(range(found.matrix.shape[1])), "labels": list(labels)}
-    told = node(LOOKS, BEGIN + program + SHOW.format("told"), given)
-    np.testing.assert_allclose(told["whole"], found.pooled[0], atol=1e-6)
-    np.testing.assert_allclose(told["tokens"], found.matrix[0], atol=1e-6)
+    result = node(LOOKS, BEGIN + program + SHOW.format("result"), given)
+    np.testing.assert_allclose(result["whole"], found.pooled[0], atol=1e-6)
+    np.testing.assert_allclose(result["tokens"], found.matrix[0], atol=1e-6)
     if form == "queries":
-        np.testing.assert_allclose(told["labels"], found.queries[0], atol=1e-6)
-    assert sum(told["whole"]) == pytest.approx(1)
+        np.testing.assert_allclose(result["labels"], found.queries[0], atol=1e-6)
+    assert sum(result["whole"]) == pytest.approx(1)
 
 
 def test_page_computes_no_rollout_of_very_many_patches():
     model = model_of("mean", width=8, layers=1)
     seen = regard.look(model, torch.rand(3, 152, 160))  # 38 × 40 patches
-    program = "const told = [looks.fitsRollout, looks.isSampled(SHOWN), looks.weights(SHOWN, null).length];".replace(
+    program = "const result = [looks.fitsRollout, looks.isSampled(SHOWN), looks.weights(SHOWN, null).length];".replace(
         "SHOWN", '{ attention: "blocks.0.attention", head: 0 }'
     )
     given = carried(build_image_scene(seen))
     for one in given["header"]["picture"]["labels"]:
         one["rollout"] = None
-    assert node(LOOKS, BEGIN + program + SHOW.format("told"), given) == [False, True, 1521]
+    assert node(LOOKS, BEGIN + program + SHOW.format("result"), given) == [False, True, 1521]

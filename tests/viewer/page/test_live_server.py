@@ -24,7 +24,7 @@ from regard.viewer.page.live_server import KEPT_RESPONSES, MAX_REQUEST_BYTES, Li
 from regard.viewer.page.text_requests import Response, TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
 
-ASK = {"look": {"source": "one two three", "target": "trois deux un"}}
+REQUEST = {"look": {"source": "one two three", "target": "trois deux un"}}
 
 
 @pytest.fixture
@@ -91,12 +91,12 @@ def test_page_and_scene(live, transformer):
     made = build_scene(look(transformer, "one two", "deux un"))
     header = json.loads(send(live, endpoint="scene")[2])
     assert header["scene"] == json.loads(json.dumps(made.header))
-    assert header["asks"] == ["source", "target"]
+    assert header["fields"] == ["source", "target"]
     assert [send(live, endpoint=f"blob/{header['blobs'] + n}")[2] for n in range(len(made.blobs))] == made.blobs
 
 
 def test_response_has_the_weights_of_a_look(live, transformer):
-    status, _, content = send(live, "POST", "ask", ASK)
+    status, _, content = send(live, "POST", "ask", REQUEST)
     assert status == 200
     header = json.loads(content)
     blobs = blobs_of(live, header)
@@ -122,7 +122,7 @@ def test_without_a_target_the_model_translates(live, transformer):
 
 
 def test_blobs_of_several_pages_are_kept_apart(live):
-    first = json.loads(send(live, "POST", "ask", ASK)[2])
+    first = json.loads(send(live, "POST", "ask", REQUEST)[2])
     before = blobs_of(live, first)
     second = json.loads(send(live, "POST", "ask", {"look": {"source": "four five six seven"}})[2])
     assert blobs_of(live, first) == before != blobs_of(live, second)
@@ -154,7 +154,7 @@ def test_registered_requests_are_handled(live, monkeypatch):
 def test_connection_is_kept_alive(live):
     connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
     for _ in range(2):
-        connection.request("POST", f"/{live.token}/ask", json.dumps(ASK), {"Content-Type": "application/json"})
+        connection.request("POST", f"/{live.token}/ask", json.dumps(REQUEST), {"Content-Type": "application/json"})
         assert "scene" in json.loads(connection.getresponse().read())
     connection.close()
 
@@ -173,7 +173,7 @@ def test_servers_have_different_tokens(live, transformer):
         assert other.token != live.token
 
 
-ENDPOINTS = [("GET", "", None), ("GET", "scene", None), ("GET", "blob/0", None), ("POST", "ask", ASK)]
+ENDPOINTS = [("GET", "", None), ("GET", "scene", None), ("GET", "blob/0", None), ("POST", "ask", REQUEST)]
 
 
 @pytest.mark.parametrize(("method", "endpoint", "body"), ENDPOINTS)
@@ -226,7 +226,7 @@ def test_cross_origin_requests_are_refused(live, method, endpoint, body, headers
 
 def test_same_origin_requests_are_accepted(live):
     own = {"Origin": f"http://127.0.0.1:{live.server_port}", "Sec_Fetch_Site": "same-origin"}
-    assert send(live, "POST", "ask", ASK, **own)[0] == 200
+    assert send(live, "POST", "ask", REQUEST, **own)[0] == 200
     # A link with the full address on another page may lead here.
     assert send(live, Sec_Fetch_Site="cross-site")[0] == 200
 
@@ -249,7 +249,7 @@ def test_other_methods_are_refused(live, method):
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
 def test_content_types_other_than_json_are_refused(live, kind):
-    assert "JSON" in refused(live, "POST", "ask", ASK, Content_Type=kind, status=415)
+    assert "JSON" in refused(live, "POST", "ask", REQUEST, Content_Type=kind, status=415)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"look": NaN', b"[" * 100_000])
@@ -258,16 +258,16 @@ def test_invalid_json_is_refused(live, body):
 
 
 def test_too_large_body_is_refused(live):
-    assert "1 MB" in refused(live, "POST", "ask", ASK, Content_Length=str(MAX_REQUEST_BYTES + 1), status=413)
+    assert "1 MB" in refused(live, "POST", "ask", REQUEST, Content_Length=str(MAX_REQUEST_BYTES + 1), status=413)
 
 
 @pytest.mark.parametrize("length", [None, "-1", "ten", "1" * 30])
 def test_missing_or_invalid_content_length_is_refused(live, length):
-    assert "Content-Length" in refused(live, "POST", "ask", ASK, Content_Length=length, status=411)
+    assert "Content-Length" in refused(live, "POST", "ask", REQUEST, Content_Length=length, status=411)
 
 
 def test_chunked_encoding_is_refused(live):
-    assert "Content-Length" in refused(live, "POST", "ask", ASK, Transfer_Encoding="chunked", status=411)
+    assert "Content-Length" in refused(live, "POST", "ask", REQUEST, Transfer_Encoding="chunked", status=411)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_unknown_paths_are_not_found(live, endpoint):
         ([], "Invalid request. Supported requests: look"),
         ({}, "Invalid request."),
         ({"fetch": {}}, "Invalid request."),
-        (ASK | {"more": 1}, "Invalid request."),
+        (REQUEST | {"more": 1}, "Invalid request."),
         ({"look": "one"}, "Invalid request to look"),
         ({"look": {"target": "un"}}, "Invalid request to look"),
         ({"look": {"source": "one", "layers": "*"}}, "Invalid request to look"),
@@ -304,7 +304,7 @@ def test_unknown_paths_are_not_found(live, endpoint):
 def test_invalid_requests_have_an_error_message(live, request_, message, monkeypatch):
     monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
     assert message in refused(live, "POST", "ask", request_, status=422)
-    assert send(live, "POST", "ask", ASK)[0] == 200
+    assert send(live, "POST", "ask", REQUEST)[0] == 200
 
 
 def test_internal_errors_are_logged_but_not_sent(live, monkeypatch, caplog):
@@ -312,7 +312,7 @@ def test_internal_errors_are_logged_but_not_sent(live, monkeypatch, caplog):
         raise KeyError("a secret")
 
     monkeypatch.setitem(text_requests.REQUESTS, "look", broken)
-    assert "Internal error" in refused(live, "POST", "ask", ASK, status=500)
+    assert "Internal error" in refused(live, "POST", "ask", REQUEST, status=500)
     assert "a secret" in caplog.text
     assert not live.handler.lock.locked()
 
@@ -322,7 +322,7 @@ def test_unknown_fields_are_refused(transformer):
         fields = ("source",)
 
     with pytest.raises(RegardError, match=r"Invalid request to look\. Expected the texts: source\."):
-        SourceOnly(transformer).handle(ASK)
+        SourceOnly(transformer).handle(REQUEST)
 
 
 def test_unavailable_port_raises_an_error(live):

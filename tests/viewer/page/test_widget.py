@@ -36,7 +36,7 @@ def test_traits_contain_the_scene(seen):
     made, widget = build_scene(seen), seen.widget()
     assert widget.scene == made.header
     assert widget.blobs == made.blobs
-    assert widget.asks == ["source", "target"]
+    assert widget.fields == ["source", "target"]
     assert widget._esm == module()
     # The state sent to a notebook: JSON and binary blobs.
     state = widget.get_state()
@@ -87,7 +87,7 @@ def test_invalid_messages_are_ignored(seen, message):
 
 def test_look_without_a_model_handles_no_requests(seen):
     alone = Look(seen.source, seen.translation, seen.source_pieces, seen.target_pieces, seen.maps)
-    assert alone.widget().asks == []
+    assert alone.widget().fields == []
     assert send_message(alone.widget(), {"number": "1", "ask": {"look": {"source": "one"}}}) == []
 
 

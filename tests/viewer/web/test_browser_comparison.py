@@ -80,14 +80,14 @@ def test_slider_selects_training_steps(opened, steps):
 def test_play_button_goes_through_the_steps(opened, steps):
     page = opened(steps.scene(), before="window.setInterval = (real => (f, t) => real(f, t / 10))(window.setInterval)")
     page.locator(".chooser output").first.evaluate("""one => {
-        window.went = [];
-        new MutationObserver(() => went.push(one.textContent)).observe(one, {childList: true});
+        window.labels = [];
+        new MutationObserver(() => labels.push(one.textContent)).observe(one, {childList: true});
     }""")
     play = page.get_by_role("button", name="Play")
     play.click()
     assert play.get_attribute("aria-pressed") == "true"
     page.wait_for_selector("[aria-label='Play'][aria-pressed=false]")
-    assert list(dict.fromkeys(page.evaluate("went"))) == list(steps.labels)
+    assert list(dict.fromkeys(page.evaluate("labels"))) == list(steps.labels)
 
 
 def test_two_looks_are_shown_with_their_difference(opened, steps):
@@ -101,9 +101,9 @@ def test_two_looks_are_shown_with_their_difference(opened, steps):
     page.wait_for_selector(".difference rect.square")
     difference = both.difference(CROSS, 1)
     strongest = np.unravel_index(np.abs(difference).argmax(), difference.shape)
-    place = page.locator(".difference rect.square").nth(int(strongest[0]) * difference.shape[1] + int(strongest[1]))
-    place.scroll_into_view_if_needed()
-    point_at(page, place)
+    cell = page.locator(".difference rect.square").nth(int(strongest[0]) * difference.shape[1] + int(strongest[1]))
+    cell.scroll_into_view_if_needed()
+    point_at(page, cell)
     wait_for_announcement(page, "A minus B: ")
     found = re.search(r"A minus B: ([−+])([\d.]+)\.", announced(page))
     assert float(f"{found[1]}{found[2]}".replace("−", "-")) == pytest.approx(difference[strongest], rel=1e-4)

@@ -46,7 +46,7 @@ def served(transformer) -> Iterator[Callable[..., LiveServer]]:
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     """Opens addresses. At the end, no page may have logged anything or contacted any server but its own."""
     complaints: list[str] = []
-    asked: list[str] = []
+    requested: list[str] = []
     allowed = set()
     contexts = []
 
@@ -57,18 +57,18 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested.append(request.url))
         allowed.add(urlsplit(address).netloc)
         page.goto(address + fragment)
         return page
 
     open_page.console_messages = complaints  # type: ignore[attr-defined]
-    open_page.asked = asked  # type: ignore[attr-defined]
+    open_page.requested = requested  # type: ignore[attr-defined]
     yield open_page
     for context in contexts:
         context.close()
     assert complaints == []
-    assert {urlsplit(url).netloc for url in asked if not url.startswith(("data:", "blob:"))} <= allowed
+    assert {urlsplit(url).netloc for url in requested if not url.startswith(("data:", "blob:"))} <= allowed
 
 
 def submit(page: Any, source: str, target: str | None = None) -> None:
@@ -115,7 +115,7 @@ def test_new_sentence_replaces_the_scene(opened, served, transformer):
     # After reloading, the page shows the latest request.
     page.reload()
     page.wait_for_selector("h1 .target:text-is('deux deux un')")
-    assert sum(url.endswith("/ask") for url in opened.asked) == 2
+    assert sum(url.endswith("/ask") for url in opened.requested) == 2
 
 
 def test_page_without_a_sentence_shows_a_form(opened, served):
@@ -178,15 +178,15 @@ def test_pages_of_other_origins_are_refused(opened, served, browser):
     got = page.evaluate(
         """async (address) => {
           const body = JSON.stringify({ look: { source: "ten" } });
-          const ways = [
+          const requests = [
             ["scene", {}],
             ["scene", { mode: "no-cors" }],
             ["ask", { method: "POST", body, headers: { "Content-Type": "application/json" } }],
             ["ask", { method: "POST", body, mode: "no-cors" }],
           ];
-          const tried = ways.map(([place, options]) =>
-            fetch(address + place, options).then((answer) => answer.text(), () => "nothing"));
-          return Promise.all(tried);
+          const responses = requests.map(([path, options]) =>
+            fetch(address + path, options).then((response) => response.text(), () => "nothing"));
+          return Promise.all(responses);
         }""",
         live.address,
     )
@@ -294,7 +294,7 @@ def notebook(opened) -> Callable[..., Any]:
         page = opened("about:blank")
         page.set_content('<!doctype html><html lang="en"><title>Notebook</title><body></body></html>')
         page.expose_function("kernel", kernel)
-        traits = {"scene": widget.scene, "asks": widget.asks}
+        traits = {"scene": widget.scene, "fields": widget.fields}
         page.evaluate(NOTEBOOK, [widget._esm, traits, [base64.b64encode(one).decode() for one in widget.blobs]])
         for name in ("one", "two"):
             page.wait_for_selector(f"#{name} {QUIET}")
@@ -308,12 +308,12 @@ def test_widget_shows_the_look_and_requests_another(notebook, transformer):
     page = notebook(seen)
     one, two = page.locator("#one"), page.locator("#two")
     assert one.locator("h1 .source").text_content() == "one two three"
-    for place in (one, two):
-        place.locator("select.attention").first.select_option("decoder.0.cross")
-        place.locator("select.head").first.select_option("0")
-        place.get_by_role("tab", name="Table").click()
+    for widget in (one, two):
+        widget.locator("select.attention").first.select_option("decoder.0.cross")
+        widget.locator("select.head").first.select_option("0")
+        widget.get_by_role("tab", name="Table").click()
         page.wait_for_selector(QUIET)
-        np.testing.assert_allclose(table(place), seen.maps["decoder.0.cross"].weights[0], rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(table(widget), seen.maps["decoder.0.cross"].weights[0], rtol=1e-3, atol=1e-6)
 
     one.get_by_role("textbox", name="Sentence").fill("four five six")
     one.get_by_role("button", name="Run").click()
@@ -337,7 +337,7 @@ def test_widget_shows_the_look_and_requests_another(notebook, transformer):
 
 
 def test_unresponsive_kernel_is_reported(notebook, transformer):
-    """After a timeout the page says what to do; a kernel that has acknowledged the request has no time limit."""
+    """After a timeout the page shows what to do; a kernel that has acknowledged the request has no time limit."""
     page = notebook(look(transformer, "one two", "deux un"))
     one = page.locator("#one")
     page.clock.install()

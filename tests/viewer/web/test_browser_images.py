@@ -35,7 +35,7 @@ def point(page, row, column):
     page.mouse.move(box["x"] + box["width"] * (column + 0.5) / 3, box["y"] + box["height"] * (row + 0.5) / 2)
 
 
-def veil(page):
+def overlay_pixels(page):
     """The overlay of the image as bytes of shape (rows, columns, 4)."""
     address = page.locator(".overlay").evaluate("(canvas) => canvas.toDataURL()")
     return np.array(Image.open(io.BytesIO(base64.b64decode(address.split(",")[1]))))
@@ -47,7 +47,7 @@ def brightness(pixels):
 
 def shows(page, weights):
     """Whether the brightness of patches increases with their weights."""
-    found = brightness(veil(page))
+    found = brightness(overlay_pixels(page))
     assert found.shape == weights.shape
     steps = np.diff(found.flatten()[np.argsort(weights.flatten())])
     return steps.min() > -2 and steps.sum() > 80
@@ -245,9 +245,9 @@ def test_saved_figure_is_what_is_on_the_screen(opened, seen):
 def test_segmenter_shows_labels_and_the_attention_of_their_queries(opened, segmented):
     page = opened(build_image_scene(segmented))
     mask = segmented.run.output[0].argmax(0).numpy()
-    colours = np.array(build_image_scene(segmented).header["picture"]["mask"]["colours"])
-    assert veil(page).shape == (8, 12, 4)
-    np.testing.assert_allclose(veil(page)[..., :3], colours[mask], atol=2)  # rounded by premultiplied alpha
+    colors = np.array(build_image_scene(segmented).header["picture"]["mask"]["colors"])
+    assert overlay_pixels(page).shape == (8, 12, 4)
+    np.testing.assert_allclose(overlay_pixels(page)[..., :3], colors[mask], atol=2)  # rounded by premultiplied alpha
     shares = np.bincount(mask.flatten(), minlength=3) / mask.size
     names = page.locator(".pixel-labels .name").all_text_contents()
     assert names == [LABELS[i] for i in np.argsort(-shares, kind="stable") if shares[i] > 0]
@@ -256,7 +256,7 @@ def test_segmenter_shows_labels_and_the_attention_of_their_queries(opened, segme
     # One label is highlighted.
     page.locator(".pixel-labels button").first.click()
     label = int(page.locator(".pixel-labels button").first.get_attribute("data-label"))
-    opaque = veil(page)[..., 3]
+    opaque = overlay_pixels(page)[..., 3]
     assert opaque[mask == label].min() > 5 * opaque[mask != label].max()
     # Attention of the label queries.
     page.get_by_role("tablist", name="Overlay").get_by_role("tab", name="Attention").click()

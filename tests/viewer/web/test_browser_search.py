@@ -60,7 +60,7 @@ def test_candidates_are_drawn_with_their_state(opened, scene):
     best = [every[number] for number in best_path(scene)]
     assert len({top for _, top, _, _ in best}) == 1
     assert all(before[2] < after[0] for before, after in itertools.pairwise(best))
-    assert "Beam search, beam size 3" in page.locator(".summary").text_content()
+    assert "Beam search, beam width 3" in page.locator(".summary").text_content()
     assert "Prefix: un" in page.locator(".constraints").text_content()
     assert "Minimum length: 2 tokens" in page.locator(".constraints").text_content()
 

@@ -506,8 +506,8 @@ export class AttentionView {
     };
     this.cursor = { panel: panel.index, cell };
     if (zoom) {
-      /** How far a range has to move to contain a position. @param {[number, number]} range @param {number} place */
-      const by = ([from, to], place) => (place < from ? place - from : place >= to ? place - to + 1 : 0);
+      /** How far a range has to move to contain a position. @param {[number, number]} range @param {number} position */
+      const by = ([from, to], position) => (position < from ? position - from : position >= to ? position - to + 1 : 0);
       this.zoom(panel.index, shiftZoom(panel.figureData, by(zoom.rows, cell.row), by(zoom.columns, cell.column)));
     }
     this.read(0);

@@ -19,7 +19,7 @@ const MAX_FORMAT = 1;
 /** @param {Model} model @returns {Host} */
 export function createHost(model) {
   const blobs = model.get("blobs");
-  const fields = model.get("asks") ?? [];
+  const fields = model.get("fields") ?? [];
   const request = model.get("request") ?? ((/** @type {any} */ body) => requestKernel(model, body));
   return {
     scene: parseScene(model.get("scene")),
@@ -71,7 +71,7 @@ async function fetchLiveValues() {
   const headers = { "Content-Type": "application/json" };
   /** @param {any} content */
   const request = (content) => requestServer("ask", { method: "POST", headers, body: JSON.stringify(content) });
-  return { scene: body.scene, asks: body.asks, read_blob: blob, request };
+  return { scene: body.scene, fields: body.fields, read_blob: blob, request };
 }
 
 /** @param {string} path @param {RequestInit} [options] @returns {Promise<ModelResponse>} */

@@ -1,4 +1,4 @@
-/** MaskParts for the model's input, where there is a model to send requests to. */
+/** Input fields of the model, where there is a model to send requests to. */
 
 import { hostForResponse } from "./host.js";
 import { h, setAttributes, uniqueId } from "./dom.js";

@@ -506,8 +506,8 @@ export class ExperimentView {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key in moves) {
       const [rows, columns] = this.cursor ? moves[event.key] : [0, 0];
-      const within = (/** @type {number} */ place, /** @type {number} */ count) => Math.max(0, Math.min(count - 1, place));
-      this.point({ row: within(at.row + rows, map.rows), column: within(at.column + columns, map.columns) }, number);
+      const clamp = (/** @type {number} */ index, /** @type {number} */ count) => Math.max(0, Math.min(count - 1, index));
+      this.point({ row: clamp(at.row + rows, map.rows), column: clamp(at.column + columns, map.columns) }, number);
     } else if (event.key === "Enter" || event.key === " ") {
       this.chooseRow(at.row);
       this.announcer.announce(`The row of ${this.axes.rows.labels[this.row]} can be edited.`);

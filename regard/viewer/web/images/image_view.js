@@ -139,7 +139,7 @@ export class ImageView {
     }
     if (mask) {
       const buffer = await this.host.blob(mask.at);
-      this.pixels = { numbers: mask.type === "uint8" ? new Uint8Array(buffer) : new Uint16Array(buffer), colors: mask.colours };
+      this.pixels = { numbers: mask.type === "uint8" ? new Uint8Array(buffer) : new Uint16Array(buffer), colors: mask.colors };
     }
     if (!this.ready) this.makeLabels();
     this.ready = true;
@@ -153,7 +153,7 @@ export class ImageView {
       this.list = new LabelList(
         "Pixel labels",
         "Select a label to highlight it.",
-        shares.filter(({ share }) => share > 0).map(({ number, share }) => ({ number, share, name: labels[number].name, color: mask.colours[number] })),
+        shares.filter(({ share }) => share > 0).map(({ number, share }) => ({ number, share, name: labels[number].name, color: mask.colors[number] })),
         "pixel-labels",
         (label) => this.state.set({ label, overlayKind: this.imageQuery.overlayKind === "rollout" && this.imageAttention.segmenter.length ? "rollout" : "mask" }),
       );
@@ -367,9 +367,9 @@ export class ImageView {
       this.goTo(query && "patch" in query ? query.patch : middle);
       return;
     }
-    const within = (/** @type {number} */ place, /** @type {number} */ count) => Math.max(0, Math.min(count - 1, place));
-    const row = within(Math.floor(this.imageQuery.cursor / this.imageAttention.columns) + rows, this.imageAttention.rows);
-    this.goTo(row * this.imageAttention.columns + within((this.imageQuery.cursor % this.imageAttention.columns) + columns, this.imageAttention.columns));
+    const clamp = (/** @type {number} */ index, /** @type {number} */ count) => Math.max(0, Math.min(count - 1, index));
+    const row = clamp(Math.floor(this.imageQuery.cursor / this.imageAttention.columns) + rows, this.imageAttention.rows);
+    this.goTo(row * this.imageAttention.columns + clamp((this.imageQuery.cursor % this.imageAttention.columns) + columns, this.imageAttention.columns));
   }
 
   /** @param {number} patch */

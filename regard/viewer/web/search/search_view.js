@@ -71,7 +71,7 @@ export class SearchView {
   /** Describes the search in a few sentences. */
   summary() {
     const { method, beam, length_penalty: length, coverage_penalty: coverage, left_out: left, stopped } = this.search;
-    const widths = { beam: `, beam size ${beam}`, sample: beam > 1 ? `, ${beam} samples` : "", greedy: "" };
+    const widths = { beam: `, beam width ${beam}`, sample: beam > 1 ? `, ${beam} samples` : "", greedy: "" };
     const missing = left.reduce((/** @type {number} */ sum, /** @type {number} */ count) => sum + count, 0);
     const ranked = length === 1 ? "mean log-probability per token" : length === 0 ? "log-probability" : `log-probability divided by length^${length}`;
     return [

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.viewer.walk.computation import ELEMENTWISE, FLOATS, LAYOUT, NORMS, Node
 from regard.viewer.walk.module_calls import ModuleCalls, ancestors, class_names, is_collapsed
-from regard.viewer.walk.wording import (
+from regard.viewer.walk.step_labels import (
     ACTIVATIONS,
     BLOCK_LABELS,
     DEFAULTS,
@@ -19,7 +19,7 @@ from regard.viewer.walk.wording import (
 
 
 class StepLabeler:
-    """Labels steps by the tables of wording.py: by the module of a step, or else by its operation.
+    """Labels steps by the tables of step_labels.py: by the module of a step, or else by its operation.
 
     The key of a step in the table of a module is its operation, preceded by the relative path of its submodule
     (`query.linear`). Where that is ambiguous, the origin of an input (`add(positions)`) or the index in program order
