@@ -249,7 +249,7 @@ def test_evaluate_invalid_images(run_error, tmp_path, classifier, segmenter, pho
     np.savez(tmp_path / "odd.npz", images=np.zeros((1, 8, 12, 3), np.uint8), masks=np.full((1, 8, 12), 4, np.uint8))
     message = run_error("evaluate", segmenter, "--data", tmp_path / "odd.npz")
     assert (
-        "The masks contain the value 4, which is not a class of the model. Its classes are 3, 7; 255 means unlabeled."
+        "The masks contain the value 4, which is not a label of the model. Use its labels (3, 7), or 255 for unlabeled pixels."
         in message
     )
 

@@ -22,7 +22,7 @@ def pairs(tmp_path):
 def test_metrics_equal_those_of_the_command(pairs, tmp_path, seq2seq_folder, seq2seq):
     metrics = regard.evaluate(seq2seq, pairs, decode=GREEDY, quiet=True)
     command = ["evaluate", str(seq2seq_folder), "--data", str(pairs), "--method", "greedy"]
-    assert main([*command, "--json", str(tmp_path / "m.json"), "--device", "cpu", "--quiet"]) == 0
+    assert main([*command, "--json", str(tmp_path / "m.json"), "--device", "cpu"]) == 0
     printed = json.loads((tmp_path / "m.json").read_text())
     assert printed.keys() == metrics.keys()
     for name in ("bleu", "chrf", "exact_match", "loss", "perplexity", "signature", "sentences", "data"):
