@@ -248,10 +248,8 @@ def test_evaluate_invalid_images(run_error, tmp_path, classifier, segmenter, pho
     assert "2.png: not a readable image" in run_error("evaluate", classifier, "--data", tmp_path / "loose")
     np.savez(tmp_path / "odd.npz", images=np.zeros((1, 8, 12, 3), np.uint8), masks=np.full((1, 8, 12), 4, np.uint8))
     message = run_error("evaluate", segmenter, "--data", tmp_path / "odd.npz")
-    assert (
-        "The masks contain the value 4, which is not a label of the model. Use its labels (3, 7), or 255 for unlabeled pixels."
-        in message
-    )
+    assert "The masks contain the value 4, which is not a label of the model." in message
+    assert "Use its labels (3, 7), or 255 for unlabeled pixels." in message
 
 
 def test_invalid_confusion_plots(run_error, tmp_path, classifier, photos, seq2seq_folder):
