@@ -24,7 +24,7 @@ from regard.data import read_images
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.pipelines import ImageModel
 from regard.training import recipe_from_dict, run_recipe
-from regard.training.run_log import read_metrics
+from regard.training.run.run_log import read_metrics
 from regard.training.trainer import METRICS
 
 # Accuracies whose time is reported.

@@ -41,7 +41,7 @@ def run_one(data: Path, out: Path, name: str, form: str, seed: int) -> dict:
     from regard.evaluation import text_scores
     from regard.training import DataConfig, read_dataset, run_recipe, suggest_recipe
     from regard.training.recipe import recipe_from_dict, recipe_to_dict
-    from regard.training.run_log import read_metrics
+    from regard.training.run.run_log import read_metrics
 
     files, validation = (tuple(str(data / file) for file in part) for part in DATA[name])
     config = DataConfig(files=files, validation=validation)

@@ -18,8 +18,8 @@ from regard.evaluation.text_metrics import METRIC_NAMES
 from regard.files import write_atomically
 from regard.models import ModelConfig, Seq2SeqConfig
 from regard.training import DataConfig, Dataset, Recipe, read_dataset, run_recipe, suggest_recipe
-from regard.training.run_folder import METRICS
-from regard.training.run_log import read_metrics
+from regard.training.run.run_folder import METRICS
+from regard.training.run.run_log import read_metrics
 
 Family = Literal["seq2seq", "transformer"]
 NO_ATTENTION = "none"

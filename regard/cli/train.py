@@ -14,7 +14,7 @@ from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
 from regard.training import TASKS, Recipe, read_toml, recipe_from_dict
 from regard.training.api import resolve_recipe
-from regard.training.run_plan import metric_name
+from regard.training.run.run_plan import metric_name
 from regard.training.trainer import run_recipe
 
 COMMAND_LINE = "the command line"

@@ -13,7 +13,7 @@ from regard.recipes import find_recipe
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import fine_tuning_recipe
 from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
-from regard.training.run_folder import check_output_folder, read_stored_recipe
+from regard.training.run.run_folder import check_output_folder, read_stored_recipe
 from regard.training.tasks import check_recipe, read_dataset, restrict_recipe, suggest_recipe
 from regard.training.trainer import run_recipe
 

@@ -28,10 +28,10 @@ from regard.training.losses import LossParts
 from regard.training.optim.optimizers import make_optimizer, scale_gradients, set_learning_rate, update_ema
 from regard.training.optim.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.training.recipe import Recipe, resolve_cache_folder
-from regard.training.run_folder import LOSSES, METRICS, STATE, check_output_folder, check_same_run, read_state
-from regard.training.run_log import RunLog, plot_losses, read_metrics
-from regard.training.run_plan import Cost, describe_plan, peak_memory
-from regard.training.run_setup import (
+from regard.training.run.run_folder import LOSSES, METRICS, STATE, check_output_folder, check_same_run, read_state
+from regard.training.run.run_log import RunLog, plot_losses, read_metrics
+from regard.training.run.run_plan import Cost, describe_plan, peak_memory
+from regard.training.run.run_setup import (
     Rank0Resources,
     RunSpec,
     build_model,
@@ -42,12 +42,12 @@ from regard.training.run_setup import (
     open_run_folder,
     prepare_run,
 )
+from regard.training.run.state import TrainState
 from regard.training.runtime.compilation import compiled_features
 from regard.training.runtime.cuda_graphs import GraphedUpdate
 from regard.training.runtime.memory import check_model_size
 from regard.training.runtime.precision import make_autocast, resolve_precision
 from regard.training.runtime.workers import Workers, start_workers
-from regard.training.state import TrainState
 from regard.training.tasks import TASKS, read_dataset
 from regard.training.tasks.task import BatchSource, evaluate_loss
 

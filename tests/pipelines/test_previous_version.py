@@ -15,7 +15,7 @@ from regard.pipelines import load
 from regard.training import read_toml, recipe_from_dict, run_recipe
 from regard.training.checkpoint import Checkpoint
 from regard.training.recipe import recipe_to_dict
-from regard.training.run_folder import read_stored_recipe
+from regard.training.run.run_folder import read_stored_recipe
 
 PREVIOUS = Path(__file__).parent / "previous"
 EXPECTED = json.loads((PREVIOUS / "expected.json").read_text())

@@ -8,7 +8,7 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
 from regard.training import Recipe, read_toml, recipe_from_dict
 from regard.training.api import resolve_recipe
-from regard.training.run_folder import read_stored_recipe
+from regard.training.run.run_folder import read_stored_recipe
 
 SMALL = {"phrasebook_size": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
 TINY = {"width": 8, "heads": 2, "feedforward": 8, "encoder_layers": 1, "decoder_layers": 1}

@@ -6,8 +6,8 @@ import pytest
 
 from regard.errors import RegardError
 from regard.training import run_recipe, trainer
-from regard.training.run_folder import METRICS, STATE
-from regard.training.run_log import read_metrics
+from regard.training.run.run_folder import METRICS, STATE
+from regard.training.run.run_log import read_metrics
 from tests.training.helpers import bit_equal, interrupt_and_resume, saved_tensors, small_dataset, small_recipe
 
 STALLS = {"schedule": "wsd", "validate_every": 2, "patience": 2, "steps": 100, "log_every": 1, "save_every": 3}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.training import run_recipe
-from regard.training.run_log import read_metrics
+from regard.training.run.run_log import read_metrics
 from regard.training.runtime.cuda_graphs import GraphedUpdate
 from regard.training.trainer import METRICS
 from tests.training.helpers import bit_equal, saved_tensors

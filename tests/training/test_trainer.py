@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from regard.errors import RegardError
 from regard.pipelines import load
 from regard.training import list_step_folders, run_recipe, trainer
-from regard.training.run_log import read_metrics
+from regard.training.run.run_log import read_metrics
 from regard.training.tasks import translate_task
 from regard.training.trainer import METRICS, STATE
 from tests.training.helpers import STOCHASTIC, bit_equal, saved_tensors, small_dataset, small_recipe

@@ -15,7 +15,8 @@ from regard.data import RaggedImages
 from regard.data.batching.ragged_batches import RaggedImageBatches
 from regard.models import make_model
 from regard.pipelines import ImageModel, load
-from regard.training import TrainConfig, recipe_from_dict, run_recipe, run_setup
+from regard.training import TrainConfig, recipe_from_dict, run_recipe
+from regard.training.run import run_setup
 from regard.training.runtime.cuda_graphs import GraphedUpdate
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, evaluate_loss

@@ -14,7 +14,7 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.pipelines import load, save
 from regard.training import recipe_from_dict, run_recipe
 from regard.training.recipe import recipe_to_dict
-from regard.training.run_log import read_metrics
+from regard.training.run.run_log import read_metrics
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, evaluate_loss
 from regard.training.trainer import METRICS

@@ -21,10 +21,10 @@ from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
 from regard.training.optim.schedules import parse_duration
 from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
 from regard.training.recipe import Recipe, recipe_to_dict
-from regard.training.run_folder import lock_folder
+from regard.training.run.run_folder import lock_folder
+from regard.training.run.state import TrainState
 from regard.training.runtime.allocator import keep_freed_memory
 from regard.training.runtime.workers import usable_workers
-from regard.training.state import TrainState
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, BatchSource, Task
 from regard.version import __version__

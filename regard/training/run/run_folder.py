@@ -12,7 +12,7 @@ from regard.errors import RegardError
 from regard.training.checkpoint import STEPS, Checkpoint
 from regard.training.datasets import count_units
 from regard.training.recipe import Recipe, recipe_from_dict
-from regard.training.state import TrainState
+from regard.training.run.state import TrainState
 
 STATE, LOCK = Path("state") / "last.safetensors", Path("state") / "lock"
 METRICS, LOSSES = "metrics.jsonl", "loss.png"

@@ -14,8 +14,8 @@ from regard.errors import RegardError
 from regard.pipelines import load
 from regard.training import DataConfig, read_dataset, run_recipe
 from regard.training.checkpoint import Checkpoint
-from regard.training.run_folder import LOCK, METRICS, STATE, lock_folder
-from regard.training.run_log import read_metrics
+from regard.training.run.run_folder import LOCK, METRICS, STATE, lock_folder
+from regard.training.run.run_log import read_metrics
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
 
 
@@ -69,7 +69,7 @@ def test_run_killed_before_its_first_checkpoint_starts_again(tmp_path, finished)
 
 def test_second_run_in_a_folder_is_an_error(tmp_path):
     code = (
-        "import sys, pathlib\nfrom regard.training.run_folder import lock_folder\n"
+        "import sys, pathlib\nfrom regard.training.run.run_folder import lock_folder\n"
         "with lock_folder(pathlib.Path(sys.argv[1])):\n    print('ready', flush=True)\n    sys.stdin.read()\n"
     )
     other = subprocess.Popen(

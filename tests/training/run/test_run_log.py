@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from regard.training import run_log
+from regard.training.run import run_log
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""A training run: its setup, plan, output folder, state and log."""
