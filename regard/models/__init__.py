@@ -45,7 +45,6 @@ FAMILIES = {
     "vit": Family(ViTConfig, ViT, "image_model"),
 }
 TranslationModel = Transformer | Seq2Seq
-Model = Transformer | Seq2Seq | GPT | Bert | ViT
 
 
 def register_family(name: str, config: type[Any], model: type[Any], *, pipeline: str) -> None:

@@ -1,6 +1,6 @@
 """All text tasks except translation: training from files, resuming, validation scores and error messages.
 
-Translation is covered by test_trainer.py, image tasks by test_task_images.py.
+Translation is covered by test_trainer.py, image tasks by test_image_tasks.py.
 """
 
 import contextlib

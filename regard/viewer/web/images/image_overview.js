@@ -124,7 +124,7 @@ export class ImageOverview {
 
   /**
    * Paints all thumbnails, one attention at a time, the selected one first.
-   * @param {(name: string) => number | null | undefined} queryRow returns the query of an attention: a row; null: the entire image;
+   * @param {(name: string) => number | null | undefined} queryRow returns the query row of an attention; null: the entire image;
    * undefined: it has no such row
    * @param {string} colors @param {string} scale @param {string} first
    */

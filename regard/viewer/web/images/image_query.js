@@ -78,7 +78,7 @@ export class ImageQuery {
   }
 
   /**
-   * The query in an attention: a row; null: the row that represents the image; undefined: there is no such row.
+   * The query row of an attention; null: the row that represents the image; undefined: there is no such row.
    * @param {string} name @returns {number | null | undefined}
    */
   queryIn(name) {
