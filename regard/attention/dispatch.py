@@ -122,6 +122,11 @@ def _enter(state: DispatchState) -> Iterator[None]:
         _thread.state = previous
 
 
+def has_context() -> bool:
+    """Whether this thread is inside a context manager that forces, lists, observes or changes calls of `attend`."""
+    return _thread.state != DispatchState()
+
+
 @contextmanager
 def explain() -> Iterator[list[Choice]]:
     """List the backend of each call of `attend` inside the with block, except in compiled code.

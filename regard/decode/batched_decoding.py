@@ -5,6 +5,7 @@ from typing import Any
 
 from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine import decode_sentences, plain_search_reason
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.sampling import OnToken, greedy, sample
@@ -70,6 +71,20 @@ def decode_all(
     >>> len(decode_all(model, [[4, 5, 3], [6, 3], [7, 3]], pack, DecodeConfig(beam=2)))
     3
     """
+    if not plain_search_reason(model, config, history=history):
+        return decode_sentences(
+            model,
+            sources,
+            pack,
+            config,
+            special=special,
+            prefixes=prefixes,
+            sample_indices=sample_indices,
+            max_total_len=max_total_len,
+            on_token=on_token,
+            budget=budget,
+            progress=progress,
+        )
     hypotheses_per_sentence = {"greedy": 1, "beam": config.beam, "sample": config.n_best}[config.method]
     results: list[NBest] = [NBest() for _ in sources]
     done = 0

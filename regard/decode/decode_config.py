@@ -59,6 +59,8 @@ class DecodeConfig:
     """nucleus sampling: from the most probable tokens with this total probability"""
     seed: Seed = 0
     """random seed of sampling"""
+    engine: Literal["auto", "plain"] = "auto"
+    """decoding engine (auto) or the slower reference search (plain)"""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -47,14 +47,25 @@ class Ensemble(nn.Module):
     def step(self, state: list[Any], last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], list[Any]]:
         """Log of the mean probability, which is already normalized."""
         all_logits, states = zip(*(model.step(model_state, last) for model, model_state in zip(self.models, state)))
-        sizes = [logits.shape[-1] for logits in all_logits]
-        if len(set(sizes)) > 1:
-            raise RegardError(
-                f"The models of an ensemble have target vocabularies of different sizes: {', '.join(map(str, sizes))}.",
-                "Use models that were trained with the same tokenizer.",
-            )
-        weighted = [log_softmax(logits) + weight for logits, weight in zip(all_logits, self.log_weights)]
-        return torch.logsumexp(torch.stack(weighted), dim=0), list(states)
+        return mean_log_probs(all_logits, self.log_weights), list(states)
 
     def reorder(self, state: list[Any], indices: Int[Tensor, "B2 K2"]) -> list[Any]:
         return [model.reorder(model_state, indices) for model, model_state in zip(self.models, state)]
+
+
+def mean_log_probs(
+    all_logits: Sequence[Float[Tensor, "B K V"]], log_weights: Sequence[float]
+) -> Float[Tensor, "B K V"]:
+    """The logarithm of the weighted mean of the probabilities of several models.
+
+    >>> mean_log_probs([torch.zeros(1, 1, 4), torch.zeros(1, 1, 4)], [-0.6931, -0.6931]).exp()
+    tensor([[[0.2500, 0.2500, 0.2500, 0.2500]]])
+    """
+    sizes = [logits.shape[-1] for logits in all_logits]
+    if len(set(sizes)) > 1:
+        raise RegardError(
+            f"The models of an ensemble have target vocabularies of different sizes: {', '.join(map(str, sizes))}.",
+            "Use models that were trained with the same tokenizer.",
+        )
+    weighted = [log_softmax(logits) + weight for logits, weight in zip(all_logits, log_weights)]
+    return torch.logsumexp(torch.stack(weighted), dim=0)

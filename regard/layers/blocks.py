@@ -110,6 +110,15 @@ class EncoderBlock(nn.Module):
         With a cache and no offsets: one token (B, K, E) per hypothesis.
         """
         attention = partial(self.attention, offsets=offsets, positions=positions, bias=bias, cache=cache, rotary=rotary)
+        return self.sublayers(x, attention, offsets)
+
+    def sublayers(
+        self,
+        x: Float[Tensor, "*n E"],
+        attention: Callable[[Tensor], Tensor],
+        offsets: Offsets | Lengths | None = None,
+    ) -> Float[Tensor, "*n E"]:
+        """The block with any function as its attention."""
         if self.norm_first:
             # x = x + attention(norm(x));  x = x + feedforward(norm(x))
             update = attention(self.attention_norm(x))
@@ -181,7 +190,7 @@ class DecoderBlock(nn.Module):
         """Full packed target sequences (teacher forcing)."""
         attention = partial(self.attention, offsets=offsets, positions=positions, bias=bias)
         cross = partial(self.cross, offsets=offsets, memory=memory, memory_offsets=memory_offsets)
-        return self._sublayers(x, attention, cross)
+        return self.sublayers(x, attention, cross)
 
     def step(
         self,
@@ -193,11 +202,12 @@ class DecoderBlock(nn.Module):
     ) -> Float[Tensor, "B K E"]:
         """One token per hypothesis; its keys and values are appended to `cache`."""
         attention = partial(self.attention, positions=positions, cache=cache, bias=bias)
-        return self._sublayers(x, attention, partial(self.cross, cache=memory))
+        return self.sublayers(x, attention, partial(self.cross, cache=memory))
 
-    def _sublayers(
+    def sublayers(
         self, x: Float[Tensor, "*n E"], attention: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "*n E"]:
+        """The block with any functions as its masked attention and its cross-attention."""
         if self.norm_first:
             # x = x + attention(norm(x));  x = x + cross(norm(x));  x = x + feedforward(norm(x))
             x, h = self.attention_residual.add_norm(x, attention(self.attention_norm(x)), self.cross_norm)

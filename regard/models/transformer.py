@@ -218,9 +218,10 @@ class Transformer(nn.Module):
         x = self.target_embedding(target.ids, target.positions, target.max_len)
         for block in self.decoder:
             x = block(x, target.offsets, memory, source.offsets, target.positions, self.decoder_bias)
-        return self._final_norm(x)
+        return self.final_norm(x)
 
-    def _final_norm(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+    def final_norm(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+        """The norm before the output layer."""
         x = self.decoder_norm(x)
         return x * self.output_factor if self.config.output_scale else x
 
@@ -245,7 +246,7 @@ class Transformer(nn.Module):
         for block, cache, memory in zip(self.decoder, state.self_caches, state.cross_caches):
             x = block.step(x, cache, memory, positions, self.decoder_bias)
         state.position += 1
-        return self.output(self._final_norm(x)), state
+        return self.output(self.final_norm(x)), state
 
     def reorder(self, state: TransformerState, indices: Int[Tensor, "B2 K2"]) -> TransformerState:
         sentences = indices[:, 0] // state.beams

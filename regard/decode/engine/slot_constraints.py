@@ -1,0 +1,56 @@
+"""Constraints on the next token of every slot: banned special tokens, forced prefixes, minimum and maximum length."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.decode.decode_config import DecodeConfig
+from regard.decode.protocol import SpecialTokens
+
+
+class SlotConstraints:
+    """`Constraints` for B slots whose sentences may be at different steps.
+
+    >>> constraints = SlotConstraints(2, 0, DecodeConfig(), SpecialTokens(), torch.device("cpu"))
+    >>> constraints.set_slots([0, 1], [5, 2], [[], []])
+    >>> constraints.forced_tokens(torch.tensor([4, 2]))  # the second sentence has its maximum length: <eos>
+    tensor([-1,  3])
+    """
+
+    def __init__(
+        self, slots: int, prefix_len: int, config: DecodeConfig, special: SpecialTokens, device: torch.device
+    ) -> None:
+        self.special = special
+        self.min_len = config.min_len
+        self.limit = torch.zeros(slots, dtype=torch.long, device=device)
+        self.prefix = torch.full((slots, prefix_len), -1, dtype=torch.long, device=device)
+        banned = {special.pad, special.sos} | (set() if config.unknown else {special.unk})
+        self.banned = tuple(sorted(banned - {special.eos}))  # in some tokenizers <pad> or <sos> has the id of <eos>
+
+    def set_slots(self, slots: Sequence[int], limits: Sequence[int], prefixes: Sequence[Sequence[int]]) -> None:
+        """The constraints of new sentences in these slots."""
+        rows = torch.tensor(slots, device=self.limit.device)
+        self.limit[rows] = torch.tensor(limits, device=self.limit.device)
+        width = self.prefix.shape[1]
+        if width:
+            padded = [[*prefix, *[-1] * (width - len(prefix))] for prefix in prefixes]
+            self.prefix[rows] = torch.tensor(padded, device=self.limit.device)
+
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
+        """Keep only these slots."""
+        self.limit, self.prefix = self.limit[slots], self.prefix[slots]
+
+    def forced_tokens(self, step: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+        """The only token allowed at this step of each slot, or -1 where there is a choice."""
+        forced = torch.where(step >= self.limit, self.special.eos, -1)
+        width = self.prefix.shape[1]
+        if width:
+            prefix = self.prefix.gather(1, step.clamp(max=width - 1)[:, None])[:, 0]
+            forced = torch.where((step < width) & (prefix >= 0), prefix, forced)
+        return forced
+
+    def bans_eos(self, step: Int[Tensor, "B"]) -> Bool[Tensor, "B"] | None:
+        """Where the output is still too short to end; None: nowhere, at no step."""
+        return step < self.min_len if self.min_len else None

@@ -1,0 +1,182 @@
+"""Continuous batching: sentences enter free slots of a static batch and leave it when they are finished."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.decode.constraints import check_no_nan
+from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine.beam_state import BeamState
+from regard.decode.engine.slot_constraints import SlotConstraints
+from regard.decode.engine.static_decoder import StepPositions
+from regard.decode.engine.stepwise_state import StepwiseState
+from regard.decode.hypotheses import NBest
+from regard.decode.protocol import SpecialTokens
+from regard.decode.sampling import OnToken
+from regard.layers.packed import Packed
+
+# New sentences are loaded once this share of the slots is free: the encoder is faster on several at once.
+REFILL_SHARE = 0.25
+# Without new sentences, the batch is compacted once at most this share of its slots is in use.
+COMPACTION_SHARE = 0.75
+
+
+class StaticModel(Protocol):
+    """A model with a static decoding state of B slots with K hypotheses each."""
+
+    device: torch.device
+
+    def load(self, slots: list[int], sources: list[list[int]], pack_sources: Callable[..., Packed]) -> None: ...
+
+    def step(self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None) -> Tensor: ...
+
+    def reorder(self, parents: Int[Tensor, "B K"]) -> None: ...
+
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None: ...
+
+
+@dataclass
+class DecodingJob:
+    """Sentences to decode, shared by the workers that decode them; each takes the longest that are left."""
+
+    sources: Sequence[Sequence[int]]
+    prefixes: Sequence[Sequence[int]]
+    limits: Sequence[int]
+    sample_indices: Sequence[int]
+    config: DecodeConfig
+    special: SpecialTokens
+    continues_source: bool
+    """whether the output continues the source (language models)"""
+    pack: Callable[[list[list[int]]], Packed]
+    on_token: OnToken | None = None
+    on_result: Callable[[int, NBest], None] = lambda index, n_best: None
+    is_cancelled: bool = False
+    pending: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Longest first: running out of memory shows at once, and the last sentences to finish are short.
+        order = sorted(range(len(self.sources)), key=lambda i: len(self.sources[i]))
+        self.pending, self._lock = order, threading.Lock()
+
+    def take(self, count: int) -> list[int]:
+        """Indices of the next sentences, at most `count`."""
+        with self._lock:
+            taken = [self.pending.pop() for _ in range(min(count, len(self.pending)))]
+        return taken
+
+    def first_position(self, index: int) -> int:
+        """The cache position of the first token that the decoder processes."""
+        return len(self.sources[index]) - 1 if self.continues_source else 0
+
+    def first_token(self, index: int) -> int:
+        return self.sources[index][-1] if self.continues_source else self.special.sos
+
+    @property
+    def capacity(self) -> int:
+        """The number of cache positions that the longest sentence needs."""
+        return max((self.first_position(i) + self.limits[i] for i in self.pending), default=0) + 2
+
+    @property
+    def hypotheses(self) -> int:
+        return self.config.beam if self.config.method == "beam" else self.config.n_best
+
+
+class SlotDecoder:
+    """Decodes the sentences of a job in a static batch of `slots` sentences."""
+
+    def __init__(self, model: StaticModel, job: DecodingJob, slots: int, capacity: int) -> None:
+        self.model, self.job, device = model, job, model.device
+        prefix_len = max(map(len, job.prefixes), default=0)
+        self.constraints = SlotConstraints(slots, prefix_len, job.config, job.special, device)
+        state = BeamState if job.config.method == "beam" else StepwiseState
+        self.state: Any = state(slots, capacity, job.config, self.constraints, device)
+        self.offsets = torch.zeros(slots, dtype=torch.long, device=device)
+        self.sentences: list[int | None] = [None] * slots
+        self.host_positions = [0] * slots
+
+    def run(self) -> None:
+        """Decode until no sentence is left."""
+        while not self.job.is_cancelled:
+            self._fill()
+            if all(sentence is None for sentence in self.sentences):
+                return
+            self._step()
+            self._collect()
+
+    def _fill(self) -> None:
+        """Load new sentences into free slots; without any, drop the free slots."""
+        free = [slot for slot, sentence in enumerate(self.sentences) if sentence is None]
+        in_use = len(self.sentences) - len(free)
+        if len(free) < REFILL_SHARE * len(self.sentences) and in_use:
+            return
+        taken = self.job.take(len(free))
+        if taken:
+            self._load(free[: len(taken)], taken)
+        elif 0 < in_use <= COMPACTION_SHARE * len(self.sentences):
+            self._compact()
+
+    def _load(self, slots: list[int], taken: list[int]) -> None:
+        job, device = self.job, self.model.device
+        self.model.load(slots, [list(job.sources[i]) for i in taken], job.pack)
+        self.constraints.set_slots(slots, [job.limits[i] for i in taken], [job.prefixes[i] for i in taken])
+        rows = torch.tensor(slots, device=device)
+        first = torch.tensor([job.first_token(i) for i in taken], device=device)
+        positions = torch.tensor([job.first_position(i) for i in taken], device=device)
+        self.state.start(rows, first, positions)
+        if job.config.method == "sample":
+            self.state.set_draws(rows, [job.sample_indices[i] for i in taken])
+        self.offsets[rows] = positions
+        for slot, index in zip(slots, taken):
+            self.sentences[slot] = index
+            self.host_positions[slot] = job.first_position(index)
+
+    def _compact(self) -> None:
+        kept = [slot for slot, sentence in enumerate(self.sentences) if sentence is not None]
+        rows = torch.tensor(kept, device=self.model.device)
+        self.model.select_slots(rows)
+        self.constraints.select_slots(rows)
+        for name in self.state.tensors():
+            setattr(self.state, name, getattr(self.state, name)[rows])
+        self.state.slot_index = self.state.slot_index[: len(kept)]
+        self.offsets = self.offsets[rows]
+        self.sentences = [self.sentences[slot] for slot in kept]
+        self.host_positions = [self.host_positions[slot] for slot in kept]
+
+    def _step(self) -> None:
+        state = self.state
+        active = {p for p, sentence in zip(self.host_positions, self.sentences) if sentence is not None}
+        longest = max(active) + 1
+        at = StepPositions(self.offsets + state.step, longest, longest - 1 if len(active) == 1 else None)
+        logits = self.model.step(state.last, at, state.ancestors)
+        parents = state.update(logits, at.positions)
+        if parents is not None:
+            self.model.reorder(parents)
+        self.host_positions = [position + 1 for position in self.host_positions]
+
+    def _collect(self) -> None:
+        """Deliver finished sentences and free their slots."""
+        done = self.state.done.tolist()
+        if self.job.on_token is not None:
+            self._report_tokens()
+        finished = [slot for slot, sentence in enumerate(self.sentences) if sentence is not None and done[slot]]
+        if not finished:
+            return
+        for slot, n_best in zip(finished, self.state.results(finished)):
+            index = self.sentences[slot]
+            assert index is not None
+            check_no_nan(torch.tensor([hypothesis.logprob for hypothesis in n_best]))
+            self.job.on_result(index, n_best)
+            self.sentences[slot] = None
+
+    def _report_tokens(self) -> None:
+        on_token = self.job.on_token
+        assert on_token is not None
+        tokens, live = self.state.last[:, 0].tolist(), self.state.live[:, 0].tolist()
+        for sentence, token, is_live in zip(self.sentences, tokens, live):
+            if sentence is not None and is_live:
+                on_token(sentence, token)

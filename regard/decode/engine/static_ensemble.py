@@ -1,0 +1,36 @@
+"""Ensembles of models for the decoding engine."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.decode.engine.static_decoder import StepPositions
+from regard.decode.ensemble import mean_log_probs
+from regard.layers.packed import Packed
+
+
+class StaticEnsemble:
+    """Static decoders of several models; logits are the logarithm of their weighted mean probability."""
+
+    def __init__(self, members: Sequence[Any], log_weights: Sequence[float]) -> None:
+        self.members, self.log_weights = list(members), list(log_weights)
+        self.device = self.members[0].device
+
+    def load(self, slots: list[int], sources: list[list[int]], pack_sources: Callable[..., Packed]) -> None:
+        for member in self.members:
+            member.load(slots, sources, pack_sources)
+
+    def step(
+        self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None
+    ) -> Float[Tensor, "B K V"]:
+        return mean_log_probs([member.step(last, at, ancestors) for member in self.members], self.log_weights)
+
+    def reorder(self, parents: Int[Tensor, "B K"]) -> None:
+        for member in self.members:
+            member.reorder(parents)
+
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
+        for member in self.members:
+            member.select_slots(slots)

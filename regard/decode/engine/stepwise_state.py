@@ -1,0 +1,110 @@
+"""Greedy decoding and sampling over static tensors: every step has the same shapes."""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine.best_tokens import best_tokens, log_sum_exp
+from regard.decode.engine.slot_constraints import SlotConstraints
+from regard.decode.hypotheses import Hypothesis, NBest
+from regard.decode.sampling import draw
+
+
+class StepwiseState:
+    """The outputs of B slots with K independent hypotheses each: K = 1 in greedy decoding, `n_best` in sampling."""
+
+    def __init__(
+        self, slots: int, capacity: int, config: DecodeConfig, constraints: SlotConstraints, device: torch.device
+    ) -> None:
+        K = config.n_best
+        self.config, self.constraints, self.hypotheses = config, constraints, K
+        self.last = torch.zeros((slots, K), dtype=torch.long, device=device)
+        self.step = torch.zeros(slots, dtype=torch.long, device=device)
+        self.done = torch.ones(slots, dtype=torch.bool, device=device)
+        self.live = torch.zeros((slots, K), dtype=torch.bool, device=device)
+        self.tokens = torch.zeros((slots, capacity, K), dtype=torch.long, device=device)
+        self.token_log_p = torch.zeros((slots, capacity, K), device=device)
+        self.lengths = torch.zeros((slots, K), dtype=torch.long, device=device)
+        # Cache columns of a hypothesis: its prompt is in column 0, its own tokens in its own column.
+        self.ancestors = torch.zeros((slots, K, capacity), dtype=torch.int32, device=device)
+        self.slot_index = torch.arange(slots, device=device)
+        is_sampling = config.method == "sample"
+        self.draws = torch.zeros((slots, capacity, K), device=device) if is_sampling else None
+
+    def tensors(self) -> list[str]:
+        """Names of the tensors whose first axis is the slots."""
+        return [name for name, value in vars(self).items() if isinstance(value, Tensor) and name != "slot_index"]
+
+    def start(self, slots: Int[Tensor, "n"], first_tokens: Int[Tensor, "n"], offsets: Int[Tensor, "n"]) -> None:
+        """Empty outputs in these slots; `offsets` are the cache positions of the first tokens."""
+        self.last[slots] = first_tokens[:, None]
+        self.step[slots] = 0
+        self.done[slots] = False
+        self.live[slots] = True
+        self.lengths[slots] = 0
+        if self.hypotheses > 1:
+            is_prompt = torch.arange(self.ancestors.shape[2], device=slots.device) < offsets[:, None, None]
+            beams = torch.arange(self.hypotheses, dtype=torch.int32, device=slots.device)[:, None]
+            self.ancestors[slots] = torch.where(is_prompt, 0, beams)
+
+    def set_draws(self, slots: Int[Tensor, "n"], sample_indices: list[int]) -> None:
+        """The random numbers of new sentences: see `regard.decode.sample`."""
+        if self.draws is not None:
+            shape = tuple(self.draws.shape[1:])  # steps first, so that the first draws do not depend on the capacity
+            uniform = [np.random.default_rng((self.config.seed, index)).random(shape) for index in sample_indices]
+            self.draws[slots] = torch.from_numpy(np.stack(uniform)).float().to(slots.device)
+
+    def update(self, logits: Float[Tensor, "B K V"], positions: Int[Tensor, "B"]) -> None:
+        """Choose the next token of every hypothesis."""
+        at = self.step.clamp(max=self.tokens.shape[1] - 1)
+        if self.draws is None:
+            log_p, token = (x.squeeze(-1) for x in best_tokens(logits, 1, self.constraints, self.step))
+        else:
+            all_log_p = self._constrained_log_probs(logits)
+            config = self.config
+            u = self.draws[self.slot_index, at]
+            token = draw(all_log_p, u, config.temperature, config.top_k, config.top_p)
+            log_p = all_log_p.gather(-1, token[..., None]).squeeze(-1)
+        self._advance(token, log_p, at)
+
+    def _advance(self, token: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], at: Int[Tensor, "B"]) -> None:
+        self.live.logical_and_(log_p != -torch.inf)  # -inf: no token is allowed, and the output ends without <eos>
+        self.tokens[self.slot_index, at] = token
+        self.token_log_p[self.slot_index, at] = log_p
+        self.lengths.add_(self.live)
+        self.live.logical_and_(token != self.constraints.special.eos)
+        self.last.copy_(token)
+        self.step.add_(~self.done)
+        self.done.copy_(~self.live.any(1))
+
+    def _constrained_log_probs(self, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
+        """The log-probability of every token; -inf for disallowed ones."""
+        log_p = logits.float() - log_sum_exp(logits.float())
+        forced = self.constraints.forced_tokens(self.step)[:, None, None]
+        is_token = torch.arange(log_p.shape[-1], device=log_p.device) == forced
+        allowed = is_token | (forced < 0)
+        for token in self.constraints.banned:
+            allowed[..., token] = is_token[..., token]
+        bans_eos = self.constraints.bans_eos(self.step)
+        if bans_eos is not None:
+            eos = self.constraints.special.eos
+            allowed[..., eos] &= ~bans_eos[:, None] | is_token[..., eos]
+        return log_p.masked_fill(~allowed, -torch.inf)
+
+    def results(self, slots: list[int]) -> list[NBest]:
+        """The outputs of these slots, best first."""
+        rows = torch.tensor(slots, device=self.step.device)
+        steps = int(self.step[rows].max())
+        eos, penalty = self.constraints.special.eos, self.config.length_penalty
+        columns = self.tokens[rows, :steps].mT, self.token_log_p[rows, :steps].mT, self.lengths[rows]
+        results = []
+        for sentence in zip(*(column.tolist() for column in columns)):
+            n_best = NBest()
+            for tokens, log_ps, length in zip(*sentence):
+                ids, total = [token for token in tokens[:length] if token != eos], sum(log_ps[:length])
+                n_best.append(Hypothesis(ids, total / max(length, 1) ** penalty, total, log_ps[:length]))
+            n_best.sort(key=lambda hypothesis: -hypothesis.score)
+            results.append(n_best)
+        return results
