@@ -20,6 +20,8 @@ MAX_QUERIES = 64
 MIN_BLOCK = 16
 # Caches with at least SPLIT_LEN positions are attended in parts until there are SPLIT_PROGRAMS programs.
 SPLIT_LEN, SPLIT_PROGRAMS, MAX_SPLITS = 512, 264, 16
+# So many programs need no more than one warp each to use the whole GPU.
+MANY_PROGRAMS = 1024
 
 
 def supports(q: Tensor, k: Tensor, hypotheses: int, heads: int) -> bool:
@@ -78,7 +80,7 @@ def decode_attention(
         HAS_BIAS=bias is not None,
         HAS_ROTARY=rotary is not None,
         **dependent_launch(qkv),
-        **_blocks(K * group, S * K, D),
+        **_blocks(B * G, K * group, S * K, D),
     )
     if splits > 1:
         decode_attention_triton.merge_splits[(len(qkv) * heads,)](
@@ -86,6 +88,7 @@ def decode_attention(
             SPLITS=splits,
             D=D,
             BLOCK_D=next_power_of_two(D, MIN_BLOCK),
+            num_warps=2,
             **dependent_launch(qkv),
         )
     return out
@@ -114,7 +117,7 @@ def decode_cross_attention(
         GROUP=group,
         D=D,
         **dependent_launch(q),
-        **_blocks(K * group, M, D),
+        **_blocks(B * G, K * group, M, D),
     )
     return out
 
@@ -193,9 +196,15 @@ def _splits(programs: int, positions: int) -> int:
     return min(MAX_SPLITS, next_power_of_two(-(-SPLIT_PROGRAMS // programs)))
 
 
-def _blocks(queries: int, keys: int, width: int) -> dict[str, int]:
-    """Tile sizes and compiler options for the queries of one program and a number of keys."""
+def _blocks(programs: int, queries: int, keys: int, width: int) -> dict[str, int]:
+    """Tile sizes and compiler options for a number of programs and the queries and keys of each."""
     block_d = next_power_of_two(width, MIN_BLOCK)
-    block_n = min(next_power_of_two(keys, MIN_BLOCK), 64 if block_d <= 64 else 32)
     block_q = 1 if queries == 1 else next_power_of_two(queries, MIN_BLOCK)
-    return {"BLOCK_Q": block_q, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": 4 if keys > 256 else 2}
+    if programs >= MANY_PROGRAMS and keys < SPLIT_LEN:
+        block_n, warps = 32, 1
+    elif block_q == 1:
+        block_n, warps = (32, 2) if keys < SPLIT_LEN else (64, 8)
+    else:
+        block_n, warps = 64, 4
+    block_n = min(block_n, next_power_of_two(keys, MIN_BLOCK), max(MIN_BLOCK, 64 * 64 // block_d))
+    return {"BLOCK_Q": block_q, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": 1}

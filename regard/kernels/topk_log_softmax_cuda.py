@@ -11,8 +11,8 @@ from torch import Tensor
 from regard.kernels.triton_support import contiguous_rows, dependent_launch, next_power_of_two, triton_available
 
 MAX_K = 16
-# Logits per block, warps per program.
-BLOCK, WARPS = 1024, 4
+# Logits per block, warps per program, and per program that merges parts.
+BLOCK, WARPS, MERGE_WARPS = 1024, 4, 1
 # Fewer rows are split into parts until there are as many programs; MAX_SPLITS parts at most.
 MIN_PROGRAMS, MAX_SPLITS = 256, 32
 
@@ -66,7 +66,7 @@ def topk_log_softmax(
         **shape,
     )
     if splits > 1:
-        topk_log_softmax_triton.merge_parts[(R,)](*row_arguments, part_max, part_sum, part_keys, V, **shape)
+        topk_log_softmax_triton.merge_parts[(R,)](*row_arguments, part_max, part_sum, part_keys, V, num_warps=MERGE_WARPS, **shape)
     return log_p, ids
 
 

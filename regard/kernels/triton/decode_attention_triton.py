@@ -16,6 +16,14 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
+def _load_keys(keys, values, start, end, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    n, d = start + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    in_bounds = (n < end)[:, None] & (d < D)[None, :]
+    offsets = n[:, None] * D + d[None, :]
+    return tl.load(keys + offsets, mask=in_bounds, other=0.0), tl.load(values + offsets, mask=in_bounds, other=0.0)
+
+
+@triton.jit
 def _attend(
     q, m, keys, values, begin, end, scale, ancestor_rows, bias_rows,
     K: tl.constexpr, D: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -26,20 +34,19 @@ def _attend(
     Key n has position n // K and hypothesis n % K. `bias_rows` point to the biases of a distance of 0 plus the position
     of the query.
     """
-    d = tl.arange(0, BLOCK_D)
     if BLOCK_Q == 1:
         lane_max = tl.broadcast_to(m, (BLOCK_N,))
         lane_sum = tl.zeros((BLOCK_N,), tl.float32)
         lane_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
     acc = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
+    next_k, next_v = _load_keys(keys, values, begin, end, D, BLOCK_N, BLOCK_D)
     for start in range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        in_bounds = (n < end)[:, None] & (d < D)[None, :]
-        offsets = n[:, None] * D + d[None, :]
-        k = tl.load(keys + offsets, mask=in_bounds, other=0.0)
-        v = tl.load(values + offsets, mask=in_bounds, other=0.0)
         s = n // K
+        k, v = next_k, next_v
+        # Prefetch the next keys and values while these are processed.
+        next_k, next_v = _load_keys(keys, values, start + BLOCK_N, end, D, BLOCK_N, BLOCK_D)
         if BLOCK_Q == 1:
             scores = tl.sum(k.to(tl.float32) * q.to(tl.float32), 1) * (scale * LOG2E)
             if HAS_BIAS:
@@ -100,9 +107,12 @@ def decode_attention(
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Store the new keys and values of a slot and attend; with SPLITS > 1, over one of as many parts of the keys."""
-    if PDL:
+    if PDL == 2:
         gdc_launch_dependents()
+    if PDL:
         gdc_wait()
+    if PDL == 1:
+        gdc_launch_dependents()
     slot, group, split = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS, tl.program_id(1)
     HEADS: tl.constexpr = GROUPS * GROUP
     i, d = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D)
@@ -110,7 +120,7 @@ def decode_attention(
     row = slot * K + beam
     is_query = i < K * GROUP
     in_bounds = is_query[:, None] & (d < D)[None, :]
-    position = tl.load(positions + slot)
+    position = tl.load(positions + slot).to(tl.int32)
     m = tl.zeros((BLOCK_Q,), tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
     acc = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
@@ -170,9 +180,12 @@ def merge_splits(
     SPLITS: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one row and head from the results of its parts."""
-    if PDL:
+    if PDL == 2:
         gdc_launch_dependents()
+    if PDL:
         gdc_wait()
+    if PDL == 1:
+        gdc_launch_dependents()
     split, d = tl.program_id(0) * SPLITS + tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
     m = tl.load(partial_max + split)
     total = tl.load(partial_sum + split)
@@ -189,15 +202,18 @@ def decode_cross_attention(
     K: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
+    if PDL == 2:
         gdc_launch_dependents()
+    if PDL:
         gdc_wait()
+    if PDL == 1:
+        gdc_launch_dependents()
     slot, group = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS
     HEADS: tl.constexpr = GROUPS * GROUP
     i, d = tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D)
     head, row = group * GROUP + i % GROUP, slot * K + i // GROUP
     in_bounds = (i < K * GROUP)[:, None] & (d < D)[None, :]
-    length = tl.load(lengths + slot)
+    length = tl.load(lengths + slot).to(tl.int32)
     keys = k + slot.to(tl.int64) * k_slot + group * k_head
     values = v + slot.to(tl.int64) * v_slot + group * v_head
     query_offsets = row.to(tl.int64)[:, None] * q_row + head[:, None] * D + d[None, :]

@@ -1,7 +1,7 @@
 """Triton source of `skinny_linear_cuda`: a program computes a few outputs for all rows and reads their weights once.
 
-Statistics of norms are computed again by every program, which costs less than a launch. Up to four rows are multiplied
-without matrix units: their tiles have at least 16 outputs, too few programs to read memory at full speed.
+Statistics of norms are computed again by every program, which costs less than a launch. USE_DOT: with matrix units,
+whose tiles have at least 16 outputs; fewer outputs per program read the weights of small layers faster.
 """
 
 import triton
@@ -10,10 +10,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _statistics(x, row_stride, R, KIND: tl.constexpr, eps, E: tl.constexpr, BLOCK_R: tl.constexpr):
+def _statistics(x, row_stride, r, R, KIND: tl.constexpr, eps, E: tl.constexpr, BLOCK_R: tl.constexpr):
     """Mean (0 for RMSNorm) and 1 / deviation of each row."""
     BLOCK: tl.constexpr = triton.next_power_of_2(E)
-    r, e = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK)
+    e = tl.arange(0, BLOCK)
     in_bounds = (r < R)[:, None] & (e < E)[None, :]
     rows = tl.load(x + r[:, None] * row_stride + e[None, :], mask=in_bounds, other=0.0).to(tl.float32)
     mean = tl.zeros((BLOCK_R,), tl.float32)
@@ -55,17 +55,20 @@ def skinny_linear(
     HAS_BIAS: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_RESIDUAL_BIAS: tl.constexpr,
     PDL: tl.constexpr, USE_DOT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    r, column = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_E)
+    r, column = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_E)
     o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     weights = weight + o.to(tl.int64)[:, None] * weight_row
     # Load the first weights, which no kernel writes, before anything that waits for memory or for the previous kernel.
     in_bounds = (o < E_OUT)[:, None] & (column < E_IN)[None, :]
     next_w = tl.load(weights + column[None, :], mask=in_bounds, other=0.0)
-    if PDL:
+    if PDL == 2:
         gdc_launch_dependents()
+    if PDL:
         gdc_wait()
+    if PDL == 1:
+        gdc_launch_dependents()
     if NORM != "none":
-        mean, scale = _statistics(x, x_row, R, NORM, eps, E_IN, BLOCK_R)
+        mean, scale = _statistics(x, x_row, r, R, NORM, eps, E_IN, BLOCK_R)
     if USE_DOT:
         acc = tl.zeros((BLOCK_R, BLOCK_O), tl.float32)
     else:
@@ -93,7 +96,7 @@ def skinny_linear(
     if HAS_RESIDUAL:
         added = tl.load(residual + r[:, None] * residual_row + o[None, :], mask=in_bounds, other=0.0).to(tl.float32)
         if RESIDUAL_NORM != "none":
-            mean, scale = _statistics(residual, residual_row, R, RESIDUAL_NORM, residual_eps, E_OUT, BLOCK_R)
+            mean, scale = _statistics(residual, residual_row, r, R, RESIDUAL_NORM, residual_eps, E_OUT, BLOCK_R)
             added = _normalize(added, mean, scale, residual_gain, residual_bias, o, o < E_OUT, HAS_RESIDUAL_BIAS)
         acc += added
     tl.store(out + r[:, None] * E_OUT + o[None, :], acc.to(out.dtype.element_ty), mask=in_bounds)
