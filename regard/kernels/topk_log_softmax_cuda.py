@@ -66,7 +66,9 @@ def topk_log_softmax(
         **shape,
     )
     if splits > 1:
-        topk_log_softmax_triton.merge_parts[(R,)](*row_arguments, part_max, part_sum, part_keys, V, num_warps=MERGE_WARPS, **shape)
+        topk_log_softmax_triton.merge_parts[(R,)](
+            *row_arguments, part_max, part_sum, part_keys, V, num_warps=MERGE_WARPS, **shape
+        )
     return log_p, ids
 
 

@@ -13,6 +13,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from regard.attention import Concat, attend, causal, use
+from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine.beam_state import BeamState
+from regard.decode.engine.slot_constraints import SlotConstraints
+from regard.decode.engine.stepwise_state import StepwiseState
+from regard.decode.protocol import SpecialTokens
 from regard.kernels import (
     add_norm_cuda,
     cross_entropy_cuda,
@@ -20,6 +25,7 @@ from regard.kernels import (
     exact_weights_cuda,
     l2_normalize_cuda,
     linear_relu_cuda,
+    search_update_cuda,
     skinny_linear_cuda,
     topk_log_softmax_cuda,
 )
@@ -103,11 +109,30 @@ def launch_decoding_kernels() -> None:
             topk_log_softmax_cuda.topk_log_softmax(
                 logits, k, banned=(0, 1), eos=2, forced=forced, ban_eos=forced.bool()
             )
+    launch_search_updates()
+
+
+def launch_search_updates() -> None:
+    config, special, device = DecodeConfig(beam=4, n_best=2, length_penalty=0.6), SpecialTokens(), torch.device("cpu")
+    constraints = SlotConstraints(3, 0, config, special, device)
+    state = BeamState(3, 20, config, constraints, device)
+    top, positions = torch.zeros(3, 4, 8), torch.zeros(3, dtype=torch.long)
+    search_update_cuda.beam_update(
+        *(top, top.long(), positions, constraints.limit),
+        **{name: getattr(state, name) for name in state.tensors()},
+        eos=special.eos,
+        length_penalty=config.length_penalty,
+        patience=config.patience,
+    )
+    greedy = StepwiseState(3, 20, DecodeConfig(method="greedy"), constraints, device)
+    names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
+    tensors = {name: getattr(greedy, name) for name in names}
+    search_update_cuda.greedy_update(greedy.last, top[:, 0, :1].contiguous(), **tensors, eos=special.eos)
 
 
 if __name__ == "__main__":
     driver.set_active(CompileOnlyDriver())
     JITFunction.__getitem__ = compile_only
-    for module in (decode_attention_cuda, skinny_linear_cuda, topk_log_softmax_cuda):
+    for module in (decode_attention_cuda, search_update_cuda, skinny_linear_cuda, topk_log_softmax_cuda):
         module.dependent_launch = lambda x: {"PDL": 1, "launch_pdl": True}
     launch_every_kernel()

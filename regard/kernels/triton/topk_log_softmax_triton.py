@@ -9,39 +9,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from regard.kernels.triton.sort_keys_triton import LOWEST_KEY, largest_keys, make_keys, split_keys
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 # Beyond every id; less than 2^31.
 NO_ID = tl.constexpr(0x7FFFFFFE)
-
-
-@triton.jit
-def _make_keys(x, ids):
-    """Integers ordered like (x, −ids). NaN is the largest x."""
-    bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
-
-
-@triton.jit
-def _split_keys(keys):
-    """x and ids of `_make_keys`."""
-    ordered = (keys >> 32).to(tl.int32)
-    bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
-    return bits.to(tl.float32, bitcast=True), 0x7FFFFFFF - (keys & 0x7FFFFFFF).to(tl.int32)
-
-
-@triton.jit
-def _largest_keys(keys, COUNT: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The COUNT largest of different keys in descending order; then the smallest integers."""
-    lowest: tl.constexpr = -0x7FFFFFFFFFFFFFFF
-    j = tl.arange(0, BLOCK_K)
-    largest = tl.full((BLOCK_K,), lowest, tl.int64)
-    for i in tl.static_range(COUNT):
-        top = tl.max(keys, 0)
-        largest = tl.where(j == i, top, largest)
-        keys = tl.where(keys == top, lowest, keys)
-    return largest
 
 
 @triton.jit
@@ -64,7 +37,7 @@ def _store_result(
 ):
     """Log-probabilities and ids of the largest keys, or of the forced token followed by −∞."""
     j = tl.arange(0, BLOCK_K)
-    x, token = _split_keys(keys)
+    x, token = split_keys(keys)
     token = tl.where(token < V, token, 0)
     if HAS_FORCED:
         forced_id = tl.load(forced + result)
@@ -124,17 +97,17 @@ def topk_log_softmax(
         is_better = (x > best) | ((x != x) & (best == best))
         best = tl.where(is_better, x, best)
         best_id = tl.where(is_better, token, best_id)
-    largest = _largest_keys(_make_keys(best, best_id), COUNT, BLOCK_K)
+    largest = largest_keys(make_keys(best, best_id), COUNT, BLOCK_K)
     if (ROUNDS > 1) & (COUNT > 1):
-        _, token = _split_keys(largest)
+        _, token = split_keys(largest)
         # The columns of the block that these are in: all their logits.
         is_column = (tl.arange(0, BLOCK_K) < COUNT) & (token < end)
         candidates = begin + (token - begin)[:, None] % BLOCK + tl.arange(0, ROUNDS)[None, :] * BLOCK
         is_candidate = is_column[:, None] & (candidates < end)
         x = tl.load(row + candidates, mask=is_candidate, other=-float("inf")).to(tl.float32)
         x = _without_banned(x, candidates, banned_eos, BANNED)
-        keys = tl.where(is_candidate, _make_keys(x, candidates), -0x7FFFFFFFFFFFFFFF)
-        largest = _largest_keys(tl.reshape(keys, (BLOCK_K * ROUNDS,)), COUNT, BLOCK_K)
+        keys = tl.where(is_candidate, make_keys(x, candidates), LOWEST_KEY)
+        largest = largest_keys(tl.reshape(keys, (BLOCK_K * ROUNDS,)), COUNT, BLOCK_K)
     row_top = tl.max(top, 0)
     row_total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
     # tl.max ignores NaN, the sum does not.
@@ -167,5 +140,5 @@ def merge_parts(
     top, total = tl.load(part_max + part), tl.load(part_sum + part)
     row_top = tl.max(top, 0)
     lse = row_top + tl.log2(tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)) / LOG2E
-    largest = _largest_keys(keys, COUNT, BLOCK_K)
+    largest = largest_keys(keys, COUNT, BLOCK_K)
     _store_result(log_p, ids, row, forced, lse, largest, result, V, HAS_FORCED, COUNT, BLOCK_K)
