@@ -20,8 +20,8 @@ MAX_QUERIES = 64
 MIN_BLOCK = 16
 # Caches with at least SPLIT_LEN positions are attended in parts until there are SPLIT_PROGRAMS programs.
 SPLIT_LEN, SPLIT_PROGRAMS, MAX_SPLITS = 512, 264, 16
-# So many programs need no more than one warp each to use the whole GPU.
-MANY_PROGRAMS = 1024
+# One warp per program, if there are at least MANY_PROGRAMS of them or at most SHORT_LEN positions.
+MANY_PROGRAMS, SHORT_LEN = 1024, 48
 
 
 def supports(q: Tensor, k: Tensor, hypotheses: int, heads: int) -> bool:
@@ -80,7 +80,7 @@ def decode_attention(
         HAS_BIAS=bias is not None,
         HAS_ROTARY=rotary is not None,
         **dependent_launch(qkv),
-        **_blocks(B * G, K * group, S * K, D),
+        **_blocks(B * G, K * group, S, D),
     )
     if splits > 1:
         decode_attention_triton.merge_splits[(len(qkv) * heads,)](
@@ -196,15 +196,17 @@ def _splits(programs: int, positions: int) -> int:
     return min(MAX_SPLITS, next_power_of_two(-(-SPLIT_PROGRAMS // programs)))
 
 
-def _blocks(programs: int, queries: int, keys: int, width: int) -> dict[str, int]:
-    """Tile sizes and compiler options for a number of programs and the queries and keys of each."""
+def _blocks(programs: int, queries: int, positions: int, width: int) -> dict[str, int]:
+    """Tile sizes and compiler options for a number of programs, and the queries and key positions of each."""
     block_d = next_power_of_two(width, MIN_BLOCK)
     block_q = 1 if queries == 1 else next_power_of_two(queries, MIN_BLOCK)
-    if programs >= MANY_PROGRAMS and keys < SPLIT_LEN:
+    is_long = positions >= SPLIT_LEN
+    if is_long:
+        block_n, warps = 64, 8 if block_q == 1 else 4
+    elif programs >= MANY_PROGRAMS or positions <= SHORT_LEN:
         block_n, warps = 32, 1
-    elif block_q == 1:
-        block_n, warps = (32, 2) if keys < SPLIT_LEN else (64, 8)
     else:
         block_n, warps = 64, 4
-    block_n = min(block_n, next_power_of_two(keys, MIN_BLOCK), max(MIN_BLOCK, 64 * 64 // block_d))
-    return {"BLOCK_Q": block_q, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": 1}
+    block_n = min(block_n, next_power_of_two(positions, MIN_BLOCK), max(MIN_BLOCK, 64 * 64 // block_d))
+    blocks = {"BLOCK_Q": block_q, "BLOCK_N": block_n, "BLOCK_D": block_d, "PREFETCH": is_long}
+    return blocks | {"num_warps": warps, "num_stages": 1}

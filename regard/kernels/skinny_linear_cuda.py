@@ -17,6 +17,8 @@ from regard.kernels.triton_support import contiguous_rows, dependent_launch, nex
 MAX_ROWS, MAX_NORM_WIDTH = 16, 4096
 # More rows than this are multiplied by matrix units, unless rows are wider than MAX_DOT_WIDTH.
 MAX_VECTOR_ROWS, MAX_DOT_WIDTH = 2, 1024
+# Programs along the outputs: as many as run at once. With more outputs, each program loops over several tiles.
+MAX_PROGRAMS = 1056
 
 LinearActivation = Literal["none", "relu", "gelu", "gelu_tanh", "relu2", "silu"]
 _ACTIVATIONS = {
@@ -80,7 +82,7 @@ def skinny_linear(
     gain, norm_bias, eps, kind = norm or no_norm
     residual_gain, residual_bias, residual_eps, residual_kind = residual_norm or no_norm
     blocks = _blocks(R, x.shape[1], E_out, weight.dtype)
-    grid = -(-E_out // blocks["BLOCK_O"]), -(-R // blocks["BLOCK_R"])
+    grid = min(MAX_PROGRAMS, -(-E_out // blocks["BLOCK_O"])), -(-R // blocks["BLOCK_R"])
     skinny_linear_triton.skinny_linear[grid](
         *(x, weight, bias, gain, norm_bias, residual, residual_gain, residual_bias, out),
         *(x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0), eps, residual_eps, R),
@@ -133,15 +135,14 @@ def _normalize(x: Tensor, norm: RowNorm | None) -> Tensor:
 
 def _blocks(rows: int, width: int, outputs: int, dtype: torch.dtype) -> dict[str, int]:
     """Tile sizes and compiler options."""
-    if rows > MAX_VECTOR_ROWS and width <= MAX_DOT_WIDTH:
+    use_dot = rows > MAX_VECTOR_ROWS and width <= MAX_DOT_WIDTH
+    if use_dot:
+        block_r, block_o, warps = 16, 32 if outputs >= 2048 else 16, 2
         block_e = min(next_power_of_two(width, 16), 128 if dtype == torch.float32 else 512)
-        block_o = 32 if outputs >= 2048 else 16
-        return {"USE_DOT": True, "BLOCK_R": 16, "BLOCK_O": block_o, "BLOCK_E": block_e, "num_warps": 2}
-    block_r = min(4, next_power_of_two(rows))
-    block_e = min(next_power_of_two(width, 16), 2048)
-    if block_e > 1024:
-        block_o, warps = 2, 4
     else:
-        block_o = min(8, max(2, next_power_of_two(outputs // 256)))
-        warps = max(1, block_r * block_o * block_e // 4096)
-    return {"USE_DOT": False, "BLOCK_R": block_r, "BLOCK_O": block_o, "BLOCK_E": block_e, "num_warps": min(8, warps)}
+        block_r = min(4, next_power_of_two(rows))
+        block_e = min(next_power_of_two(width, 16), 2048)
+        block_o = 2 if block_e > 1024 else min(4096 // max(512, block_e), max(2, next_power_of_two(outputs // 256)))
+        warps = min(8, max(1, block_r * block_o * block_e // (1024 if block_e > 1024 else 4096)))
+    blocks = {"BLOCK_R": block_r, "BLOCK_O": block_o, "BLOCK_E": block_e}
+    return blocks | {"USE_DOT": use_dot, "num_warps": warps, "num_stages": 1}

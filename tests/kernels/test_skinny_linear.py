@@ -78,6 +78,15 @@ def test_residual_stream_in_float32(rows):
     assert plain_skinny_linear(x, weight, out_dtype=torch.float32).dtype == torch.float32
 
 
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_several_tiles_per_program(rows, monkeypatch):
+    monkeypatch.setattr(skinny_linear_cuda, "MAX_PROGRAMS", 2)
+    torch.manual_seed(0)
+    x, weight, bias = (random(*shape, dtype=torch.float32) for shape in ((rows, 40), (150, 40), (150,)))
+    norm, residual = make_norm(40, torch.float32), random(rows, 150, dtype=torch.float32)
+    assert_equals_float64(x, weight, bias, norm=norm, residual=residual)
+
+
 def test_strided_inputs():
     torch.manual_seed(0)
     x, weight = random(2, 64, dtype=torch.float32)[:, 3:35], random(20, 50, dtype=torch.float32)[:, 5:37]

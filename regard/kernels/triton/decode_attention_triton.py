@@ -27,12 +27,12 @@ def _load_keys(keys, values, start, end, D: tl.constexpr, BLOCK_N: tl.constexpr,
 def _attend(
     q, m, keys, values, begin, end, scale, ancestor_rows, bias_rows,
     K: tl.constexpr, D: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PREFETCH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Softmax over keys [begin, end) of q: maximum (at least m; base 2), sum and weighted sum of values.
 
     Key n has position n // K and hypothesis n % K. `bias_rows` point to the biases of a distance of 0 plus the position
-    of the query.
+    of the query. PREFETCH: load the next block of keys and values while one is processed.
     """
     if BLOCK_Q == 1:
         lane_max = tl.broadcast_to(m, (BLOCK_N,))
@@ -40,13 +40,16 @@ def _attend(
         lane_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
     acc = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
-    next_k, next_v = _load_keys(keys, values, begin, end, D, BLOCK_N, BLOCK_D)
+    if PREFETCH:
+        next_k, next_v = _load_keys(keys, values, begin, end, D, BLOCK_N, BLOCK_D)
     for start in range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         s = n // K
-        k, v = next_k, next_v
-        # Prefetch the next keys and values while these are processed.
-        next_k, next_v = _load_keys(keys, values, start + BLOCK_N, end, D, BLOCK_N, BLOCK_D)
+        if PREFETCH:
+            k, v = next_k, next_v
+            next_k, next_v = _load_keys(keys, values, start + BLOCK_N, end, D, BLOCK_N, BLOCK_D)
+        else:
+            k, v = _load_keys(keys, values, start, end, D, BLOCK_N, BLOCK_D)
         if BLOCK_Q == 1:
             scores = tl.sum(k.to(tl.float32) * q.to(tl.float32), 1) * (scale * LOG2E)
             if HAS_BIAS:
@@ -104,7 +107,7 @@ def decode_attention(
     scale, qkv_row, slot_stride, head_stride, S,
     SPLITS: tl.constexpr, K: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_ROTARY: tl.constexpr, PDL: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PREFETCH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Store the new keys and values of a slot and attend; with SPLITS > 1, over one of as many parts of the keys."""
     if PDL == 2:
@@ -153,7 +156,7 @@ def decode_attention(
             end = tl.minimum(begin + part, end)
         m, total, acc = _attend(
             q, own_score, keys, values, begin, end, scale, ancestor_rows, bias_rows,
-            K, D, HAS_BIAS, BLOCK_Q, BLOCK_N, BLOCK_D,
+            K, D, HAS_BIAS, PREFETCH, BLOCK_Q, BLOCK_N, BLOCK_D,
         )  # fmt: skip
         if split == 0:
             weight = tl.exp2(own_score - m)
@@ -200,7 +203,7 @@ def merge_splits(
 def decode_cross_attention(
     q, k, v, lengths, out, scale, q_row, k_slot, k_head, v_slot, v_head,
     K: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PREFETCH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     if PDL == 2:
         gdc_launch_dependents()
@@ -220,7 +223,8 @@ def decode_cross_attention(
     queries = tl.load(q + query_offsets, mask=in_bounds, other=0.0).to(keys.dtype.element_ty)
     lowest = tl.full((BLOCK_Q,), LOWEST, tl.float32)
     _, total, acc = _attend(
-        queries, lowest, keys, values, 0, length, scale, None, None, 1, D, False, BLOCK_Q, BLOCK_N, BLOCK_D
-    )
+        queries, lowest, keys, values, 0, length, scale, None, None,
+        1, D, False, PREFETCH, BLOCK_Q, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
     acc *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     tl.store(out + (row * HEADS + head)[:, None] * D + d[None, :], acc.to(out.dtype.element_ty), mask=in_bounds)
