@@ -13,7 +13,22 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from regard.attention import Concat, attend, causal, use
-from regard.kernels import add_norm_cuda, cross_entropy_cuda, exact_weights_cuda, l2_normalize_cuda, linear_relu_cuda
+from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine.beam_state import BeamState
+from regard.decode.engine.slot_constraints import SlotConstraints
+from regard.decode.engine.stepwise_state import StepwiseState
+from regard.decode.protocol import SpecialTokens
+from regard.kernels import (
+    add_norm_cuda,
+    cross_entropy_cuda,
+    decode_attention_cuda,
+    exact_weights_cuda,
+    l2_normalize_cuda,
+    linear_relu_cuda,
+    search_update_cuda,
+    skinny_linear_cuda,
+    topk_log_softmax_cuda,
+)
 
 
 class CompileOnlyDriver:
@@ -65,9 +80,59 @@ def launch_every_kernel() -> None:
     (total + normalized).sum().backward()
     q, k = l2_normalize_cuda.l2_normalize(q.transpose(0, 1), k.transpose(0, 1), torch.zeros(2, 1, 1), 1e-6)
     (q + k).sum().backward()
+    launch_decoding_kernels()
+
+
+def launch_decoding_kernels() -> None:
+    positions, rotary = torch.tensor([15], dtype=torch.int32), torch.randn(1024, 64)
+    for dtype in (torch.bfloat16, torch.float32):
+        for K, S in ((1, 1024), (1, 128), (4, 128)):
+            cache, ancestors = torch.zeros(1, 2, S, K, 64, dtype=dtype), torch.zeros(1, K, S, dtype=torch.int32)
+            decode_attention_cuda.decode_attention(
+                *(torch.zeros(K, 6 * 64, dtype=dtype), cache, cache, ancestors if K > 1 else None, positions),
+                heads=2,
+                scale=0.125,
+                bias=torch.zeros(2, S),
+                rotary=rotary[:S],
+            )
+            q = torch.zeros(K, 2 * 64, dtype=dtype)
+            decode_attention_cuda.decode_cross_attention(
+                q, cache[..., 0, :], cache[..., 0, :], positions, heads=2, scale=1
+            )
+        norm = skinny_linear_cuda.RowNorm(torch.ones(512), torch.zeros(512), 1e-5, "layer")
+        for rows in (1, 4, 16):
+            x, weight = torch.zeros(rows, 512), torch.zeros(512, 512, dtype=dtype)
+            options = {"norm": norm, "activation": "gelu", "residual": x, "residual_norm": norm}
+            skinny_linear_cuda.skinny_linear(x, weight, norm.bias, **options)
+        for rows, k in ((300, 1), (300, 8), (1, 1), (1, 16)):
+            logits, forced = torch.zeros(rows, 32000, dtype=dtype), torch.zeros(rows, dtype=torch.int32)
+            topk_log_softmax_cuda.topk_log_softmax(
+                logits, k, banned=(0, 1), eos=2, forced=forced, ban_eos=forced.bool()
+            )
+    launch_search_updates()
+
+
+def launch_search_updates() -> None:
+    config, special, device = DecodeConfig(beam=4, n_best=2, length_penalty=0.6), SpecialTokens(), torch.device("cpu")
+    constraints = SlotConstraints(3, 0, config, special, device)
+    state = BeamState(3, 20, config, constraints, device)
+    top, positions = torch.zeros(3, 4, 8), torch.zeros(3, dtype=torch.long)
+    search_update_cuda.beam_update(
+        *(top, top.long(), positions, constraints.limit),
+        **{name: getattr(state, name) for name in state.tensors()},
+        eos=special.eos,
+        length_penalty=config.length_penalty,
+        patience=config.patience,
+    )
+    greedy = StepwiseState(3, 20, DecodeConfig(method="greedy"), constraints, device)
+    names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
+    tensors = {name: getattr(greedy, name) for name in names}
+    search_update_cuda.greedy_update(greedy.last, top[:, 0, :1].contiguous(), **tensors, eos=special.eos)
 
 
 if __name__ == "__main__":
     driver.set_active(CompileOnlyDriver())
     JITFunction.__getitem__ = compile_only
+    for module in (decode_attention_cuda, search_update_cuda, skinny_linear_cuda, topk_log_softmax_cuda):
+        module.dependent_launch = lambda x: {"PDL": 1, "launch_pdl": True}
     launch_every_kernel()

@@ -1,0 +1,148 @@
+"""Norm, linear layer, activation and residual sum of up to 16 rows in one launch (CUDA, Triton; inference only).
+
+Plain twin: `plain_skinny_linear`. With so few rows a linear layer takes as long as reading its weights, and a sublayer
+takes as long as its launches. Nothing synchronizes with the host, and launches depend on shapes only, so calls can be
+captured in a CUDA graph.
+"""
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.kernels.triton_support import contiguous_rows, dependent_launch, next_power_of_two, triton_available
+
+MAX_ROWS, MAX_NORM_WIDTH = 16, 4096
+# More rows than this are multiplied by matrix units, unless rows are wider than MAX_DOT_WIDTH.
+MAX_VECTOR_ROWS, MAX_DOT_WIDTH = 2, 1024
+# Programs along the outputs: as many as run at once. With more outputs, each program loops over several tiles.
+MAX_PROGRAMS = 1056
+
+LinearActivation = Literal["none", "relu", "gelu", "gelu_tanh", "relu2", "silu"]
+_ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": nn.functional.relu,
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
+    "relu2": lambda x: nn.functional.relu(x).square(),
+    "silu": nn.functional.silu,
+}
+
+
+class RowNorm(NamedTuple):
+    """LayerNorm ("layer") or RMSNorm ("rms") over the last axis."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    kind: Literal["layer", "rms"]
+
+
+def supports(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel runs on rows x and a weight."""
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    return (
+        triton_available()
+        and x.is_cuda
+        and x.dim() == 2
+        and 1 <= len(x) <= MAX_ROWS
+        and x.dtype in dtypes
+        and weight.dtype in dtypes
+        and weight.stride(1) == 1
+        and x.shape[1] <= MAX_NORM_WIDTH
+    )
+
+
+def skinny_linear(
+    x: Float[Tensor, "R E_in"],
+    weight: Float[Tensor, "E_out E_in"],
+    bias: Float[Tensor, "E_out"] | None = None,
+    *,
+    norm: RowNorm | None = None,
+    activation: LinearActivation = "none",
+    residual: Float[Tensor, "R E_out"] | None = None,
+    residual_norm: RowNorm | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Float[Tensor, "R E_out"]:
+    """residual_norm(residual) + activation(norm(x) Wᵀ + b); each part is optional.
+
+    With `residual_norm` (post-norm) the residual is the sum before the norm of the previous sublayer. The result has
+    the dtype of the residual or, without one, of the weight, unless `out_dtype` is given. The weight must not be the
+    result of another kernel of the same CUDA graph: it is read before previous kernels end.
+    """
+    from regard.kernels.triton import skinny_linear_triton
+
+    x = contiguous_rows(x)
+    R, E_out = len(x), len(weight)
+    out = torch.empty(R, E_out, dtype=out_dtype or (weight if residual is None else residual).dtype, device=x.device)
+    residual = None if residual is None else contiguous_rows(residual)
+    no_norm = None, None, 0.0, "none"
+    gain, norm_bias, eps, kind = norm or no_norm
+    residual_gain, residual_bias, residual_eps, residual_kind = residual_norm or no_norm
+    blocks = _blocks(R, x.shape[1], E_out, weight.dtype)
+    grid = min(MAX_PROGRAMS, -(-E_out // blocks["BLOCK_O"])), -(-R // blocks["BLOCK_R"])
+    skinny_linear_triton.skinny_linear[grid](
+        *(x, weight, bias, gain, norm_bias, residual, residual_gain, residual_bias, out),
+        *(x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0), eps, residual_eps, R),
+        E_IN=x.shape[1],
+        E_OUT=E_out,
+        ACTIVATION=activation,
+        NORM=kind,
+        RESIDUAL_NORM=residual_kind,
+        HAS_BIAS=bias is not None,
+        HAS_NORM_BIAS=norm_bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        HAS_RESIDUAL_BIAS=residual_bias is not None,
+        **dependent_launch(x),
+        **blocks,
+    )
+    return out
+
+
+def plain_skinny_linear(
+    x: Float[Tensor, "R E_in"],
+    weight: Float[Tensor, "E_out E_in"],
+    bias: Float[Tensor, "E_out"] | None = None,
+    *,
+    norm: RowNorm | None = None,
+    activation: LinearActivation = "none",
+    residual: Float[Tensor, "R E_out"] | None = None,
+    residual_norm: RowNorm | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Float[Tensor, "R E_out"]:
+    """`skinny_linear` in torch operations.
+
+    >>> plain_skinny_linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [-1.0, 0.0]]), activation="relu")
+    tensor([[3., 0.]])
+    """
+    x = _normalize(x, norm).to(weight.dtype)
+    y = _ACTIVATIONS[activation](nn.functional.linear(x, weight, bias))
+    dtype = out_dtype or (weight if residual is None else residual).dtype
+    return (y if residual is None else _normalize(residual, residual_norm) + y).to(dtype)
+
+
+def _normalize(x: Tensor, norm: RowNorm | None) -> Tensor:
+    if norm is None:
+        return x
+    gain, bias = norm.weight.to(x.dtype), None if norm.bias is None else norm.bias.to(x.dtype)
+    if norm.kind == "layer":
+        return nn.functional.layer_norm(x, x.shape[-1:], gain, bias, norm.eps)
+    x = nn.functional.rms_norm(x, x.shape[-1:], gain, norm.eps)
+    return x if bias is None else x + bias
+
+
+def _blocks(rows: int, width: int, outputs: int, dtype: torch.dtype) -> dict[str, int]:
+    """Tile sizes and compiler options."""
+    use_dot = rows > MAX_VECTOR_ROWS and width <= MAX_DOT_WIDTH
+    if use_dot:
+        block_r, block_o, warps = 16, 32 if outputs >= 2048 else 16, 2
+        block_e = min(next_power_of_two(width, 16), 128 if dtype == torch.float32 else 512)
+    else:
+        block_r = min(4, next_power_of_two(rows))
+        block_e = min(next_power_of_two(width, 16), 2048)
+        block_o = 2 if block_e > 1024 else min(4096 // max(512, block_e), max(2, next_power_of_two(outputs // 256)))
+        warps = min(8, max(1, block_r * block_o * block_e // (1024 if block_e > 1024 else 4096)))
+    blocks = {"BLOCK_R": block_r, "BLOCK_O": block_o, "BLOCK_E": block_e}
+    return blocks | {"USE_DOT": use_dot, "num_warps": warps, "num_stages": 1}
