@@ -55,7 +55,9 @@ class FeedForward(nn.Module):
         if self.activation == "relu" and linear_relu_cuda.supports(x, self.inner.weight, self.inner.bias):
             return self.outer(linear_relu_cuda.linear_relu(x, self.inner.weight, self.inner.bias))
         hidden = self.inner(x)
-        if self.is_gated:
-            value, gate = hidden.chunk(2, dim=-1)
-            return self.outer(value * activate(_GATES[self.activation], gate))
-        return self.outer(activate(self.activation, hidden))
+        return self.outer(self.apply_gate(hidden) if self.is_gated else activate(self.activation, hidden))
+
+    def apply_gate(self, hidden: Float[Tensor, "*n G"]) -> Float[Tensor, "*n F"]:
+        """The product of W1 x and the activated gate W3 x."""
+        value, gate = hidden.chunk(2, dim=-1)
+        return value * activate(_GATES[self.activation], gate)

@@ -1,6 +1,7 @@
 """Entry point of the decoding engine: which calls it supports, and how it divides the work."""
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ from regard.attention import dispatch
 from regard.attention.offsets import Offsets
 from regard.decode.constraints import Constraints
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine.cuda_decoder import CudaDecoder
+from regard.decode.engine.graph_decoder import GraphSlotDecoder
 from regard.decode.engine.precision import convert_model, weight_versions
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
 from regard.decode.engine.static_decoder import StaticDecoder
@@ -23,12 +26,18 @@ from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SpecialTokens
 from regard.decode.sampling import OnToken
+from regard.kernels.triton_support import next_power_of_two
 from regard.models.gpt import GPT
+from regard.models.lengths import length_limit
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 
 # Hypotheses in the batch of one CPU worker: more are not faster.
 CPU_ROWS = 160
+# Hypotheses in the batch of a GPU.
+GPU_ROWS = 2048
+# CUDA graphs kept per model, each with its caches.
+KEPT_GRAPHS = 4
 # Sentences per CPU worker: fewer are not worth a second process.
 MIN_SENTENCES = 8
 
@@ -49,7 +58,7 @@ def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = Fal
         return "the coverage penalty needs the attention weights of every step"
     if dispatch.has_context():
         return "attention is recorded, changed or forced to a backend"
-    members = model.models if isinstance(model, Ensemble) else [model]
+    members = member_models(model)
     for member in members:
         if type(member) not in (Transformer, GPT, Seq2Seq):
             return f"{type(member).__name__} has no static decoder"
@@ -65,6 +74,11 @@ def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = Fal
     if torch.is_autocast_enabled(device.type):
         return "autocast is enabled"
     return ""
+
+
+def member_models(model: Any) -> list[Any]:
+    """The models of an ensemble, or the model itself."""
+    return list(model.models) if isinstance(model, Ensemble) else [model]
 
 
 def decode_sentences(
@@ -104,10 +118,10 @@ def decode_sentences(
         config=config,
         special=special,
         continues_source=isinstance(model, GPT),
-        on_token=on_token,
+        on_token=on_token if config.method != "beam" else None,
         on_result=on_result,
     )
-    device = next((model.models[0] if isinstance(model, Ensemble) else model).parameters()).device
+    device = next(member_models(model)[0].parameters()).device
     converted = convert_model(model, config.precision)
     with single_threaded(device) as threads, torch.inference_mode():
         workers = min(threads, len(sources) // MIN_SENTENCES) if on_token is None and can_fork() else 1
@@ -121,11 +135,41 @@ def decode_sentences(
 def run_job(model: Any, job: DecodingJob, budget: int) -> None:
     """Decode the sentences of a job in this thread."""
     longest = max(len(job.sources[i]) for i in job.pending)
-    rows = min(CPU_ROWS, budget // longest)
+    device = next(member_models(model)[0].parameters()).device
+    if device.type == "cuda" and isinstance(model, Transformer | GPT) and CudaDecoder.supports(model, job.hypotheses):
+        _graph_decoder(model, job, longest).run()
+        return
+    rows = min(CPU_ROWS if device.type == "cpu" else GPU_ROWS, budget // longest)
     slots = max(1, min(len(job.pending), rows // job.hypotheses))
     capacity = job.capacity
     static = make_static_model(model, slots, job.hypotheses, capacity, longest)
-    SlotDecoder(static, job, slots, capacity).run()
+    SlotDecoder(static, job, slots, capacity, device, job.prefix_len).run()
+
+
+_graphs: "WeakKeyDictionary[Any, OrderedDict[Any, GraphSlotDecoder]]" = WeakKeyDictionary()
+
+
+def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecoder:
+    """A decoder with a captured step for the shapes of this job, rounded up; a few are kept per model."""
+    slots = min(next_power_of_two(len(job.pending)), max(1, GPU_ROWS // job.hypotheses))
+    capacity, source_capacity = (-(-length // 32) * 32 for length in (job.capacity, longest))
+    prefix_len = next_power_of_two(job.prefix_len) if job.prefix_len else 0
+    limit = length_limit(model.config)
+    if limit is not None:
+        capacity = min(capacity, limit + 1)
+    shapes = slots, capacity, source_capacity, prefix_len
+    # The seed and the limits of a job are data of the graph; these options are part of it.
+    names = ("method", "beam", "n_best", "length_penalty", "patience", "min_len", "unknown")
+    options = tuple(getattr(job.config, name) for name in (*names, "temperature", "top_k", "top_p"))
+    key = shapes, options, job.special, weight_versions(model)
+    decoders = _graphs.setdefault(model, OrderedDict())
+    if key not in decoders:
+        decoders[key] = GraphSlotDecoder(model, job, *shapes)
+        if len(decoders) > KEPT_GRAPHS:
+            decoders.popitem(last=False)
+    decoders.move_to_end(key)
+    decoders[key].use_job(job)
+    return decoders[key]
 
 
 def _decode_in_parallel(model: Any, job: DecodingJob, budget: int, workers: int) -> None:
@@ -169,7 +213,7 @@ _pools: "WeakKeyDictionary[Any, tuple[Any, WorkerPool]]" = WeakKeyDictionary()
 
 def _worker_pool(model: Any, count: int) -> WorkerPool:
     """The workers of a model. They hold the weights as they were when the workers started."""
-    members = model.models if isinstance(model, Ensemble) else [model]
+    members = member_models(model)
     key = count, tuple((id(member), *weight_versions(member)) for member in members)
     cached_key, pool = _pools.get(model, (None, None))
     if cached_key != key or pool is None:

@@ -65,9 +65,14 @@ class DecodingJob:
         """
         return [self.pending.pop() for _ in range(min(count, len(self.pending)))]
 
+    @property
+    def prefix_len(self) -> int:
+        """The length of the longest forced prefix."""
+        return max(map(len, self.prefixes), default=0)
+
     def part(self, indices: Sequence[int]) -> "DecodingJob":
         """A job of these sentences, without callbacks."""
-        columns = (self.sources, self.prefixes, self.limits, self.sample_indices)
+        columns: tuple[Any, ...] = (self.sources, self.prefixes, self.limits, self.sample_indices)
         sources, prefixes, limits, sample_indices = ([column[i] for i in indices] for column in columns)
         return DecodingJob(sources, prefixes, limits, sample_indices, self.config, self.special, self.continues_source)
 
@@ -91,15 +96,23 @@ class DecodingJob:
 class SlotDecoder:
     """Decodes the sentences of a job in a static batch of `slots` sentences."""
 
-    def __init__(self, model: StaticModel, job: DecodingJob, slots: int, capacity: int) -> None:
-        self.model, self.job, device = model, job, model.device
-        prefix_len = max(map(len, job.prefixes), default=0)
+    def __init__(
+        self, model: Any, job: DecodingJob, slots: int, capacity: int, device: torch.device, prefix_len: int
+    ) -> None:
+        self.model: StaticModel = model
+        self.job, self.device = job, device
         self.constraints = SlotConstraints(slots, prefix_len, job.config, job.special, device)
         state = BeamState if job.config.method == "beam" else StepwiseState
         self.state: Any = state(slots, capacity, job.config, self.constraints, device)
         self.offsets = torch.zeros(slots, dtype=torch.long, device=device)
         self.sentences: list[int | None] = [None] * slots
         self.host_positions = [0] * slots
+
+    def use_job(self, job: DecodingJob) -> None:
+        """Decode another job of the same shapes and options."""
+        self.job, self.state.config = job, job.config
+        self.sentences = [None] * len(self.sentences)
+        self.state.done.fill_(True)
 
     def run(self) -> None:
         """Decode until no sentence is left."""
@@ -114,7 +127,7 @@ class SlotDecoder:
         """Load new sentences into free slots; without any, drop the free slots."""
         free = [slot for slot, sentence in enumerate(self.sentences) if sentence is None]
         in_use = len(self.sentences) - len(free)
-        if len(free) < REFILL_SHARE * len(self.sentences) and in_use:
+        if in_use and not self._should_fill(len(free)):
             return
         taken = self.job.take(len(free))
         if taken:
@@ -122,8 +135,11 @@ class SlotDecoder:
         elif 0 < in_use <= COMPACTION_SHARE * len(self.sentences):
             self._compact()
 
+    def _should_fill(self, free: int) -> bool:
+        return free >= REFILL_SHARE * len(self.sentences)
+
     def _load(self, slots: list[int], taken: list[int]) -> None:
-        job, device = self.job, self.model.device
+        job, device = self.job, self.device
         self.model.load(slots, [list(job.sources[i]) for i in taken])
         self.constraints.set_slots(slots, [job.limits[i] for i in taken], [job.prefixes[i] for i in taken])
         rows = torch.tensor(slots, device=device)
@@ -139,7 +155,7 @@ class SlotDecoder:
 
     def _compact(self) -> None:
         kept = [slot for slot, sentence in enumerate(self.sentences) if sentence is not None]
-        rows = torch.tensor(kept, device=self.model.device)
+        rows = torch.tensor(kept, device=self.device)
         self.model.select_slots(rows)
         self.constraints.select_slots(rows)
         for name in self.state.tensors():

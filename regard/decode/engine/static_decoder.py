@@ -72,7 +72,9 @@ class StaticDecoder:
     def _make_layer(self, i: int) -> list[tuple[Callable[..., Tensor], Callable[..., Tensor]]]:
         """The sublayers of a block, each with its norm."""
         block = self.blocks[i]
-        layer = [(make_norm_function(block.attention_norm), self.self_attention[i])]
+        layer: list[tuple[Callable[..., Tensor], Callable[..., Tensor]]] = [
+            (make_norm_function(block.attention_norm), self.self_attention[i])
+        ]
         if self.cross_attention:
             layer.append((make_norm_function(block.cross_norm), self.cross_attention[i]))
         return [*layer, (make_norm_function(block.feedforward_norm), make_feedforward_function(block.feedforward))]
@@ -163,7 +165,8 @@ class StaticDecoder:
 
     def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
         """Keep only these slots."""
-        for attention in (*self.self_attention, *self.cross_attention):
+        attentions: list[Any] = [*self.self_attention, *self.cross_attention]
+        for attention in attentions:
             attention.select_slots(slots)
         self.source_lengths = self.source_lengths[slots]
         self.host_lengths = [self.host_lengths[slot] for slot in slots.tolist()]
