@@ -132,11 +132,17 @@ def decode_sentences(
     return results
 
 
+def uses_graphs(model: Any, hypotheses: int) -> bool:
+    """Whether the steps of a model are captured in a CUDA graph."""
+    is_transformer = isinstance(model, Transformer | GPT)
+    return is_transformer and next(model.parameters()).is_cuda and CudaDecoder.supports(model, hypotheses)
+
+
 def run_job(model: Any, job: DecodingJob, budget: int) -> None:
     """Decode the sentences of a job in this thread."""
     longest = max(len(job.sources[i]) for i in job.pending)
     device = next(member_models(model)[0].parameters()).device
-    if device.type == "cuda" and isinstance(model, Transformer | GPT) and CudaDecoder.supports(model, job.hypotheses):
+    if uses_graphs(model, job.hypotheses):
         _graph_decoder(model, job, longest).run()
         return
     rows = min(CPU_ROWS if device.type == "cpu" else GPU_ROWS, budget // longest)

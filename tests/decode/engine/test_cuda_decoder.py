@@ -1,0 +1,115 @@
+"""Decoding steps of fused kernels give the outputs of the plain search: on a GPU, or in Triton's interpreter."""
+
+import pytest
+import torch
+
+from regard.decode import DecodeConfig
+from regard.decode.engine import cuda_decoder, engine, graph_decoder
+from regard.kernels import search_update_cuda, topk_log_softmax_cuda
+from regard.kernels.start_step_cuda import StepTables, plain_start_step, start_step
+from regard.kernels.triton_support import is_interpreted, triton_available
+from tests.decode.engine.helpers import assert_equal_search, decode_both, gpt, make_sources, transformer
+
+pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
+DEVICE = "cpu" if is_interpreted() else "cuda"
+
+T5_OPTIONS = {"positions": "relative", "decoder_score": "dot", "norm_kind": "rms", "activation": "geglu", "bias": False}
+MODELS = {
+    "pre-norm": lambda: transformer(),
+    "post-norm": lambda: transformer(norm="post", positions="learned", position_offset=2),
+    "T5": lambda: transformer(**T5_OPTIONS, output_scale=True),
+    "rotary, grouped heads": lambda: gpt(heads=4, kv_heads=2),
+    "embedding norm": lambda: transformer(embedding_norm=True, output_bias=True, tied=False),
+}
+CONFIGS = {
+    "greedy": DecodeConfig("greedy", max_len=6),
+    "beam": DecodeConfig(beam=3, n_best=2, max_len=6, min_len=2),
+    "wide beam": DecodeConfig(beam=10, max_len=4),
+    "samples": DecodeConfig("sample", n_best=2, max_len=4, top_k=9),
+}
+
+
+class EagerGraph:
+    """A graph that runs its steps eagerly, where there is no GPU."""
+
+    def __init__(self, step):
+        self.replay = step
+
+
+class FinishedEvent:
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Run the kernels in the interpreter as if on a GPU."""
+    if not is_interpreted():
+        return
+    capture = lambda self: EagerGraph(self._device_step)  # noqa: E731
+    monkeypatch.setattr(graph_decoder.GraphSlotDecoder, "_capture", capture)
+    monkeypatch.setattr(torch.cuda, "Event", FinishedEvent)
+    monkeypatch.setattr(engine, "uses_graphs", lambda model, hypotheses: True)
+    monkeypatch.setattr(engine, "can_fork", lambda: False)
+    limits = search_update_cuda.MAX_BEAM
+    monkeypatch.setattr(topk_log_softmax_cuda, "supports", lambda logits, k: k <= topk_log_softmax_cuda.MAX_K)
+    monkeypatch.setattr(search_update_cuda, "supports", lambda logits, beams, candidates: beams <= limits)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_captured_steps_equal_plain_search(kernels, name, config):
+    model = MODELS[name]().to(DEVICE)
+    sources = make_sources(3, longest=5) if is_interpreted() else make_sources(9)
+    assert_equal_search(*decode_both(model, sources, CONFIGS[config]), tolerance=1e-4)
+
+
+def test_many_rows_use_matrix_products(kernels, monkeypatch):
+    monkeypatch.setattr(cuda_decoder.skinny_linear_cuda, "MAX_ROWS", 2)
+    for name in ("pre-norm", "post-norm"):
+        model = MODELS[name]().to(DEVICE)
+        assert_equal_search(*decode_both(model, make_sources(3, longest=5), CONFIGS["beam"]), tolerance=1e-4)
+
+
+def test_slots_are_refilled(kernels, monkeypatch):
+    monkeypatch.setattr(engine, "GPU_ROWS", 2)
+    model, sources = MODELS["pre-norm"]().to(DEVICE), make_sources(7, longest=5)
+    prefixes = [[5] * (i % 3) for i in range(7)]
+    assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"], prefixes=prefixes), tolerance=1e-4)
+
+
+def test_graphs_are_reused_until_the_weights_change(kernels):
+    model, sources = MODELS["pre-norm"]().to(DEVICE), make_sources(3, longest=5)
+    assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"]), tolerance=1e-4)
+    first = list(engine._graphs[model].values())
+    assert_equal_search(*decode_both(model, sources[::-1], CONFIGS["greedy"]), tolerance=1e-4)
+    assert list(engine._graphs[model].values()) == first
+    with torch.no_grad():
+        model.output.weight.mul_(-1)
+    assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"]), tolerance=1e-4)
+    assert len(engine._graphs[model]) == 2
+
+
+@pytest.mark.parametrize("prefix_len", [0, 3])
+@pytest.mark.parametrize("has_positions", [True, False])
+def test_start_step_equals_its_twin(prefix_len, has_positions):
+    torch.manual_seed(0)
+    B, K, E = 5, 3, 24
+    step, limit = torch.tensor([0, 1, 2, 7, 4], device=DEVICE), torch.tensor([9, 9, 9, 7, 9], device=DEVICE)
+    prefix = torch.randint(-1, 9, (B, prefix_len), device=DEVICE)
+    table = torch.randn(20, E, device=DEVICE) if has_positions else None
+    tables = StepTables(torch.randn(30, E, device=DEVICE), table, 1.5, 2, 3, 2)
+    inputs = (
+        torch.randint(0, 30, (B, K), device=DEVICE),
+        step,
+        torch.tensor([False, True, False, False, False], device=DEVICE),
+        torch.tensor([0, 3, 1, 0, 5], device=DEVICE),
+        limit,
+        prefix,
+        tables,
+    )
+    for ours, plain in zip(start_step(*inputs), plain_start_step(*inputs)):
+        torch.testing.assert_close(ours, plain)
