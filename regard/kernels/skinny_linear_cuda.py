@@ -5,6 +5,7 @@ takes as long as its launches. Nothing synchronizes with the host, and launches 
 captured in a CUDA graph.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -21,7 +22,7 @@ MAX_VECTOR_RESULTS, MAX_DOT_WIDTH = 4096, 1024
 MAX_PROGRAMS = 1320
 
 LinearActivation = Literal["none", "relu", "gelu", "gelu_tanh", "relu2", "silu"]
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "relu": nn.functional.relu,
     "gelu": nn.functional.gelu,

@@ -99,7 +99,8 @@ def plain_topk_log_softmax(
     if forced is not None:
         is_forced = forced[:, None] == torch.arange(logits.shape[1], device=logits.device)
         allowed = torch.where(forced[:, None] < 0, allowed, torch.where(is_forced, log_p, -torch.inf))
-    return tuple(allowed.topk(k, dim=-1))
+    top, ids = allowed.topk(k, dim=-1)
+    return top, ids
 
 
 def _splits(rows: int, columns: int) -> int:
