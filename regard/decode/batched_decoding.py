@@ -75,7 +75,6 @@ def decode_all(
         return decode_sentences(
             model,
             sources,
-            pack,
             config,
             special=special,
             prefixes=prefixes,

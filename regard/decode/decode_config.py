@@ -10,6 +10,7 @@ from regard.ranges import Natural, NonNegative, Range, Seed, check_ranges
 Hypotheses = Annotated[int, Range(low=1, high=1000)]
 # Logits divided by a smaller temperature would overflow.
 Temperature = Annotated[float, Range(low=0.001, high=1000, hint="For the most probable token use method greedy.")]
+Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class DecodeConfig:
     """random seed of sampling"""
     engine: Literal["auto", "plain"] = "auto"
     """decoding engine (auto) or the slower reference search (plain)"""
+    precision: Precision = "auto"
+    """precision of the weights in the decoding engine: that of the model (auto); int8 is for CPUs, fp8 for GPUs"""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -47,11 +47,17 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(width, hidden * (2 if activation in _GATES else 1), bias=bias)
         self.outer = nn.Linear(hidden, width, bias=bias)
 
+    @property
+    def is_gated(self) -> bool:
+        return self.activation in _GATES
+
     def forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         if self.activation == "relu" and linear_relu_cuda.supports(x, self.inner.weight, self.inner.bias):
             return self.outer(linear_relu_cuda.linear_relu(x, self.inner.weight, self.inner.bias))
         hidden = self.inner(x)
-        if self.activation in _GATES:
-            value, gate = hidden.chunk(2, dim=-1)
-            return self.outer(value * activate(_GATES[self.activation], gate))
-        return self.outer(activate(self.activation, hidden))
+        return self.outer(self.apply_gate(hidden) if self.is_gated else activate(self.activation, hidden))
+
+    def apply_gate(self, hidden: Float[Tensor, "*n G"]) -> Float[Tensor, "*n F"]:
+        """The product of W1 x and the activated gate W3 x."""
+        value, gate = hidden.chunk(2, dim=-1)
+        return value * activate(_GATES[self.activation], gate)

@@ -1,5 +1,6 @@
 """Beam search over static tensors: every step has the same shapes, whatever the sentences of the slots do."""
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -113,7 +114,8 @@ class BeamState:
 
         bound = continuing[:, 0] / (self.constraints.limit + 1) ** config.length_penalty
         enough = self.finished_count >= config.patience * K
-        self.done.logical_or_((self.finished_score[:, -1] >= bound) | enough)
+        is_full = step >= self.constraints.limit
+        self.done.logical_or_((self.finished_score[:, -1] >= bound) | enough | is_full)
         self.step.add_(active)
         return new_parent
 
@@ -121,27 +123,26 @@ class BeamState:
         """The finished hypotheses of these slots, best first."""
         rows = torch.tensor(slots, device=self.step.device)
         steps = int(self.step[rows].max())
-        columns = (
-            self.tokens[rows, :steps],
-            self.parents[rows, :steps],
-            self.token_log_p[rows, :steps],
-            self.finished_score[rows],
-            self.finished_log_prob[rows],
-            self.finished_step[rows],
-            self.finished_parent[rows],
-            self.eos_log_p[rows],
-        )
-        results = []
-        for tokens, parents, log_ps, *finished in zip(*(column.tolist() for column in columns)):
-            n_best = NBest()
-            for score, log_prob, length, beam, eos_log_p in zip(*finished):
-                if score == -float("inf"):
-                    continue
-                ids, token_log_p = [], [eos_log_p]
-                for t in range(length - 1, -1, -1):
-                    ids.append(tokens[t][beam])
-                    token_log_p.append(log_ps[t][beam])
-                    beam = parents[t][beam]
-                n_best.append(Hypothesis(ids[::-1], score, log_prob, token_log_p[::-1]))
-            results.append(n_best)
-        return results
+        history = (self.tokens, self.parents, self.token_log_p)
+        tokens, parents, log_ps = (column[rows, :steps].cpu().numpy() for column in history)
+        finished = (self.finished_score, self.finished_log_prob, self.finished_step, self.finished_parent)
+        score, log_prob, length, beam = (column[rows].cpu().numpy() for column in finished)
+        eos_log_p = self.eos_log_p[rows].cpu().numpy()
+        # Follow the back-pointers of all hypotheses at once.
+        slot = np.arange(len(slots))[:, None]
+        ids = np.zeros((*score.shape, steps), np.int64)
+        token_log_ps = np.zeros((*score.shape, steps + 1), np.float32)
+        for t in range(steps - 1, -1, -1):
+            is_token = t < length
+            ids[..., t] = tokens[slot, t, beam]
+            token_log_ps[..., t] = log_ps[slot, t, beam]
+            beam = np.where(is_token, parents[slot, t, beam], beam)
+        np.put_along_axis(token_log_ps, length[..., None], eos_log_p[..., None], axis=-1)
+        return [
+            NBest(
+                Hypothesis(ids[i, n, : length[i, n]].tolist(), *values, token_log_ps[i, n, : length[i, n] + 1].tolist())
+                for n, values in enumerate(zip(score[i].tolist(), log_prob[i].tolist()))
+                if values[0] != -np.inf
+            )
+            for i in range(len(slots))
+        ]

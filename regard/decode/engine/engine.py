@@ -1,11 +1,12 @@
 """Entry point of the decoding engine: which calls it supports, and how it divides the work."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -13,21 +14,32 @@ from regard.attention import dispatch
 from regard.attention.offsets import Offsets
 from regard.decode.constraints import Constraints
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine.cuda_decoder import CudaDecoder
+from regard.decode.engine.graph_decoder import GraphSlotDecoder
+from regard.decode.engine.precision import convert_model, weight_versions
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
 from regard.decode.engine.static_decoder import StaticDecoder
 from regard.decode.engine.static_ensemble import StaticEnsemble
 from regard.decode.engine.static_seq2seq import StaticSeq2Seq
+from regard.decode.engine.worker_pool import WorkerPool, can_fork
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SpecialTokens
 from regard.decode.sampling import OnToken
-from regard.layers.packed import Packed
+from regard.kernels.triton_support import next_power_of_two
 from regard.models.gpt import GPT
+from regard.models.lengths import length_limit
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 
-# Hypotheses in the batch of one CPU worker: more are not faster, and their caches leave the processor's caches.
-CPU_ROWS = 64
+# Hypotheses in the batch of one CPU worker: more are not faster.
+CPU_ROWS = 160
+# Hypotheses in the batch of a GPU.
+GPU_ROWS = 2048
+# CUDA graphs kept per model, each with its caches.
+KEPT_GRAPHS = 4
+# Sentences per CPU worker: fewer are not worth a second process.
+MIN_SENTENCES = 8
 
 
 def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = False) -> str:
@@ -46,7 +58,7 @@ def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = Fal
         return "the coverage penalty needs the attention weights of every step"
     if dispatch.has_context():
         return "attention is recorded, changed or forced to a backend"
-    members = model.models if isinstance(model, Ensemble) else [model]
+    members = member_models(model)
     for member in members:
         if type(member) not in (Transformer, GPT, Seq2Seq):
             return f"{type(member).__name__} has no static decoder"
@@ -64,10 +76,14 @@ def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = Fal
     return ""
 
 
+def member_models(model: Any) -> list[Any]:
+    """The models of an ensemble, or the model itself."""
+    return list(model.models) if isinstance(model, Ensemble) else [model]
+
+
 def decode_sentences(
     model: Any,
     sources: Sequence[Sequence[int]],
-    pack: Callable[[list[list[int]]], Packed],
     config: DecodeConfig,
     *,
     special: SpecialTokens,
@@ -102,24 +118,121 @@ def decode_sentences(
         config=config,
         special=special,
         continues_source=isinstance(model, GPT),
-        pack=pack,
-        on_token=on_token,
+        on_token=on_token if config.method != "beam" else None,
         on_result=on_result,
     )
-    device = next((model.models[0] if isinstance(model, Ensemble) else model).parameters()).device
-    workers = 1
-    if device.type == "cpu" and on_token is None:
-        workers = max(1, min(torch.get_num_threads(), len(sources) // 2))
-    longest = max(map(len, sources))
-    slots = max(1, min(-(-len(sources) // workers), min(CPU_ROWS, budget // longest) // job.hypotheses))
-    capacity = job.capacity
-    decoders = [
-        SlotDecoder(make_static_model(model, slots, job.hypotheses, capacity, longest), job, slots, capacity)
-        for _ in range(workers)
-    ]
-    with single_threaded(device):
-        _run(decoders, job)
+    device = next(member_models(model)[0].parameters()).device
+    converted = convert_model(model, config.precision)
+    with single_threaded(device) as threads, torch.inference_mode():
+        workers = min(threads, len(sources) // MIN_SENTENCES) if on_token is None and can_fork() else 1
+        if workers > 1:
+            _decode_in_parallel(converted, job, budget, workers)
+        else:
+            run_job(converted, job, budget)
     return results
+
+
+def run_job(model: Any, job: DecodingJob, budget: int) -> None:
+    """Decode the sentences of a job in this thread."""
+    longest = max(len(job.sources[i]) for i in job.pending)
+    device = next(member_models(model)[0].parameters()).device
+    if device.type == "cuda" and isinstance(model, Transformer | GPT) and CudaDecoder.supports(model, job.hypotheses):
+        _graph_decoder(model, job, longest).run()
+        return
+    rows = min(CPU_ROWS if device.type == "cpu" else GPU_ROWS, budget // longest)
+    slots = max(1, min(len(job.pending), rows // job.hypotheses))
+    capacity = job.capacity
+    static = make_static_model(model, slots, job.hypotheses, capacity, longest)
+    SlotDecoder(static, job, slots, capacity, device, job.prefix_len).run()
+
+
+_graphs: "WeakKeyDictionary[Any, OrderedDict[Any, GraphSlotDecoder]]" = WeakKeyDictionary()
+
+
+def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecoder:
+    """A decoder with a captured step for the shapes of this job, rounded up; a few are kept per model."""
+    slots = min(next_power_of_two(len(job.pending)), max(1, GPU_ROWS // job.hypotheses))
+    capacity, source_capacity = (-(-length // 32) * 32 for length in (job.capacity, longest))
+    prefix_len = next_power_of_two(job.prefix_len) if job.prefix_len else 0
+    limit = length_limit(model.config)
+    if limit is not None:
+        capacity = min(capacity, limit + 1)
+    shapes = slots, capacity, source_capacity, prefix_len
+    # The seed and the limits of a job are data of the graph; these options are part of it.
+    names = ("method", "beam", "n_best", "length_penalty", "patience", "min_len", "unknown")
+    options = tuple(getattr(job.config, name) for name in (*names, "temperature", "top_k", "top_p"))
+    key = shapes, options, job.special, weight_versions(model)
+    decoders = _graphs.setdefault(model, OrderedDict())
+    if key not in decoders:
+        decoders[key] = GraphSlotDecoder(model, job, *shapes)
+        if len(decoders) > KEPT_GRAPHS:
+            decoders.popitem(last=False)
+    decoders.move_to_end(key)
+    decoders[key].use_job(job)
+    return decoders[key]
+
+
+def _decode_in_parallel(model: Any, job: DecodingJob, budget: int, workers: int) -> None:
+    """Decode a part of the sentences in this process, and the others in worker processes."""
+    pool = _worker_pool(model, workers - 1)
+    # Sentences are dealt out by length, so that all parts take about the same time.
+    parts = [job.pending[i::workers] for i in range(workers)]
+    try:
+        for worker, part in enumerate(parts[1:]):
+            pool.submit(worker, (job.part(part), budget))
+        own, deliver = job.part(parts[0]), job.on_result
+        running = set(range(workers - 1))
+
+        def receive(worker: int) -> None:
+            is_result, item = pool.receive(worker)
+            if is_result:
+                index, n_best = item
+                deliver(parts[worker + 1][index], n_best)
+            else:
+                running.discard(worker)
+
+        def on_result(index: int, n_best: NBest) -> None:
+            deliver(parts[0][index], n_best)
+            for worker in list(running):
+                while worker in running and pool.poll(worker):
+                    receive(worker)
+
+        own.on_result = on_result
+        run_job(model, own, budget)
+        while running:
+            receive(min(running))
+    except BaseException:
+        # A worker may be in the middle of its task: the next call starts new ones.
+        _pools.pop(model, None)
+        pool.close()
+        raise
+
+
+_pools: "WeakKeyDictionary[Any, tuple[Any, WorkerPool]]" = WeakKeyDictionary()
+
+
+def _worker_pool(model: Any, count: int) -> WorkerPool:
+    """The workers of a model. They hold the weights as they were when the workers started."""
+    members = member_models(model)
+    key = count, tuple((id(member), *weight_versions(member)) for member in members)
+    cached_key, pool = _pools.get(model, (None, None))
+    if cached_key != key or pool is None:
+        if pool is not None:
+            pool.close()
+        # The handler must not keep the model alive in this process: the entry of a model ends with it.
+        reference = weakref.ref(model)
+        pool = WorkerPool(lambda task: _handle(reference(), *task), count)
+        _pools[model] = key, pool
+    return pool
+
+
+def _handle(model: Any, job: DecodingJob, budget: int) -> Iterator[tuple[int, NBest]]:
+    """Decode a part of a job in a worker."""
+    finished: list[tuple[int, NBest]] = []
+    job.on_result = lambda index, n_best: finished.append((index, n_best))
+    with torch.inference_mode():
+        run_job(model, job, budget)
+    yield from finished
 
 
 def make_static_model(model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> StaticModel:
@@ -133,47 +246,14 @@ def make_static_model(model: Any, slots: int, hypotheses: int, capacity: int, so
 
 
 @contextmanager
-def single_threaded(device: torch.device):
-    """One thread per operation on a CPU: the matrices of a step are too small to divide."""
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
-        yield
+def single_threaded(device: torch.device) -> Iterator[int]:
+    """One thread per operation on a CPU: the matrices of a step are too small to divide. Yields the previous number."""
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    if threads == 1:
+        yield 1
         return
     torch.set_num_threads(1)
     try:
-        yield
+        yield threads
     finally:
         torch.set_num_threads(threads)
-
-
-def _run(decoders: list[SlotDecoder], job: DecodingJob) -> None:
-    """Run one decoder in this thread, or each in a thread of its own; results are delivered in this thread."""
-    if len(decoders) == 1:
-        with torch.inference_mode():
-            decoders[0].run()
-        return
-    finished: SimpleQueue[tuple[int, NBest] | None] = SimpleQueue()
-    deliver, job.on_result = job.on_result, lambda index, n_best: finished.put((index, n_best))
-
-    @torch.inference_mode()
-    def run(decoder: SlotDecoder) -> None:
-        torch.set_num_threads(1)  # the setting is per thread
-        try:
-            decoder.run()
-        finally:
-            finished.put(None)
-
-    with ThreadPoolExecutor(len(decoders), thread_name_prefix="decode") as pool:
-        futures = [pool.submit(run, decoder) for decoder in decoders]
-        try:
-            running = len(futures)
-            while running:
-                item = finished.get()
-                if item is None:
-                    running -= 1
-                else:
-                    deliver(*item)
-            for future in futures:
-                future.result()
-        finally:
-            job.is_cancelled = True

@@ -1,6 +1,5 @@
 """Continuous batching: sentences enter free slots of a static batch and leave it when they are finished."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,12 +12,11 @@ from regard.decode.constraints import check_no_nan
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.slot_constraints import SlotConstraints
-from regard.decode.engine.static_decoder import StepPositions
+from regard.decode.engine.static_attention import StepPositions
 from regard.decode.engine.stepwise_state import StepwiseState
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SpecialTokens
 from regard.decode.sampling import OnToken
-from regard.layers.packed import Packed
 
 # New sentences are loaded once this share of the slots is free: the encoder is faster on several at once.
 REFILL_SHARE = 0.25
@@ -31,7 +29,7 @@ class StaticModel(Protocol):
 
     device: torch.device
 
-    def load(self, slots: list[int], sources: list[list[int]], pack_sources: Callable[..., Packed]) -> None: ...
+    def load(self, slots: list[int], sources: list[list[int]]) -> None: ...
 
     def step(self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None) -> Tensor: ...
 
@@ -42,7 +40,7 @@ class StaticModel(Protocol):
 
 @dataclass
 class DecodingJob:
-    """Sentences to decode, shared by the workers that decode them; each takes the longest that are left."""
+    """Sentences to decode."""
 
     sources: Sequence[Sequence[int]]
     prefixes: Sequence[Sequence[int]]
@@ -52,22 +50,31 @@ class DecodingJob:
     special: SpecialTokens
     continues_source: bool
     """whether the output continues the source (language models)"""
-    pack: Callable[[list[list[int]]], Packed]
     on_token: OnToken | None = None
-    on_result: Callable[[int, NBest], None] = lambda index, n_best: None
-    is_cancelled: bool = False
+    on_result: Callable[[int, NBest], None] | None = None
     pending: list[int] = field(init=False)
+    """indices of the sentences that are left, shortest first"""
 
     def __post_init__(self) -> None:
-        # Longest first: running out of memory shows at once, and the last sentences to finish are short.
-        order = sorted(range(len(self.sources)), key=lambda i: len(self.sources[i]))
-        self.pending, self._lock = order, threading.Lock()
+        self.pending = sorted(range(len(self.sources)), key=lambda i: len(self.sources[i]))
 
     def take(self, count: int) -> list[int]:
-        """Indices of the next sentences, at most `count`."""
-        with self._lock:
-            taken = [self.pending.pop() for _ in range(min(count, len(self.pending)))]
-        return taken
+        """Indices of the next sentences, at most `count`.
+
+        Longest first: running out of memory shows at once, and the last sentences to finish are short.
+        """
+        return [self.pending.pop() for _ in range(min(count, len(self.pending)))]
+
+    @property
+    def prefix_len(self) -> int:
+        """The length of the longest forced prefix."""
+        return max(map(len, self.prefixes), default=0)
+
+    def part(self, indices: Sequence[int]) -> "DecodingJob":
+        """A job of these sentences, without callbacks."""
+        columns: tuple[Any, ...] = (self.sources, self.prefixes, self.limits, self.sample_indices)
+        sources, prefixes, limits, sample_indices = ([column[i] for i in indices] for column in columns)
+        return DecodingJob(sources, prefixes, limits, sample_indices, self.config, self.special, self.continues_source)
 
     def first_position(self, index: int) -> int:
         """The cache position of the first token that the decoder processes."""
@@ -89,9 +96,11 @@ class DecodingJob:
 class SlotDecoder:
     """Decodes the sentences of a job in a static batch of `slots` sentences."""
 
-    def __init__(self, model: StaticModel, job: DecodingJob, slots: int, capacity: int) -> None:
-        self.model, self.job, device = model, job, model.device
-        prefix_len = max(map(len, job.prefixes), default=0)
+    def __init__(
+        self, model: Any, job: DecodingJob, slots: int, capacity: int, device: torch.device, prefix_len: int
+    ) -> None:
+        self.model: StaticModel = model
+        self.job, self.device = job, device
         self.constraints = SlotConstraints(slots, prefix_len, job.config, job.special, device)
         state = BeamState if job.config.method == "beam" else StepwiseState
         self.state: Any = state(slots, capacity, job.config, self.constraints, device)
@@ -99,9 +108,15 @@ class SlotDecoder:
         self.sentences: list[int | None] = [None] * slots
         self.host_positions = [0] * slots
 
+    def use_job(self, job: DecodingJob) -> None:
+        """Decode another job of the same shapes and options."""
+        self.job, self.state.config = job, job.config
+        self.sentences = [None] * len(self.sentences)
+        self.state.done.fill_(True)
+
     def run(self) -> None:
         """Decode until no sentence is left."""
-        while not self.job.is_cancelled:
+        while True:
             self._fill()
             if all(sentence is None for sentence in self.sentences):
                 return
@@ -112,7 +127,7 @@ class SlotDecoder:
         """Load new sentences into free slots; without any, drop the free slots."""
         free = [slot for slot, sentence in enumerate(self.sentences) if sentence is None]
         in_use = len(self.sentences) - len(free)
-        if len(free) < REFILL_SHARE * len(self.sentences) and in_use:
+        if in_use and not self._should_fill(len(free)):
             return
         taken = self.job.take(len(free))
         if taken:
@@ -120,9 +135,12 @@ class SlotDecoder:
         elif 0 < in_use <= COMPACTION_SHARE * len(self.sentences):
             self._compact()
 
+    def _should_fill(self, free: int) -> bool:
+        return free >= REFILL_SHARE * len(self.sentences)
+
     def _load(self, slots: list[int], taken: list[int]) -> None:
-        job, device = self.job, self.model.device
-        self.model.load(slots, [list(job.sources[i]) for i in taken], job.pack)
+        job, device = self.job, self.device
+        self.model.load(slots, [list(job.sources[i]) for i in taken])
         self.constraints.set_slots(slots, [job.limits[i] for i in taken], [job.prefixes[i] for i in taken])
         rows = torch.tensor(slots, device=device)
         first = torch.tensor([job.first_token(i) for i in taken], device=device)
@@ -137,7 +155,7 @@ class SlotDecoder:
 
     def _compact(self) -> None:
         kept = [slot for slot, sentence in enumerate(self.sentences) if sentence is not None]
-        rows = torch.tensor(kept, device=self.model.device)
+        rows = torch.tensor(kept, device=self.device)
         self.model.select_slots(rows)
         self.constraints.select_slots(rows)
         for name in self.state.tensors():
@@ -170,7 +188,8 @@ class SlotDecoder:
             index = self.sentences[slot]
             assert index is not None
             check_no_nan(torch.tensor([hypothesis.logprob for hypothesis in n_best]))
-            self.job.on_result(index, n_best)
+            if self.job.on_result is not None:
+                self.job.on_result(index, n_best)
             self.sentences[slot] = None
 
     def _report_tokens(self) -> None:

@@ -1,14 +1,13 @@
 """Ensembles of models for the decoding engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode.engine.static_decoder import StepPositions
+from regard.decode.engine.static_attention import StepPositions
 from regard.decode.ensemble import mean_log_probs
-from regard.layers.packed import Packed
 
 
 class StaticEnsemble:
@@ -18,9 +17,9 @@ class StaticEnsemble:
         self.members, self.log_weights = list(members), list(log_weights)
         self.device = self.members[0].device
 
-    def load(self, slots: list[int], sources: list[list[int]], pack_sources: Callable[..., Packed]) -> None:
+    def load(self, slots: list[int], sources: list[list[int]]) -> None:
         for member in self.members:
-            member.load(slots, sources, pack_sources)
+            member.load(slots, sources)
 
     def step(
         self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None

@@ -1,14 +1,12 @@
 """Recurrent decoders with states for a fixed number of slots, for the decoding engine."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.decode.engine.static_decoder import StepPositions
+from regard.decode.engine.static_attention import StepPositions
 from regard.layers.kv_cache import CrossAttentionCache
-from regard.layers.packed import Packed
+from regard.layers.packed import pack
 from regard.models.seq2seq import Seq2Seq
 
 
@@ -25,9 +23,9 @@ class StaticSeq2Seq:
         self.lengths = torch.ones(slots, dtype=torch.long, device=self.device)
         self.memory = None if decoder.variant == "none" else weight.new_zeros(slots, 1, source_capacity, config.width)
 
-    def load(self, slots: list[int], sources: list[list[int]], pack_sources: Callable[..., Packed]) -> None:
+    def load(self, slots: list[int], sources: list[list[int]]) -> None:
         """Encode new source sentences."""
-        source = pack_sources(sources)
+        source = pack(sources).to(self.device)
         rows = torch.tensor(slots, device=self.device)
         encoded, cells = self.model.encode(source)
         self.cells[rows] = cells[:, None].to(self.cells.dtype)

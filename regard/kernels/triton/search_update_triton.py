@@ -117,9 +117,10 @@ def beam_update(
     tl.store(table + k * S + after, k, mask=is_beam)
 
     bound = tl.max(tl.where(k == 0, continuing, -float("inf")), 0)
-    bound = bound / _length_factor(tl.load(limit + slot) + 1, PENALTY)
+    max_len = tl.load(limit + slot)
+    bound = bound / _length_factor(max_len + 1, PENALTY)
     worst = tl.max(tl.where(n == N - 1, kept_score, -float("inf")), 0)
-    is_done = (worst >= bound) | (count >= PATIENCE * K) | (is_active == 0)
+    is_done = (worst >= bound) | (count >= PATIENCE * K) | (now >= max_len) | (is_active == 0)
     tl.store(done + slot, is_done)
     tl.store(step + slot, now + is_active.to(tl.int64))
 

@@ -1,0 +1,72 @@
+"""Copies of a model in the precision of decoding: int8 on a CPU, bfloat16, float16 or fp8 on a GPU."""
+
+import copy
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from regard.decode.decode_config import Precision
+from regard.decode.ensemble import Ensemble
+from regard.errors import RegardError
+from regard.layers.int8_linear import Int8Linear
+
+# The latest copy of each model, with the versions of the weights that it was made from.
+_copies: "WeakKeyDictionary[nn.Module, tuple[Any, nn.Module]]" = WeakKeyDictionary()
+
+
+def convert_model(model: Any, precision: Precision) -> Any:
+    """The model in this precision: itself, or a copy that is reused until the weights change.
+
+    >>> linear = nn.Sequential(nn.Linear(4, 4))
+    >>> convert_model(linear, "auto") is linear
+    True
+    >>> type(convert_model(linear, "int8")[0]).__name__
+    'Int8Linear'
+    """
+    if isinstance(model, Ensemble):
+        return _convert_ensemble(model, precision)
+    parameter = next(model.parameters())
+    device, dtype = parameter.device.type, str(parameter.dtype).removeprefix("torch.")
+    if precision in ("auto", dtype):
+        return model
+    if precision == "int8" and device != "cpu":
+        raise RegardError("precision int8 is for CPUs.", "On a GPU use bfloat16, float16 or fp8.")
+    if precision == "fp8" and device != "cuda":
+        raise RegardError(f"precision fp8 needs an NVIDIA GPU (the model is on {device}).", "On a CPU use int8.")
+    key = precision, device, weight_versions(model)
+    cached_key, converted = _copies.get(model, (None, None))
+    if cached_key != key:
+        if precision == "int8":
+            converted = _quantize(model)
+        else:
+            converted = copy.deepcopy(model).to(getattr(torch, precision))
+        _copies[model] = key, converted
+    return converted
+
+
+def weight_versions(model: nn.Module) -> tuple[Any, ...]:
+    """Identifies the current values of the weights: changes when one of them is modified or replaced."""
+    tensors = (*model.parameters(), *model.buffers())
+    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+
+
+def _convert_ensemble(ensemble: Ensemble, precision: Precision) -> Ensemble:
+    converted = copy.copy(ensemble)
+    converted.models = [convert_model(model, precision) for model in ensemble.models]
+    return converted
+
+
+def _quantize(model: nn.Module) -> nn.Module:
+    """A copy with int8 linear layers; all other parameters are shared with the model."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    quantized = copy.deepcopy(model, shared)
+    layers: dict[int, Int8Linear] = {}
+    for parent in list(quantized.modules()):
+        for name, module in list(parent.named_children()):
+            if type(module) is nn.Linear:
+                if id(module) not in layers:
+                    layers[id(module)] = Int8Linear.from_linear(module)
+                setattr(parent, name, layers[id(module)])
+    return quantized

@@ -1,0 +1,191 @@
+"""The decoding engine gives the same outputs as the plain search, for every family, score and option."""
+
+import pytest
+import torch
+
+from regard.attention import use
+from regard.decode import DecodeConfig, Ensemble, decode_all
+from regard.decode.engine import engine as engine_module
+from regard.decode.engine import plain_search_reason, slot_decoder, static_decoder
+from regard.errors import RegardError
+from regard.layers.packed import pack
+from tests.decode.engine.helpers import (
+    CONFIGS,
+    assert_equal_search,
+    decode_both,
+    gpt,
+    make_sources,
+    seq2seq,
+    special_options,
+    transformer,
+)
+
+SCORES = ("dot", "scaled_dot", "cosine", "general", "concat", "location")
+SCORE_OPTIONS = ("encoder_score", "decoder_score", "cross_score")
+T5_OPTIONS = {"positions": "relative", "decoder_score": "dot", "norm_kind": "rms", "activation": "geglu", "bias": False}
+GPT2_OPTIONS = {"positions": "learned", "norm_kind": "layer", "bias": "all", "activation": "gelu", "qk_norm": False}
+MODELS = {
+    **{f"transformer, {score}": (transformer, dict.fromkeys(SCORE_OPTIONS, score)) for score in SCORES},
+    **{f"gpt, {score}": (gpt, {"score": score}) for score in SCORES},
+    **{f"luong, {score}": (seq2seq, {"score": score}) for score in SCORES},
+    "bahdanau, lstm": (seq2seq, {"attention": "bahdanau", "cell": "lstm", "layers": 2}),
+    "no attention": (seq2seq, {"attention": "none", "cell": "rnn"}),
+    "post-norm, learned positions": (transformer, {"norm": "post", "positions": "learned", "position_offset": 2}),
+    "T5": (transformer, {**T5_OPTIONS, "output_scale": True}),
+    "rotary, grouped heads": (transformer, {"positions": "rotary", "heads": 4, "kv_heads": 2, "qk_norm": True}),
+    "embedding norm, output bias": (transformer, {"embedding_norm": True, "output_bias": True, "tied": False}),
+    "GPT-2": (gpt, GPT2_OPTIONS),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_equals_plain_search(name):
+    make, options = MODELS[name]
+    model = make(**options)
+    for config in (CONFIGS["greedy"], CONFIGS["beam"]):
+        assert plain_search_reason(model, config) == ""
+        assert_equal_search(*decode_both(model, make_sources(), config))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("make", [transformer, gpt, seq2seq])
+def test_every_option_equals_plain_search(make, config):
+    sources = make_sources(2 if CONFIGS[config].beam > 100 else 9)
+    assert_equal_search(*decode_both(make(), sources, CONFIGS[config]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("make", [transformer, gpt, seq2seq])
+def test_forced_prefixes(make, seed):
+    model, sources = make(seed), make_sources(seed=seed)
+    prefixes = [source[: i % 4] for i, source in enumerate(make_sources(seed=seed + 1))]
+    prefixes = [[token for token in prefix if token != 3] for prefix in prefixes]
+    for config in (CONFIGS["greedy"], CONFIGS["beam"], CONFIGS["samples"]):
+        engine, plain = decode_both(model, sources, config, prefixes=prefixes)
+        assert_equal_search(engine, plain)
+        assert all(h.ids[: len(p)] == p for n_best, p in zip(engine, prefixes) for h in n_best)
+
+
+def test_sentences_take_the_slots_of_finished_ones(monkeypatch):
+    """More sentences than slots, of different lengths: slots are refilled and finally dropped."""
+    monkeypatch.setattr(engine_module, "CPU_ROWS", 12)
+    sources = make_sources(40, longest=20)
+    for make in (transformer, gpt, seq2seq):
+        for config in (CONFIGS["greedy"], CONFIGS["beam"], CONFIGS["samples"]):
+            assert_equal_search(*decode_both(make(), sources, config))
+
+
+def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
+    in_use = []
+    load = slot_decoder.SlotDecoder._load
+
+    def spy(self, slots, taken):
+        in_use.append(sum(sentence is not None for sentence in self.sentences))
+        load(self, slots, taken)
+
+    monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
+    monkeypatch.setattr(engine_module, "can_fork", lambda: False)
+    monkeypatch.setattr(slot_decoder.SlotDecoder, "_load", spy)
+    config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
+    decode_all(transformer(), make_sources(20, longest=20), pack, config)
+    assert any(in_use)
+
+
+def test_long_prompts_are_processed_in_chunks(monkeypatch):
+    monkeypatch.setattr(static_decoder, "PREFILL_CHUNK", 4)
+    sources = [*make_sources(6, longest=14), [5], make_sources(1, seed=3)[0] * 2]
+    for score in ("scaled_dot", "concat"):
+        assert_equal_search(*decode_both(gpt(score=score), sources, CONFIGS["beam"]))
+
+
+def test_ensemble_equals_plain_search():
+    ensemble = Ensemble(
+        [transformer(1), transformer(2, positions="rotary"), seq2seq(3)], weights=[1.0, 2.0, 0.5]
+    ).eval()
+    for config in (CONFIGS["greedy"], CONFIGS["beam"]):
+        assert_equal_search(*decode_both(ensemble, make_sources(), config))
+
+
+def test_worker_processes_give_the_same_results(monkeypatch):
+    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
+    model, sources = transformer(), make_sources(30)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for config in (CONFIGS["beam"], CONFIGS["samples"]):
+            engine, plain = decode_both(model, sources, config)
+            assert_equal_search(engine, plain)
+            assert len(engine_module._pools[model][1].processes) == 2
+        assert torch.get_num_threads() == 3
+        with torch.no_grad():
+            model.output.weight.mul_(-1)  # the workers have the old weights
+        assert_equal_search(*decode_both(model, sources, CONFIGS["beam"]))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_stopped_worker_is_reported_and_replaced(monkeypatch):
+    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
+    model, sources, config = transformer(), make_sources(30), CONFIGS["greedy"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first = decode_all(model, sources, pack, config)
+        (process,) = engine_module._pools[model][1].processes
+        process.kill()
+        process.join()
+        with pytest.raises(RegardError, match="worker stopped"):
+            decode_all(model, sources, pack, config)
+        assert decode_all(model, sources, pack, config) == first
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_progress_counts_every_sentence():
+    calls = []
+    progress = lambda done, total: calls.append((done, total))  # noqa: E731
+    decode_all(transformer(), make_sources(20), pack, CONFIGS["beam"], progress=progress)
+    assert calls == [(i, 20) for i in range(1, 21)]
+
+
+@pytest.mark.parametrize("make", [transformer, gpt])
+def test_tokens_are_reported_as_they_are_generated(make):
+    tokens = {i: [] for i in range(9)}
+    model = make()
+    options = special_options(model) | {"on_token": lambda i, token: tokens[i].append(token)}
+    results = decode_all(model, make_sources(), pack, CONFIGS["greedy"], **options)
+    assert [n_best[0].ids for n_best in results] == list(tokens.values())
+
+
+def test_nan_in_the_weights_is_an_error():
+    model = transformer()
+    with torch.no_grad():
+        model.output.weight[5] = torch.nan
+    for config in (CONFIGS["greedy"], CONFIGS["beam"]):
+        with pytest.raises(RegardError, match="NaN"):
+            decode_all(model, make_sources(), pack, config)
+
+
+@pytest.mark.parametrize(
+    ("reason", "config", "options"),
+    [
+        ('engine="plain"', DecodeConfig(engine="plain"), {}),
+        ("the search history is recorded", DecodeConfig(), {"history": True}),
+        ("the coverage penalty needs the attention weights of every step", DecodeConfig(coverage_penalty=0.1), {}),
+    ],
+)
+def test_reason_for_the_plain_search(reason, config, options):
+    assert plain_search_reason(transformer(), config, **options) == reason
+
+
+def test_plain_search_inside_attention_contexts():
+    model = transformer()
+    with use("reference"):
+        assert plain_search_reason(model, DecodeConfig()) == "attention is recorded, changed or forced to a backend"
+    handle = model.encoder[0].register_forward_hook(lambda *args: None)
+    assert plain_search_reason(model, DecodeConfig()) == "the model has forward hooks"
+    handle.remove()
+    assert plain_search_reason(model.train(), DecodeConfig()) == "the model is in training mode"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert plain_search_reason(model.eval(), DecodeConfig()) == "autocast is enabled"
+    assert plain_search_reason(model, DecodeConfig()) == ""
