@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from regard.kernels.triton_support import contiguous_rows, dependent_launch, next_power_of_two, triton_available
 
 MAX_ROWS, MAX_NORM_WIDTH = 16, 4096
-# More rows than this are multiplied by matrix units, unless rows are wider than MAX_DOT_WIDTH.
-MAX_VECTOR_ROWS, MAX_DOT_WIDTH = 2, 1024
+# More results than this, of rows that are not wider than MAX_DOT_WIDTH, are computed by matrix units.
+MAX_VECTOR_RESULTS, MAX_DOT_WIDTH = 4096, 1024
 # Programs along the outputs: as many as run at once. With more outputs, each program loops over several tiles.
-MAX_PROGRAMS = 1056
+MAX_PROGRAMS = 1320
 
 LinearActivation = Literal["none", "relu", "gelu", "gelu_tanh", "relu2", "silu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -135,15 +135,19 @@ def _normalize(x: Tensor, norm: RowNorm | None) -> Tensor:
 
 
 def _blocks(rows: int, width: int, outputs: int, dtype: torch.dtype) -> dict[str, int]:
-    """Tile sizes and compiler options."""
-    use_dot = rows > MAX_VECTOR_ROWS and width <= MAX_DOT_WIDTH
+    """Tile sizes and compiler options: the fastest on an H200 with bf16 weights."""
+    use_dot = rows > 1 and rows * outputs > MAX_VECTOR_RESULTS and width <= MAX_DOT_WIDTH
     if use_dot:
-        block_r, block_o, warps = 16, 32 if outputs >= 2048 else 16, 2
+        block_r, block_o = 16, 16 if width <= 512 else 32
         block_e = min(next_power_of_two(width, 16), 128 if dtype == torch.float32 else 512)
+        warps = 2 if width <= 512 and outputs > 8192 else 4
     else:
         block_r = min(4, next_power_of_two(rows))
         block_e = min(next_power_of_two(width, 16), 2048)
-        block_o = 2 if block_e > 1024 else min(4096 // max(512, block_e), max(2, next_power_of_two(outputs // 256)))
-        warps = min(8, max(1, block_r * block_o * block_e // (1024 if block_e > 1024 else 4096)))
+        if block_e > 1024:
+            block_o, warps = 4, 4 if rows == 1 and width <= 2048 else 8
+        else:
+            block_o = min(4096 // max(512, block_e), max(2, next_power_of_two(outputs // 512)))
+            warps = min(8, max(1, block_r * block_o * block_e // 4096))
     blocks = {"BLOCK_R": block_r, "BLOCK_O": block_o, "BLOCK_E": block_e}
     return blocks | {"USE_DOT": use_dot, "num_warps": warps, "num_stages": 1}

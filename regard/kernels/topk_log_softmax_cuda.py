@@ -13,8 +13,10 @@ from regard.kernels.triton_support import contiguous_rows, dependent_launch, nex
 MAX_K = 16
 # Logits per block, warps per program, and per program that merges parts.
 BLOCK, WARPS, MERGE_WARPS = 1024, 4, 1
-# Fewer rows are split into parts until there are as many programs; MAX_SPLITS parts at most.
-MIN_PROGRAMS, MAX_SPLITS = 256, 32
+# Fewer rows than MIN_ROWS are split into parts, up to MAX_SPLITS, until there are MIN_PROGRAMS programs.
+MIN_ROWS, MIN_PROGRAMS, MAX_SPLITS = 256, 512, 32
+# Up to this many rows, blocks have twice as many logits: there are too few programs to hide the latency of loads.
+MAX_WIDE_ROWS = 1024
 
 
 def supports(logits: Tensor, k: int) -> bool:
@@ -45,7 +47,8 @@ def topk_log_softmax(
     R, V = logits.shape
     splits = _splits(R, V)
     part_len = -(-V // (16 * splits)) * 16  # aligned, so that loads are vectorized
-    block = min(BLOCK, next_power_of_two(part_len))
+    is_wide = splits == 1 and R <= MAX_WIDE_ROWS
+    block = min(2 * BLOCK if is_wide else BLOCK, next_power_of_two(part_len))
     block_k = next_power_of_two(k)
     log_p = torch.empty(R, k, dtype=torch.float32, device=logits.device)
     ids = torch.empty(R, k, dtype=torch.int64, device=logits.device)
@@ -102,5 +105,7 @@ def plain_topk_log_softmax(
 
 def _splits(rows: int, columns: int) -> int:
     """Number of parts of a row: a power of two."""
+    if rows >= MIN_ROWS:
+        return 1
     blocks = next_power_of_two(-(-columns // BLOCK))
     return min(MAX_SPLITS, blocks, next_power_of_two(-(-MIN_PROGRAMS // rows)))

@@ -134,5 +134,5 @@ if __name__ == "__main__":
     driver.set_active(CompileOnlyDriver())
     JITFunction.__getitem__ = compile_only
     for module in (decode_attention_cuda, search_update_cuda, skinny_linear_cuda, topk_log_softmax_cuda):
-        module.dependent_launch = lambda x: {"PDL": 1, "launch_pdl": True}
+        module.dependent_launch = lambda x: {"PDL": True, "launch_pdl": True}
     launch_every_kernel()

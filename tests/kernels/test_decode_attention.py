@@ -157,7 +157,7 @@ def test_cross_attention_equals_torch(lengths, K, H, G, D, M, dtype):
 
 
 def test_splits_depend_on_shapes():
-    assert decode_attention_cuda._splits(programs=12, positions=1024) == 16
+    assert decode_attention_cuda._splits(programs=12, positions=1024) == 8
     assert decode_attention_cuda._splits(programs=96, positions=1024) == 4
     assert decode_attention_cuda._splits(programs=768, positions=1024) == 1
     assert decode_attention_cuda._splits(programs=8, positions=128) == 1

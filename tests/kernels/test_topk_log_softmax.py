@@ -97,7 +97,7 @@ def test_nan_and_infinite_logits(k, splits, monkeypatch):
 
 def test_splits_depend_on_shapes():
     assert topk_log_softmax_cuda._splits(1, 32000) == 32
-    assert topk_log_softmax_cuda._splits(64, 32000) == 4
+    assert topk_log_softmax_cuda._splits(64, 32000) == 8
     assert topk_log_softmax_cuda._splits(2048, 32000) == 1
     assert topk_log_softmax_cuda._splits(1, 100) == 1
 

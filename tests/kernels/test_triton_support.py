@@ -5,7 +5,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.kernels.triton_support import Operator, operator
+from regard.kernels import triton_support
+from regard.kernels.triton_support import Operator, dependent_launch, operator
+from tests.attention.helpers import FakeCudaTensor
 
 
 class RecordedOperators(TorchDispatchMode):
@@ -77,3 +79,13 @@ def test_compiled_graph_has_one_operator(scale):
 
 def test_opcheck(scale):
     torch.library.opcheck(scale.operator, (torch.randn(3, requires_grad=True), 2.0))
+
+
+def test_dependent_launch_needs_a_gpu_of_compute_capability_9(monkeypatch):
+    x = torch.zeros(1).as_subclass(FakeCudaTensor)
+    monkeypatch.setattr(triton_support, "_INTERPRETED", False)
+    for capability, is_supported in (((8, 9), False), ((9, 0), True), ((12, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert dependent_launch(x)["PDL"] == is_supported
+        assert dependent_launch(x).get("launch_pdl", False) == is_supported
+    assert dependent_launch(torch.zeros(1)) == {"PDL": False}

@@ -110,11 +110,8 @@ def decode_attention(
     PREFETCH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Store the new keys and values of a slot and attend; with SPLITS > 1, over one of as many parts of the keys."""
-    if PDL == 2:
-        gdc_launch_dependents()
     if PDL:
         gdc_wait()
-    if PDL == 1:
         gdc_launch_dependents()
     slot, group, split = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS, tl.program_id(1)
     HEADS: tl.constexpr = GROUPS * GROUP
@@ -183,11 +180,8 @@ def merge_splits(
     SPLITS: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one row and head from the results of its parts."""
-    if PDL == 2:
-        gdc_launch_dependents()
     if PDL:
         gdc_wait()
-    if PDL == 1:
         gdc_launch_dependents()
     split, d = tl.program_id(0) * SPLITS + tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
     m = tl.load(partial_max + split)
@@ -205,11 +199,8 @@ def decode_cross_attention(
     K: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PDL: tl.constexpr,
     PREFETCH: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    if PDL == 2:
-        gdc_launch_dependents()
     if PDL:
         gdc_wait()
-    if PDL == 1:
         gdc_launch_dependents()
     slot, group = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS
     HEADS: tl.constexpr = GROUPS * GROUP

@@ -84,11 +84,8 @@ def skinny_linear(
     first = tl.program_id(0) * BLOCK_O
     # Load the first weights, which no kernel writes, before anything that waits for memory or for the previous kernel.
     next_w = _load_weights(weight, weight_row, first, 0, E_IN, E_OUT, BLOCK_O, BLOCK_E)
-    if PDL == 2:
-        gdc_launch_dependents()
     if PDL:
         gdc_wait()
-    if PDL == 1:
         gdc_launch_dependents()
     mean, scale = tl.zeros((BLOCK_R,), tl.float32), tl.zeros((BLOCK_R,), tl.float32)
     if NORM != "none":

@@ -61,11 +61,8 @@ def topk_log_softmax(
 
     ROUNDS: blocks per part, rounded up to a power of two.
     """
-    if PDL == 2:
-        gdc_launch_dependents()
     if PDL:
         gdc_wait()
-    if PDL == 1:
         gdc_launch_dependents()
     result, split = tl.program_id(0), tl.program_id(1)
     row = logits + result.to(tl.int64) * row_stride
@@ -127,11 +124,8 @@ def merge_parts(
     HAS_FORCED: tl.constexpr, SPLITS: tl.constexpr, COUNT: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The result of a row from those of its parts."""
-    if PDL == 2:
-        gdc_launch_dependents()
     if PDL:
         gdc_wait()
-    if PDL == 1:
         gdc_launch_dependents()
     result = tl.program_id(0)
     row = logits + result.to(tl.int64) * row_stride
