@@ -199,6 +199,8 @@ def beam(
             state = model.reorder(state, source_beam)
             last = live.ids[..., -1]
         t += 1
+    for one in lexical or ():
+        one.clear_caches()
     for result, search in zip(results, histories):
         result.history = search
     return results

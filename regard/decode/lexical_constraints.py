@@ -62,7 +62,9 @@ class LexicalConstraints:
     def __init__(self, texts: TokenTexts, required: Sequence[str] = (), forbidden: Sequence[str] = ()) -> None:
         normalized = [_normalize(texts, phrase, "required") for phrase in required]
         self.required = [RequiredPhrase(phrase, texts) for phrase in dict.fromkeys(normalized)]
-        self.forbidden = PhraseMatcher([_normalize(texts, phrase, "forbidden") for phrase in forbidden], texts)
+        self.forbidden = PhraseMatcher(
+            [_normalize(texts, phrase, "forbidden") for phrase in forbidden], texts, merge_spaces=True
+        )
         self.texts = texts
         for phrase in self.required:
             if phrase.full_cost == inf:
@@ -119,6 +121,8 @@ class LexicalConstraints:
 
     def planned_tokens(self, state: int) -> float:
         """Number of tokens of one continuation that satisfies the constraints; infinite if none was found."""
+        if self.needed_tokens(state) == inf:
+            return inf
         if state not in self._planned:
             planned = self._plan_phrases(state)
             if planned == inf and self.missing_tokens(state) > 0:  # try another token before the next phrase
@@ -180,12 +184,15 @@ class LexicalConstraints:
     def allowed(self, state: int, room: int) -> Bool[np.ndarray, "V"]:
         """The tokens (other than `<eos>`) that are allowed if at most `room` tokens may follow them."""
         moves = self.moves(state)
-        allowed = ~moves.is_forbidden & (moves.needed <= room)
+        is_certain = moves.needed <= room
         if self.required and self.forbidden.phrases:
-            # A forbidden phrase may require other tokens between the required ones, at most one before each.
-            for one in np.unique(moves.next_state[allowed & (2 * moves.needed + 1 > room)]).tolist():
-                if self.planned_tokens(one) > room:
-                    allowed[moves.next_state == one] = False
+            # Forbidden phrases may require another token before each token of the required ones.
+            is_certain = 2 * moves.needed + 1 <= room
+        allowed = ~moves.is_forbidden & is_certain
+        if self.required:
+            for one in np.unique(moves.next_state[~moves.is_forbidden & ~is_certain]).tolist():
+                if self.planned_tokens(one) <= room:
+                    allowed |= (moves.next_state == one) & ~moves.is_forbidden
         return allowed
 
     def check(self, limit: int, prefix: Sequence[int]) -> None:
@@ -212,6 +219,12 @@ class LexicalConstraints:
             self._moves[state] = self._compute_moves(self._states[state])
         return self._moves[state]
 
+    def clear_caches(self) -> None:
+        """Free the tables of the size of the vocabulary; they are computed again when needed."""
+        self._moves.clear()
+        for matcher in (self.forbidden, *self.required):
+            matcher.clear_caches()
+
     def _index(self, state: PhraseState) -> int:
         if state not in self._indices:
             self._indices[state] = len(self._states)
@@ -231,6 +244,8 @@ class LexicalConstraints:
             elif (position := phrase.position(phrase_state, state.pending)) is not None:
                 breaks_word = phrase.breaks_word(phrase_state) or bool(state.pending)
                 savings.append((phrase.full_cost - phrase.cost[position], breaks_word))
+        if self.forbidden.is_pending[state.forbidden]:  # the word must not end here
+            saved_at_boundary = 0.0
         return total - max(saved + (0 if breaks else saved_at_boundary) for saved, breaks in savings)
 
     def _compute_moves(self, state: PhraseState) -> Moves:
@@ -259,9 +274,10 @@ class LexicalConstraints:
             for i in first.tolist()
         ]
         missing_counts, needed = (
-            np.array([count(index) for index in indices]) for count in (self.missing_tokens, self.needed_tokens)
+            np.array([count(index) for index in indices], dtype=np.float32)[inverse]
+            for count in (self.missing_tokens, self.needed_tokens)
         )
-        return Moves(np.array(indices)[inverse], forbidden_hits > 0, missing_counts[inverse], needed[inverse])
+        return Moves(np.array(indices, dtype=np.int32)[inverse], forbidden_hits > 0, missing_counts, needed)
 
 
 def _distinct_rows(

@@ -17,7 +17,8 @@ class PhraseMatcher:
     """Automaton over characters (Aho and Corasick 1975) for one or more phrases, applied to all tokens at once.
 
     A phrase is found where it begins and ends at a word boundary. A phrase that ends in a letter is found only at the
-    next character, so that "cat" is not found in "catalog". Occurrences of a phrase that overlap count once.
+    next character, so that "cat" is not found in "catalog". Occurrences of a phrase that overlap count once. With
+    `merge_spaces`, a space of a phrase matches any number of spaces.
 
     State 0 is a word boundary, state 1 the inside of a word; every other state is a prefix of a phrase: the longest one
     with which the text ends.
@@ -30,8 +31,8 @@ class PhraseMatcher:
     ('cat', [1, 0, 1])
     """
 
-    def __init__(self, phrases: Sequence[str], texts: TokenTexts) -> None:
-        self.phrases, self.texts = list(phrases), texts
+    def __init__(self, phrases: Sequence[str], texts: TokenTexts, *, merge_spaces: bool = False) -> None:
+        self.phrases, self.texts, self._merge_spaces = list(phrases), texts, merge_spaces
         self.prefixes = ["", "", *dict.fromkeys(p[:n] for p in phrases for n in range(1, len(p) + 1))]
         self._states = {prefix: state for state, prefix in enumerate(self.prefixes) if prefix}
         self.is_pending = [self._ends_with_phrase(prefix) for prefix in self.prefixes]
@@ -67,6 +68,11 @@ class PhraseMatcher:
             hits += hit
         return state, hits
 
+    def clear_caches(self) -> None:
+        """Free the tables of the size of the vocabulary; they are computed again when needed."""
+        self._classes.clear()
+        self._moves.clear()
+
     @cached_property
     def can_continue(self) -> list[bool]:
         """For each state, whether some token continues a phrase to a longer word, so that it is not found."""
@@ -91,7 +97,7 @@ class PhraseMatcher:
         prefix = self.prefixes[state]
         if self.is_pending[state] and not joins:  # a word ends; the next occurrence starts here or later
             return self._step(0, character, joins)[0], True
-        if character == " " and prefix.endswith(" "):
+        if self._merge_spaces and character == " " and prefix.endswith(" "):
             return state, False
         text = prefix + character
         for start in range(len(text)):
@@ -120,7 +126,7 @@ class PhraseMatcher:
     def _run(self, state: int, pending: bytes) -> tuple[Int[np.ndarray, "V"], Int[np.ndarray, "V"]]:
         characters = self.texts.characters(pending)
         if pending not in self._classes:
-            classes = np.where(characters.joins, _OTHER_JOINING, _OTHER)
+            classes = np.where(characters.joins, _OTHER_JOINING, _OTHER).astype(np.int16)
             classes[characters.codes < 0] = _PADDING
             for index, character in enumerate(self.alphabet, 3):
                 classes[characters.codes == ord(character)] = index

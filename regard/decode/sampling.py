@@ -154,7 +154,7 @@ def _decode_stepwise(
     rows = torch.arange(B, device=device)  # the sentences still in the batch
     is_live = torch.ones((B, K), dtype=torch.bool, device=device)
     last = torch.full((B, K), special.sos, device=device)
-    min_limit = int(constraints.limit.min())
+    min_limit, lexical = int(constraints.limit.min()), constraints.lexical
     state = model.start(source)
     if K > 1:
         state, constraints = model.reorder(state, rows[:, None].repeat(1, K)), constraints.repeat(K)
@@ -191,6 +191,8 @@ def _decode_stepwise(
             )
             min_limit = int(constraints.limit.min())
 
+    for one in lexical.constraints if lexical is not None else ():
+        one.clear_caches()
     score = log_prob / lengths.clamp(min=1) ** config.length_penalty
     results = gather_hypotheses(ids, log_ps, lengths, log_prob, score, special.eos)
     for result, search in zip(results, recorder.histories if recorder is not None else ()):
