@@ -161,10 +161,10 @@ class Translator(TextPipeline):
         indices = [
             i + k * _SENTENCE_STRIDE for i, line in enumerate(split_lines, first_index) for k in range(len(line))
         ]
-        sentence_phrases = (
+        required, forbidden = (
             [phrases[i] for i, line in enumerate(split_lines) for _ in line] for phrases in (required, forbidden)
         )
-        lexical = make_constraints(lambda: self._token_texts, *sentence_phrases, names)
+        lexical = make_constraints(lambda: self._token_texts, required, forbidden, names)
         results = iter(
             self._translate(sentences, config, sentence_prefixes, lexical, truncate, names, indices, history, progress)
         )
