@@ -117,7 +117,7 @@ class LexicalConstraints:
         forbidden = self._states[state].forbidden
         if not self.forbidden.is_pending[forbidden]:
             return self.missing_tokens(state)
-        return max(self.missing_tokens(state), 1) if self.forbidden.can_continue[forbidden] else inf
+        return max(self.missing_tokens(state), 1) if self.forbidden.can_continue(forbidden) else inf
 
     def planned_tokens(self, state: int) -> float:
         """Number of tokens of one continuation that satisfies the constraints; infinite if none was found."""

@@ -1,7 +1,6 @@
 """Finite automaton that finds phrases as whole words in an output, token by token."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -38,6 +37,7 @@ class PhraseMatcher:
         self.is_pending = [self._ends_with_phrase(prefix) for prefix in self.prefixes]
         self.alphabet = sorted(set("".join(phrases)))
         self._build_tables()
+        self._can_continue: dict[int, bool] = {}
         self._classes: dict[bytes, Int[np.ndarray, "V L"]] = {}
         self._moves: dict[tuple[int, bytes], tuple[Int[np.ndarray, "V"], Int[np.ndarray, "V"]]] = {}
 
@@ -73,16 +73,13 @@ class PhraseMatcher:
         self._classes.clear()
         self._moves.clear()
 
-    @cached_property
-    def can_continue(self) -> list[bool]:
-        """For each state, whether some token continues a phrase to a longer word, so that it is not found."""
-
-        def has_continuation(state: int) -> bool:
+    def can_continue(self, state: int) -> bool:
+        """Whether some token continues a complete phrase to a longer word, so that the phrase is not found."""
+        if state not in self._can_continue:
             next_state, hits = self.moves(state, b"")
-            return bool(((hits == 0) & ~np.array(self.is_pending)[next_state]).any())
-
-        can_join = not self.texts.whole_words
-        return [can_join and pending and has_continuation(state) for state, pending in enumerate(self.is_pending)]
+            others = (hits == 0) & ~np.array(self.is_pending)[next_state]
+            self._can_continue[state] = not self.texts.whole_words and bool(others.any())
+        return self._can_continue[state]
 
     def _ends_with_phrase(self, prefix: str) -> bool:
         """Whether a text that ends with this prefix ends with a phrase, found if the word ends here."""
