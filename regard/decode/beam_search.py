@@ -169,8 +169,10 @@ def beam(
                 histories[row].steps.append(step)
 
         live = candidates.select(chosen, unfinished)
-        constraints = constraints.advance(parent.gather(1, chosen), live.ids[..., -1], unfinished > -torch.inf)
-        source_beam = parent.gather(1, chosen) + torch.arange(len(rows), device=device)[:, None] * beams
+        parent = parent.gather(1, chosen)
+        if constraints.lexical is not None:
+            constraints = constraints.advance(parent, live.ids[..., -1], unfinished > -torch.inf)
+        source_beam = parent + torch.arange(len(rows), device=device)[:, None] * beams
         done = _is_done(live, finished, constraints.limit, config)
         if done.any():
             done_rows = done.nonzero().squeeze(1)

@@ -88,9 +88,8 @@ class Constraints:
     def advance(
         self, parent: Int[Tensor, "B K"], token: Int[Tensor, "B K"], is_live: Bool[Tensor, "B K"]
     ) -> "Constraints":
-        """The constraints after each new hypothesis has extended a hypothesis (`parent`) by a token."""
-        if self.lexical is None:
-            return self
+        """The lexical constraints after each new hypothesis has extended a hypothesis (`parent`) by a token."""
+        assert self.lexical is not None
         return replace(self, lexical=self.lexical.advance(parent.tolist(), token.tolist(), is_live.tolist()))
 
     def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:

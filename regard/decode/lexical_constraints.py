@@ -86,10 +86,11 @@ class LexicalConstraints:
         self._planned: dict[int, float] = {}
         self.start_state = self._index(PhraseState((0,) * len(missing), missing, 0, b""))
 
-    def after(self, text: str) -> "LexicalConstraints":
-        """The same constraints for an output that continues a text (a prompt), which contains no part of the required
-        phrases.
+    def after(self, prompt: Sequence[int]) -> "LexicalConstraints":
+        """The same constraints for an output that continues a prompt. Forbidden phrases may begin in the prompt,
+        required ones begin in the output.
         """
+        text = b"".join(self.texts.texts[token] for token in prompt).decode(errors="replace")
         inside = int(bool(text) and self.texts.joins(text[-1]))
         forbidden, _ = self.forbidden.match(text)
         if self.forbidden.is_pending[forbidden]:
@@ -380,8 +381,8 @@ class LexicalTracker:
         if token == eos:
             return "required" if constraint.missing_tokens(state) else "forbidden"
         moves = constraint.moves(state)
-        is_required = not moves.is_forbidden[token] and moves.missing[token] > 0
-        return "required" if is_required else "forbidden"
+        is_forbidden = moves.is_forbidden[token] or moves.needed[token] == inf or moves.missing[token] == 0
+        return "forbidden" if is_forbidden else "required"
 
     def can_end(self, stuck: Sequence[bool]) -> list[list[bool]]:
         """Whether each hypothesis may end. If none of a sentence may, although it is stuck, this is an error."""

@@ -172,7 +172,8 @@ def _decode_stepwise(
         log_prob[rows] += torch.where(is_live, token_log_p, 0.0)
         lengths[rows] += is_live
         is_live = is_live & (last != special.eos)
-        constraints = constraints.advance(torch.arange(K).expand_as(last), last, is_live)
+        if lexical is not None:
+            constraints = constraints.advance(torch.arange(K).expand_as(last), last, is_live)
         if on_token is not None:
             for row, token, continues in zip(rows.tolist(), last[:, 0].tolist(), is_live[:, 0].tolist()):
                 if continues:

@@ -141,7 +141,7 @@ class TextGenerator(TextPipeline):
             [f"prompt {i}" for i in range(1, len(prompts) + 1)],
         )
         if lexical is not None:
-            lexical = [one.after(self.tokenizer.decode(prompt)) for one, prompt in zip(lexical, ids)]
+            lexical = [one.after(prompt) for one, prompt in zip(lexical, ids)]
         self.model.eval()
         prefix_len = len(self.special.add_special_tokens([]))
         decoders = [_StreamDecoder(self.tokenizer, prompt[prefix_len:]) for prompt in ids]

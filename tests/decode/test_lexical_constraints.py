@@ -291,11 +291,12 @@ def test_invalid_calls_raise():
 
 def test_output_after_a_prompt():
     constraint = LexicalConstraints(TEXTS, ["a"], ["ab a"])
-    inside, forbidden = constraint.after("x"), constraint.after("an ab")
-    assert 7 not in inside.next_tokens(inside.start_state)  # "xa" is not the phrase
+    inside, forbidden = constraint.after([6]), constraint.after([8, 5])
+    assert 7 not in inside.next_tokens(inside.start_state)  # "ba" is not the phrase
     assert 7 in constraint.next_tokens(constraint.start_state)
     # " a" after "ab" is forbidden unless its word continues.
     state = forbidden.advance(forbidden.start_state, 4)
     assert not forbidden.can_end(state)
-    assert constraint.after("ab a").can_end(constraint.after("ab a").start_state) is False  # "a" is still required
-    assert sample(HistoryModel(V), pack([[5]]), lexical=[LexicalConstraints(TEXTS, (), ["a"]).after("a")])
+    assert constraint.after([4]).missing_phrases(constraint.after([4]).start_state) == ["a"]  # not in the output
+    # A prompt may end in a forbidden phrase.
+    assert sample(HistoryModel(V), pack([[5]]), lexical=[LexicalConstraints(TEXTS, (), ["a"]).after([4])])[0]

@@ -4,7 +4,9 @@ import random
 import re
 
 import pytest
+import tokenizers
 import torch
+from tokenizers import decoders, models
 
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig, TokenTexts
@@ -43,7 +45,7 @@ def make_translator(kind: str, seed: int, scale: float = 4.0) -> Translator:
 
 def contains(text: str, phrase: str, kind: str) -> bool:
     """Whether a text contains a phrase as whole words: independent of the implementation."""
-    word = r"\S" if kind == "space" else r"[^\W_]"
+    word = r"\S" if kind == "space" else r"(?:[^\W_]|[\u0300-\u036f])"  # letters, digits and combining marks
     before = f"(?<!{word})" if re.match(word, phrase[0]) else ""
     after = f"(?!{word})" if re.match(word, phrase[-1]) else ""
     return re.search(f"{before}{re.escape(phrase)}{after}", text) is not None
@@ -88,6 +90,23 @@ def test_texts_of_tokens_are_those_of_the_decoder(kind):
         assert text.lstrip() == expected.lstrip()
     for line in LINES:
         assert any(b"".join(texts.texts[i] for i in ids).strip() for ids in texts.canonical(texts.normalize(line)))
+
+
+def test_texts_of_tokens_of_other_tokenizers():
+    pieces = ["<unk>", "▁the", "▁cat", "s", "<0xC3>", "<0xA9>", "▁", "."]
+    library = tokenizers.Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], 0, byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    library.decoder = decoders.Sequence(steps)
+    library.add_special_tokens(["<unk>"])
+    texts = TokenTexts.from_tokenizer(Tokenizer(library, "foreign"), 8)
+    assert texts.texts == [b"", b" the", b" cat", b"s", b"\xc3", b"\xa9", b" ", b"."]
+    wordpiece = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "cat": 1, "##s": 2}, unk_token="[UNK]"))
+    wordpiece.decoder = decoders.WordPiece()
+    wordpiece.add_special_tokens(["[UNK]"])
+    assert TokenTexts.from_tokenizer(Tokenizer(wordpiece, "foreign"), 3).texts == [b"", b" cat", b"s"]
+    gpt2 = Tokenizer.train(LINES, "bytes", vocab_size=300).backend_tokenizer
+    foreign = TokenTexts.from_tokenizer(Tokenizer(gpt2, "foreign"), 300)
+    assert b"".join(foreign.texts[i] for i in Tokenizer(gpt2, "foreign").encode("grüner")) == "grüner".encode()
 
 
 def test_lowercase_tokenizer_normalizes_phrases():
