@@ -1,6 +1,7 @@
 """Required and forbidden phrases of texts, as constraints on the output of a pipeline."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from regard.decode import LexicalConstraints, TokenTexts
@@ -46,14 +47,15 @@ def make_constraints(
     if not any(required) and not any(forbidden):
         return None
     texts = make_texts()
-    made: dict[tuple[tuple[str, ...], tuple[str, ...]], LexicalConstraints] = {}
     constraints = []
     for line_required, line_forbidden, name in zip(required, forbidden, names):
-        key = tuple(line_required), tuple(line_forbidden)
-        if key not in made:
-            try:
-                made[key] = LexicalConstraints(texts, *key)
-            except RegardError as error:
-                raise RegardError(f"{name}: {error.message}", error.hint) from None
-        constraints.append(made[key])
+        try:
+            constraints.append(_compile(texts, tuple(line_required), tuple(line_forbidden)))
+        except RegardError as error:
+            raise RegardError(f"{name}: {error.message}", error.hint) from None
     return constraints
+
+
+@lru_cache(maxsize=64)  # the same phrases often apply to many lines
+def _compile(texts: TokenTexts, required: tuple[str, ...], forbidden: tuple[str, ...]) -> LexicalConstraints:
+    return LexicalConstraints(texts, required, forbidden)
