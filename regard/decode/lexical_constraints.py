@@ -19,6 +19,8 @@ from regard.errors import RegardError
 
 # The largest product of column sizes for which columns are combined into one 64-bit key.
 _MAX_KEY = 1 << 62
+# The largest number of tokens that are planned, one recursive call each.
+_MAX_PLAN = 200
 
 
 class PhraseState(NamedTuple):
@@ -121,9 +123,12 @@ class LexicalConstraints:
         return max(self.missing_tokens(state), 1) if self.forbidden.can_continue(forbidden) else inf
 
     def planned_tokens(self, state: int) -> float:
-        """Number of tokens of one continuation that satisfies the constraints; infinite if none was found."""
-        if self.needed_tokens(state) == inf:
-            return inf
+        """Number of tokens of one continuation that satisfies the constraints; infinite if none was found.
+
+        A very long continuation is not checked against the forbidden phrases.
+        """
+        if self.needed_tokens(state) == inf or self.missing_tokens(state) > _MAX_PLAN:
+            return self.needed_tokens(state)
         if state not in self._planned:
             planned = self._plan_phrases(state)
             if planned == inf and self.missing_tokens(state) > 0:  # try another token before the next phrase

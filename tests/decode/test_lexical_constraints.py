@@ -1,5 +1,6 @@
 """Lexical constraints in beam search, greedy decoding and sampling, compared with exhaustive search."""
 
+import functools
 import math
 import random
 import re
@@ -71,6 +72,11 @@ def try_beam(required: Phrases, forbidden: Phrases, config: DecodeConfig, model:
         raise
 
 
+@functools.cache
+def all_outputs(sentence: int, config: DecodeConfig) -> list[tuple[float, list[int]]]:
+    return exhaustive_search(HistoryModel(V, seed=1), [sentence], V, config, SPECIAL)
+
+
 @pytest.mark.parametrize(
     ("required", "forbidden"),
     [
@@ -90,11 +96,11 @@ def try_beam(required: Phrases, forbidden: Phrases, config: DecodeConfig, model:
 @pytest.mark.parametrize("options", [{}, {"length_penalty": 0.0}, {"min_len": 3}])
 def test_wide_beam_finds_the_best_outputs(required, forbidden, options):
     config = DecodeConfig(max_len=4, beam=1000, n_best=4, patience=math.inf, **options)
-    model = HistoryModel(V, seed=len(required))
+    model = HistoryModel(V, seed=1)
     source = [[5], [7]]
     results = beam(model, pack(source), config, lexical=constraints(required, forbidden, 2))
     for sentence, n_best in zip(source, results):
-        outputs = exhaustive_search(model, sentence, V, config, SPECIAL)
+        outputs = all_outputs(sentence[0], config)
         expected = [pair for pair in outputs if satisfies(text_of(pair[1]), required, forbidden)][:4]
         assert [h.ids for h in n_best] == [ids for _, ids in expected]
         assert [h.score for h in n_best] == pytest.approx([score for score, _ in expected], abs=1e-5)
@@ -170,6 +176,13 @@ def test_required_phrases_can_be_in_any_order_and_repeated():
     assert best("ab", "ab").split().count("ab") == 2
     assert sorted(best("a", "a", "ab").split()) == ["a", "a", "ab"]
     assert best("ab.", "ab").split().count("ab") == 0  # one occurrence can be part of another
+
+
+def test_very_long_phrase():
+    phrase = " ".join(["a", "ab"] * 120)
+    config = DecodeConfig(beam=2, max_len=250, max_extra=250)
+    (n_best,) = beam(HistoryModel(V), pack([[5]]), config, lexical=constraints([phrase], ["."]))
+    assert satisfies(text_of(n_best[0].ids), [phrase], ["."])
 
 
 def test_prefix_counts_for_required_phrases():
