@@ -209,13 +209,13 @@ class LexicalConstraints:
             state = self.advance(state, token)
         if has_forbidden or self.needed_tokens(state) == inf:
             raise RegardError("A prefix contains a forbidden phrase.", "Remove the phrase, or change the prefix.")
-        required = f"The required phrases ({', '.join(map(repr, self.missing_phrases(state)))})"
         planned = self.planned_tokens(state)
-        if planned == inf:
-            raise RegardError(f"{required} cannot be combined with the forbidden phrases.", "Remove some of them.")
+        if planned == inf:  # the search may still find an output
+            planned = self.needed_tokens(state)
         if len(prefix) + planned > limit:
             raise RegardError(
-                f"{required} need {int(planned)} tokens; the maximum output length leaves {limit - len(prefix)}.",
+                f"The required phrases ({', '.join(map(repr, self.missing_phrases(state)))}) need {int(planned)} "
+                f"tokens; the maximum output length leaves {limit - len(prefix)}.",
                 "Raise max_len and max_extra, or require fewer phrases.",
             )
 

@@ -62,12 +62,12 @@ def constraints(required: Phrases = (), forbidden: Phrases = (), count: int = 1)
 
 
 def try_beam(required: Phrases, forbidden: Phrases, config: DecodeConfig, model: HistoryModel) -> list[NBest]:
-    """Beam search; [] if the phrases contradict each other or do not fit."""
+    """Beam search; [] if the phrases contradict each other or do not fit, or need several other tokens in between."""
     try:
         lexical = constraints(required, forbidden, len(SENTENCES))
         return beam(model, pack(SENTENCES), config, lexical=lexical)
     except RegardError as error:
-        if re.search("contains a forbidden phrase|maximum output length leaves", str(error)):
+        if re.search("contains a forbidden phrase|maximum output length leaves|found no output", str(error)):
             return []
         raise
 
