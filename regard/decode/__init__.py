@@ -5,8 +5,10 @@ from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
+from regard.decode.lexical_constraints import LexicalConstraints
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.sampling import greedy, sample
+from regard.decode.token_texts import TokenTexts
 
 __all__ = [
     "SPECIAL",
@@ -14,12 +16,14 @@ __all__ = [
     "DecodeConfig",
     "Ensemble",
     "Hypothesis",
+    "LexicalConstraints",
     "NBest",
     "RefusedToken",
     "SearchHistory",
     "SearchStep",
     "SourceBatch",
     "SpecialTokens",
+    "TokenTexts",
     "beam",
     "decode_all",
     "decode_batch",

@@ -7,6 +7,7 @@ from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import decode_sentences, plain_search_reason
 from regard.decode.hypotheses import NBest
+from regard.decode.lexical_constraints import LexicalConstraints
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.sampling import OnToken, greedy, sample
 
@@ -21,20 +22,23 @@ def decode_batch(
     history: bool = False,
     sample_indices: Sequence[int] | None = None,
     max_total_len: int | None = None,
+    lexical: Sequence[LexicalConstraints] | None = None,
     on_token: OnToken | None = None,
 ) -> list[NBest]:
     """Decode one batch with the method of the config.
 
     `history` records the candidates of every step (`NBest.history`); the outputs are the same, bit for bit.
     `sample_indices` is used by sampling only: see `sample`. `max_total_len` limits the length of source and output
-    together, for models whose output continues the source. `on_token(sentence, token)` is called for every generated
-    token, except in beam search, where the output is known only at the end.
+    together, for models whose output continues the source. `lexical` are the required and forbidden phrases of each
+    sentence. `on_token(sentence, token)` is called for every generated token, except in beam search, where the output
+    is known only at the end.
     """
     common: dict[str, Any] = {
         "special": special,
         "prefixes": prefixes,
         "history": history,
         "max_total_len": max_total_len,
+        "lexical": lexical,
     }
     if config.method == "greedy":
         return greedy(model, source, config, **common, on_token=on_token)
@@ -54,15 +58,16 @@ def decode_all(
     history: bool = False,
     sample_indices: Sequence[int] | None = None,
     max_total_len: int | None = None,
+    lexical: Sequence[LexicalConstraints] | None = None,
     on_token: OnToken | None = None,
     budget: int = 8192,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[NBest]:
     """Decode any number of sentences in batches of similar length; results are in the order of `sources`.
 
-    `history`, `max_total_len` and `on_token`: see `decode_batch`. `sample_indices`: see `sample`; by default 0, 1, 2, …
-    `budget` limits sentences * hypotheses * longest source of a batch. `progress(done, total)` is called after each
-    batch.
+    `history`, `max_total_len`, `lexical` and `on_token`: see `decode_batch`. `sample_indices`: see `sample`; by default
+    0, 1, 2, … `budget` limits sentences * hypotheses * longest source of a batch. `progress(done, total)` is called
+    after each batch.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -97,6 +102,7 @@ def decode_all(
             history=history,
             sample_indices=batch if sample_indices is None else [sample_indices[i] for i in batch],
             max_total_len=max_total_len,
+            lexical=None if lexical is None else [lexical[i] for i in batch],
             on_token=None if on_token is None else lambda row, token, batch=batch: on_token(batch[row], token),
         )
         for i, n_best in zip(batch, decoded):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -12,6 +13,7 @@ from regard.decode.constraints import Constraints, check_no_nan, log_softmax
 from regard.decode.coverage import coverage_term, step_with_attention
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import CandidateStatus, NBest, RefusedToken, SearchHistory, SearchStep
+from regard.decode.lexical_constraints import LexicalConstraints, LexicalTracker, allocate_beam
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.sampling import gather_hypotheses
 
@@ -96,12 +98,15 @@ def beam(
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
     max_total_len: int | None = None,
+    lexical: Sequence[LexicalConstraints] | None = None,
 ) -> list[NBest]:
     """Beam search with beam width `config.beam`; returns the `n_best` best hypotheses of each sentence.
 
     Each step ranks all continuations of all beams by log-probability and keeps the best 2K as candidates. Candidates
     among the first K that end in `<eos>` are finished; the K best others are the new beam. `history` records every
     step. `max_total_len` limits the length of source and output together, for models whose output continues the source.
+    `lexical` are the required and forbidden phrases of each sentence. With required phrases, the candidates are those
+    of dynamic beam allocation (`allocate_beam`), and "the first K" are the first in its order.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -112,7 +117,7 @@ def beam(
     True
     """
     config = config or DecodeConfig()
-    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len)
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical)
     B, K, device = len(constraints.limit), config.beam, constraints.limit.device
     if B == 0:
         return []
@@ -134,18 +139,27 @@ def beam(
             logits, state = model.step(state, last)
         beams = logits.shape[1]  # 1 at the first step, then K
         log_p = constraints.log_probs(logits, t)
-        candidates, parent = _best_candidates(live, log_p, 2 * K)
-        check_no_nan(candidates.log_prob)
+        if constraints.lexical is None:
+            candidates, parent = _best_candidates(live, log_p, 2 * K)
+            check_no_nan(candidates.log_prob)
+            rank = torch.arange(2 * K, device=device)
+        else:
+            candidates, parent, rank = _allocated_candidates(live, log_p, 2 * K, constraints.lexical, special.eos)
 
         ends = candidates.ids[..., -1] == special.eos
-        finishes = ends & (torch.arange(2 * K, device=device) < K)
+        finishes = ends & (rank < K)
         finished = finished.add(candidates, _score(candidates, finishes, lengths, config))
         # The K best unfinished candidates, in order. At most one candidate per beam is <eos>, so 2K contain K others.
         unfinished = candidates.log_prob.masked_fill(ends, -torch.inf)
+        if constraints.lexical is not None:
+            unfinished = _first_ranked(unfinished, rank, K)
         unfinished, chosen = unfinished.topk(K, dim=1)
         stuck = (unfinished[:, 0] == -torch.inf) & (finished.count == 0)
         if stuck.any():  # no token is allowed, not even <eos>: finish with the current hypotheses
-            finished = finished.add(live, _score(live, stuck[:, None].expand(-1, beams), lengths, config))
+            valid = stuck[:, None].expand(-1, beams)
+            if constraints.lexical is not None:
+                valid = valid & torch.tensor(constraints.lexical.can_end(stuck.tolist()), device=device)
+            finished = finished.add(live, _score(live, valid, lengths, config))
 
         if history:
             scores = _score(candidates, torch.ones_like(ends), lengths, config)
@@ -155,7 +169,10 @@ def beam(
                 histories[row].steps.append(step)
 
         live = candidates.select(chosen, unfinished)
-        source_beam = parent.gather(1, chosen) + torch.arange(len(rows), device=device)[:, None] * beams
+        parent = parent.gather(1, chosen)
+        if constraints.lexical is not None:
+            constraints = constraints.advance(parent, live.ids[..., -1], unfinished > -torch.inf)
+        source_beam = parent + torch.arange(len(rows), device=device)[:, None] * beams
         done = _is_done(live, finished, constraints.limit, config)
         if done.any():
             done_rows = done.nonzero().squeeze(1)
@@ -184,6 +201,8 @@ def beam(
             state = model.reorder(state, source_beam)
             last = live.ids[..., -1]
         t += 1
+    for one in lexical or ():
+        one.clear_caches()
     for result, search in zip(results, histories):
         result.history = search
     return results
@@ -202,6 +221,48 @@ def _best_candidates(
     parent = index // token_log_p.shape[-1]
     outputs = live.extend(parent, token.flatten(1).gather(1, index), token_log_p.flatten(1).gather(1, index), best)
     return outputs, parent
+
+
+def _allocated_candidates(
+    live: LiveHypotheses, log_p: Float[Tensor, "B K V"], count: int, lexical: LexicalTracker, eos: int
+) -> tuple[LiveHypotheses, Int[Tensor, "B C"], Int[Tensor, "B C"]]:
+    """Like `_best_candidates`, with dynamic beam allocation; also returns the rank of each candidate in its order.
+
+    The candidates of a beam are its best `count` tokens and those that begin or continue a required phrase.
+    """
+    B, K, V = log_p.shape
+    token_log_p, token = log_p.topk(min(count, V), dim=-1)
+    next_tokens = lexical.next_tokens()
+    width = max(len(tokens) for sentence in next_tokens for tokens in sentence)
+    padded = [[tokens + [0] * (width - len(tokens)) for tokens in sentence] for sentence in next_tokens]
+    added = torch.tensor(padded, dtype=torch.long, device=log_p.device).view(B, K, width)
+    is_padding = torch.tensor([[len(tokens) for tokens in sentence] for sentence in next_tokens], device=log_p.device)
+    is_padding = torch.arange(width, device=log_p.device) >= is_padding[..., None]
+    is_duplicate = (added[..., None] == token[..., None, :]).any(-1)
+    added_log_p = log_p.gather(-1, added).masked_fill(is_padding | is_duplicate, -torch.inf)
+    token, token_log_p = torch.cat((token, added), dim=-1), torch.cat((token_log_p, added_log_p), dim=-1)
+    total = (live.log_prob[..., None] + token_log_p).flatten(1)
+    check_no_nan(total)
+
+    index = torch.zeros((B, count), dtype=torch.long)
+    rank = torch.zeros((B, count), dtype=torch.long)
+    best = torch.full((B, count), -torch.inf)
+    totals = total.cpu()
+    for row, tokens in enumerate(token.tolist()):
+        missing = np.concatenate([lexical.missing_tokens(row, beam, one, eos) for beam, one in enumerate(tokens)])
+        kept = torch.from_numpy(allocate_beam(totals[row].numpy(), missing, count))
+        best[row, : len(kept)], order = totals[row][kept].sort(descending=True, stable=True)
+        index[row, : len(kept)], rank[row, : len(kept)] = kept[order], order
+    index, rank, best = index.to(log_p.device), rank.to(log_p.device), best.to(log_p.device)
+    parent = index // token.shape[-1]
+    outputs = live.extend(parent, token.flatten(1).gather(1, index), token_log_p.flatten(1).gather(1, index), best)
+    return outputs, parent, rank
+
+
+def _first_ranked(log_prob: Float[Tensor, "B C"], rank: Int[Tensor, "B C"], count: int) -> Float[Tensor, "B C"]:
+    """The log-probabilities, except those of candidates that are not among the first `count` in order of rank."""
+    rank = rank.masked_fill(log_prob == -torch.inf, rank.shape[1])
+    return log_prob.masked_fill(rank > rank.sort(dim=1).values[:, count - 1 : count], -torch.inf)
 
 
 def _score(
@@ -252,6 +313,10 @@ def _steps(
                 step.statuses.append(names[status_index])
                 step.scores.append(score)
                 step.reasons.append("" if status_index else "end" if ended else "beam")
+        kept = [log_prob for log_prob, status in zip(step.logprobs, step.statuses) if status == "live"]
+        for i, log_prob in enumerate(step.logprobs):  # pruned for a less probable candidate
+            if step.reasons[i] == "beam" and log_prob > min(kept, default=log_prob):
+                step.reasons[i] = "required"
         steps.append(step)
     return steps
 
@@ -272,7 +337,7 @@ def _refused_tokens(
     refused: list[list[RefusedToken]] = [[] for _ in range(len(banned))]
     for row, i in banned.nonzero().tolist():
         token_id, log_prob = int(token[row, i]), float(unconstrained.log_prob[row, i])
-        reason = constraints.refusal_reason(row, t, token_id)
+        reason = constraints.refusal_reason(row, int(parent[row, i]), t, token_id)
         refused[row].append(RefusedToken(int(parent[row, i]), token_id, log_prob, reason))
     return refused
 

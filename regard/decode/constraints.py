@@ -1,13 +1,14 @@
-"""Constraints on the next token: banned special tokens, forced prefixes, minimum and maximum length."""
+"""Constraints on the next token: banned special tokens, forced prefixes, minimum and maximum length, phrases."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.lexical_constraints import LexicalConstraints, LexicalTracker
 from regard.decode.protocol import SourceBatch, SpecialTokens
 from regard.errors import RegardError
 
@@ -24,6 +25,8 @@ class Constraints:
     special: SpecialTokens
     allow_unknown: bool = True
     """Whether `<unk>` is allowed."""
+    lexical: LexicalTracker | None = None
+    """Required and forbidden phrases, with the progress of each hypothesis."""
 
     @classmethod
     def from_config(
@@ -33,11 +36,14 @@ class Constraints:
         special: SpecialTokens,
         prefixes: Sequence[Sequence[int]] | None,
         max_total_len: int | None = None,
+        lexical: Sequence[LexicalConstraints] | None = None,
     ) -> "Constraints":
-        """The constraints for a batch, from the decoding options and one forced prefix per sentence.
+        """The constraints for a batch, from the decoding options, with one forced prefix per sentence and the required
+        and forbidden phrases of each.
 
         `max_total_len` limits the length of source and output together, for models whose output continues the source.
-        A prefix raises the limit of its sentence if necessary; a prefix beyond `max_total_len` is an error.
+        A prefix raises the limit of its sentence if necessary; a prefix beyond `max_total_len` is an error. So are
+        required phrases that do not fit.
         """
         lengths = source.offsets.lengths.tolist()
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
@@ -67,11 +73,24 @@ class Constraints:
             min_len=config.min_len,
             special=special,
             allow_unknown=config.unknown,
+            lexical=None if lexical is None else LexicalTracker.start(lexical, limits, prefixes),
         )
 
     def select_sentences(self, rows: Int[Tensor, "B2"]) -> "Constraints":
         """The constraints of these sentences."""
-        return replace(self, prefix=self.prefix[rows], limit=self.limit[rows])
+        lexical = None if self.lexical is None else self.lexical.select_sentences(rows.tolist())
+        return replace(self, prefix=self.prefix[rows], limit=self.limit[rows], lexical=lexical)
+
+    def repeat(self, K: int) -> "Constraints":
+        """The constraints of K hypotheses per sentence instead of one."""
+        return self if self.lexical is None else replace(self, lexical=self.lexical.repeat(K))
+
+    def advance(
+        self, parent: Int[Tensor, "B K"], token: Int[Tensor, "B K"], is_live: Bool[Tensor, "B K"]
+    ) -> "Constraints":
+        """The lexical constraints after each new hypothesis has extended a hypothesis (`parent`) by a token."""
+        assert self.lexical is not None
+        return replace(self, lexical=self.lexical.advance(parent.tolist(), token.tolist(), is_live.tolist()))
 
     def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:
         """Constrained log-probabilities of the token at position t (from 0)."""
@@ -82,11 +101,19 @@ class Constraints:
         if is_forced.any():
             token = forced.clamp(min=0)[:, None, None].expand(-1, log_p.shape[1], 1)
             only = torch.full_like(log_p, -torch.inf).scatter(-1, token, log_p.gather(-1, token))
-        banned = {self.special.pad, self.special.sos} | (set() if self.allow_unknown else {self.special.unk})
-        banned -= {self.special.eos}  # in some tokenizers the same id as <pad> or <sos>
-        for token_id in banned | ({self.special.eos} if t < self.min_len else set()):
+        for token_id in self._banned | ({self.special.eos} if t < self.min_len else set()):
             log_p[..., token_id] = -torch.inf
+        if self.lexical is not None:
+            allowed = self.lexical.allowed(t, log_p.shape[-1], self.special.eos)
+            refused = ~torch.from_numpy(allowed).to(log_p.device)
+            log_p.masked_fill_(refused, -torch.inf)
+            if only is not None:
+                only.masked_fill_(refused & ~self._has_prefix(t)[:, None, None], -torch.inf)
         return log_p if only is None else torch.where(is_forced[:, None, None], only, log_p)
+
+    def _has_prefix(self, t: int) -> Bool[Tensor, "B"]:
+        """Whether the prefix of each sentence has a token at position t."""
+        return self.prefix[:, t] >= 0 if t < self.prefix.shape[1] else torch.zeros_like(self.limit, dtype=torch.bool)
 
     def forced_tokens(self, t: int) -> Int[Tensor, "B"]:
         """The only token allowed at position t, or -1 where there is a choice."""
@@ -95,13 +122,23 @@ class Constraints:
             forced = torch.where(self.prefix[:, t] >= 0, self.prefix[:, t], forced)
         return forced
 
-    def refusal_reason(self, row: int, t: int, token: int) -> str:
-        """The constraint that disallows a token at position t: see `RefusedToken`."""
-        if t < self.prefix.shape[1] and self.prefix[row, t] >= 0:
+    def refusal_reason(self, row: int, beam: int, t: int, token: int) -> str:
+        """The constraint that disallows a token at position t of a hypothesis: see `RefusedToken`."""
+        if self._has_prefix(t)[row]:
             return "prefix"
         if t >= self.limit[row]:
             return "limit"
-        return "min_len" if token == self.special.eos else "special"
+        if token == self.special.eos and t < self.min_len:
+            return "min_len"
+        if self.lexical is None or token in self._banned:
+            return "special"
+        return self.lexical.refusal_reason(row, beam, token, self.special.eos)
+
+    @property
+    def _banned(self) -> set[int]:
+        """Special tokens that are never generated."""
+        banned = {self.special.pad, self.special.sos} | (set() if self.allow_unknown else {self.special.unk})
+        return banned - {self.special.eos}  # in some tokenizers the same id as <pad> or <sos>
 
 
 def log_softmax(logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:

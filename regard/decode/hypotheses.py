@@ -25,7 +25,8 @@ class RefusedToken(NamedTuple):
     """A token that would have been a candidate but is disallowed by a constraint.
 
     `reason` is "prefix" (another token is forced), "limit" (the output has its maximum length and must end), "min_len"
-    (the output must not end yet) or "special" (`<pad>` and `<sos>` are never generated).
+    (the output must not end yet), "special" (`<pad>` and `<sos>` are never generated), "forbidden" (it would complete a
+    forbidden phrase) or "required" (a required phrase is missing, or would not fit any more).
     """
 
     parent: int
@@ -51,7 +52,8 @@ class SearchStep:
     """Ranking score of each candidate if it ended here: see `DecodeConfig`."""
     reasons: list[str] = field(default_factory=list)
     """Why a candidate was pruned: "beam" (the beam is full of better ones), "end" (it ends, but is not among the best
-    `beam`), "greedy" (another is more probable), "top_k", "top_p" or "not drawn" (sampling). "" otherwise."""
+    `beam`), "greedy" (another is more probable), "top_k", "top_p" or "not drawn" (sampling), "required" (the
+    beam keeps less probable candidates with more of the required phrases). "" otherwise."""
     refused: list[RefusedToken] = field(default_factory=list)
 
 

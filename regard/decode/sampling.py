@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.decode.constraints import Constraints, check_no_nan
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import Hypothesis, NBest
+from regard.decode.lexical_constraints import LexicalConstraints, check_no_required
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.search_history import SearchRecorder
 
@@ -31,9 +32,12 @@ def greedy(
     prefixes: Sequence[Sequence[int]] | None = None,
     history: bool = False,
     max_total_len: int | None = None,
+    lexical: Sequence[LexicalConstraints] | None = None,
     on_token: OnToken | None = None,
 ) -> list[NBest]:
     """Greedy decoding: the most probable token at every step until `<eos>`; one hypothesis per sentence.
+
+    `lexical` are the forbidden phrases of each sentence; required ones need beam search.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -44,7 +48,8 @@ def greedy(
     (2, 3)
     """
     config = config or DecodeConfig(method="greedy")
-    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len)
+    check_no_required(lexical, config.method)
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical)
     recorder = SearchRecorder(config, special, len(constraints.limit), 1) if history else None
     return _decode_stepwise(
         model, source, config, constraints, lambda log_p, t, rows: log_p.argmax(-1), 1, on_token, recorder
@@ -61,12 +66,14 @@ def sample(
     history: bool = False,
     sample_indices: Sequence[int] | None = None,
     max_total_len: int | None = None,
+    lexical: Sequence[LexicalConstraints] | None = None,
     on_token: OnToken | None = None,
 ) -> list[NBest]:
     """Sampling with temperature, top-k and top-p: `n_best` independent outputs per sentence, possibly equal ones.
 
     The random numbers of a sentence depend only on the seed and on its entry in `sample_indices` (by default its index
-    in the batch), so the samples do not depend on how sentences are batched.
+    in the batch), so the samples do not depend on how sentences are batched. `lexical` are the forbidden phrases of
+    each sentence; required ones need beam search.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -76,7 +83,8 @@ def sample(
     [3, 3]
     """
     config = config or DecodeConfig(method="sample")
-    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len)
+    check_no_required(lexical, config.method)
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical)
     B = len(constraints.limit)
     if B == 0:
         return []
@@ -146,10 +154,10 @@ def _decode_stepwise(
     rows = torch.arange(B, device=device)  # the sentences still in the batch
     is_live = torch.ones((B, K), dtype=torch.bool, device=device)
     last = torch.full((B, K), special.sos, device=device)
-    min_limit = int(constraints.limit.min())
+    min_limit, lexical = int(constraints.limit.min()), constraints.lexical
     state = model.start(source)
     if K > 1:
-        state = model.reorder(state, rows[:, None].repeat(1, K))
+        state, constraints = model.reorder(state, rows[:, None].repeat(1, K)), constraints.repeat(K)
     for t in range(steps):
         logits, state = model.step(state, last)
         log_p = constraints.log_probs(logits, t)
@@ -164,6 +172,8 @@ def _decode_stepwise(
         log_prob[rows] += torch.where(is_live, token_log_p, 0.0)
         lengths[rows] += is_live
         is_live = is_live & (last != special.eos)
+        if lexical is not None:
+            constraints = constraints.advance(torch.arange(K).expand_as(last), last, is_live)
         if on_token is not None:
             for row, token, continues in zip(rows.tolist(), last[:, 0].tolist(), is_live[:, 0].tolist()):
                 if continues:
@@ -182,6 +192,8 @@ def _decode_stepwise(
             )
             min_limit = int(constraints.limit.min())
 
+    for one in lexical.constraints if lexical is not None else ():
+        one.clear_caches()
     score = log_prob / lengths.clamp(min=1) ** config.length_penalty
     results = gather_hypotheses(ids, log_ps, lengths, log_prob, score, special.eos)
     for result, search in zip(results, recorder.histories if recorder is not None else ()):

@@ -44,7 +44,7 @@ class SearchRecorder:
                 unconstrained[i],
                 log_p[i],
                 chosen[i].tolist(),
-                lambda token, i=i: constraints.refusal_reason(i, t, token),
+                lambda beam, token, i=i: constraints.refusal_reason(i, beam, t, token),
                 t,
             )
 
@@ -54,7 +54,7 @@ class SearchRecorder:
         unconstrained: Float[Tensor, "K V"],
         log_p: Float[Tensor, "K V"],
         chosen: list[int],
-        refusal_reason: Callable[[int], str],
+        refusal_reason: Callable[[int, int], str],
         t: int,
     ) -> None:
         branches, totals = self.branches[row], self.totals[row]
@@ -74,7 +74,7 @@ class SearchRecorder:
             for token in unconstrained[k].topk(min(MAX_CANDIDATES, unconstrained.shape[-1])).indices.tolist():
                 if float(log_p[k, token]) == -float("inf") < float(unconstrained[k, token]):
                     total = totals[branch] + float(unconstrained[k, token])
-                    refused.append(RefusedToken(branch, token, total, refusal_reason(token)))
+                    refused.append(RefusedToken(branch, token, total, refusal_reason(k, token)))
         candidates.sort(key=lambda candidate: -candidate[0])
         statuses: list[CandidateStatus] = [self._status(token, reason) for _, _, token, reason in candidates]
         scores = [total / (t + 1) ** self.config.length_penalty for total, *_ in candidates]

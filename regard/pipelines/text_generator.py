@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, overload
 
 import torch
@@ -13,9 +14,10 @@ from regard.data.batching.token_streams import sliding_window_batches
 from regard.data.text.documents import encode_documents
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import DecodeConfig, Hypothesis, SearchHistory, decode_all
+from regard.decode import DecodeConfig, Hypothesis, SearchHistory, TokenTexts, decode_all
 from regard.errors import RegardError
 from regard.models import GPT
+from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 
@@ -89,6 +91,11 @@ class TextGenerator(TextPipeline):
             )
         return ids
 
+    @cached_property
+    def _token_texts(self) -> TokenTexts:
+        """The texts of the tokens, in which phrases are searched."""
+        return TokenTexts.from_tokenizer(self.tokenizer, self.model.config.vocab)
+
     @overload
     def generate(self, prompts: str, config: DecodeConfig | None = None, **options: Any) -> list[Continuation]: ...
     @overload
@@ -101,6 +108,8 @@ class TextGenerator(TextPipeline):
         prompts: str | Sequence[str],
         config: DecodeConfig | None = None,
         *,
+        required: Phrases | None = None,
+        forbidden: Phrases | None = None,
         truncate: bool = False,
         history: bool = False,
         on_text: OnText | None = None,
@@ -110,11 +119,14 @@ class TextGenerator(TextPipeline):
 
         `on_text(index, text)` is called for every piece of text generated for prompt `index` (not in beam search; with
         several samples, for the first only). `history` records the candidates of every step. An output ends at `<eos>`,
-        after `max_len` tokens, or when prompt and output reach the length limit of the model.
+        after `max_len` tokens, or when prompt and output reach the length limit of the model. It contains all phrases
+        of the prompt's entry in `required` (beam search only) and none of its entry in `forbidden`, as whole words; a
+        list of strings applies to all prompts.
         """
         if isinstance(prompts, str):
+            phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
             return self.generate(
-                [prompts], config, truncate=truncate, history=history, on_text=on_text, progress=progress
+                [prompts], config, **phrases, truncate=truncate, history=history, on_text=on_text, progress=progress
             )[0]
         config = config or DecodeConfig(method="sample")
         ids = [self.encode_prompt(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
@@ -122,6 +134,14 @@ class TextGenerator(TextPipeline):
         config = dataclasses.replace(config, max_ratio=0.0, max_extra=config.max_len)
         if self.tokenizer.kind == "word":  # <unk> decodes to nothing
             config = dataclasses.replace(config, unknown=False)
+        lexical = make_constraints(
+            lambda: self._token_texts,
+            phrases_per_line(required, len(prompts), "required"),
+            phrases_per_line(forbidden, len(prompts), "forbidden"),
+            [f"prompt {i}" for i in range(1, len(prompts) + 1)],
+        )
+        if lexical is not None:
+            lexical = [one.after(prompt) for one, prompt in zip(lexical, ids)]
         self.model.eval()
         prefix_len = len(self.special.add_special_tokens([]))
         decoders = [_StreamDecoder(self.tokenizer, prompt[prefix_len:]) for prompt in ids]
@@ -138,6 +158,7 @@ class TextGenerator(TextPipeline):
             special=self.special,
             history=history,
             max_total_len=self.length_limit,
+            lexical=lexical,
             on_token=on_token if on_text is not None else None,
             progress=progress,
         )

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, overload
 
 import torch
@@ -11,10 +12,11 @@ import torch
 from regard.data.text.sentence_splitter import join_sentences, split_sentences
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import DecodeConfig, Ensemble, Hypothesis, SearchHistory, decode_all
+from regard.decode import DecodeConfig, Ensemble, Hypothesis, LexicalConstraints, SearchHistory, TokenTexts, decode_all
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
+from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 
@@ -87,6 +89,11 @@ class Translator(TextPipeline):
         """Maximum length of a translation in tokens, independent of `DecodeConfig.max_len`; None: no limit."""
         return None if self.length_limit is None else self.length_limit - 1
 
+    @cached_property
+    def _token_texts(self) -> TokenTexts:
+        """The texts of the target tokens, in which phrases are searched."""
+        return TokenTexts.from_tokenizer(self.target_tokenizer, self.model.config.target_vocab)
+
     def split_line(self, line: str, split: Split) -> list[str]:
         """The sentences of a line, which are translated separately, or the line itself if it is not split."""
         max_len = self.trained_length - self._special_count
@@ -106,6 +113,8 @@ class Translator(TextPipeline):
         config: DecodeConfig | None = None,
         *,
         prefixes: Sequence[str] | None = None,
+        required: Phrases | None = None,
+        forbidden: Phrases | None = None,
         truncate: bool = False,
         split: Split = "never",
         first_index: int = 0,
@@ -114,15 +123,18 @@ class Translator(TextPipeline):
     ) -> Any:
         """The `n_best` translations of each line, best first; one list for a single string.
 
-        An empty line has an empty translation. Each translation begins with its entry in `prefixes`. `split` selects
-        the lines to split into sentences, whose translations are joined; this gives one translation per line.
+        An empty line has an empty translation. Each translation begins with its entry in `prefixes`, and contains all
+        phrases of its entry in `required` (as often as they are listed) and none of its entry in `forbidden`, as whole
+        words; a list of strings applies to all lines. `split` selects the lines to split into sentences, whose
+        translations are joined; this gives one translation per line. Lines with required phrases are not split.
         `first_index` is the index of the first line, on which samples depend in addition to the seed. `history` records
         the candidates of every step of the search.
         """
         if isinstance(lines, str):
-            return self.translate([lines], config, prefixes=prefixes, truncate=truncate, split=split, history=history)[
-                0
-            ]
+            phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
+            return self.translate(
+                [lines], config, prefixes=prefixes, **phrases, truncate=truncate, split=split, history=history
+            )[0]
         config = config or DecodeConfig()
         if config.n_best > 1 or history:
             if split == "always":
@@ -131,7 +143,14 @@ class Translator(TextPipeline):
                     "Use n_best=1 and history=False, or another split.",
                 )
             split = "never"
-        split_lines = [self.split_line(line, split) for line in lines]
+        required = phrases_per_line(required, len(lines), "required")
+        forbidden = phrases_per_line(forbidden, len(lines), "forbidden")
+        if split == "always" and any(required):
+            raise RegardError(
+                "split='always' translates sentences separately: a required phrase has no sentence to be in.",
+                "Use another split.",
+            )
+        split_lines = [self.split_line(line, "never" if r else split) for line, r in zip(lines, required)]
         sentences = [sentence for line in split_lines for sentence in line]
         sentence_prefixes = None
         if prefixes is not None:  # for the first sentence of each line
@@ -142,8 +161,12 @@ class Translator(TextPipeline):
         indices = [
             i + k * _SENTENCE_STRIDE for i, line in enumerate(split_lines, first_index) for k in range(len(line))
         ]
+        required, forbidden = (
+            [phrases[i] for i, line in enumerate(split_lines) for _ in line] for phrases in (required, forbidden)
+        )
+        lexical = make_constraints(lambda: self._token_texts, required, forbidden, names)
         results = iter(
-            self._translate(sentences, config, sentence_prefixes, truncate, names, indices, history, progress)
+            self._translate(sentences, config, sentence_prefixes, lexical, truncate, names, indices, history, progress)
         )
         return [_join_translations([next(results) for _ in line], config) for line in split_lines]
 
@@ -153,6 +176,7 @@ class Translator(TextPipeline):
         lines: Sequence[str],
         config: DecodeConfig,
         prefixes: Sequence[str] | None,
+        lexical: Sequence[LexicalConstraints] | None,
         truncate: bool,
         names: Sequence[str],
         sample_indices: Sequence[int],
@@ -180,6 +204,7 @@ class Translator(TextPipeline):
             special=self.special,
             prefixes=forced,
             history=history,
+            lexical=None if lexical is None else [lexical[i] for i in nonempty],
             sample_indices=[sample_indices[i] for i in nonempty],
             progress=progress,
         )

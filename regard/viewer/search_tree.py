@@ -103,11 +103,18 @@ class SearchTree:
 
 
 def record_search(
-    pipeline: Translator | TextGenerator, text: str, config: DecodeConfig | None = None, *, prefix: str = ""
+    pipeline: Translator | TextGenerator,
+    text: str,
+    config: DecodeConfig | None = None,
+    *,
+    prefix: str = "",
+    required: Sequence[str] = (),
+    forbidden: Sequence[str] = (),
 ) -> SearchTree:
     """Translate a sentence, or continue a prompt, and return the search as a tree.
 
-    `prefix` is the forced beginning of a translation. The outputs are the same as those of `translate` or `generate`.
+    `prefix` is the forced beginning of a translation; `required` and `forbidden` are phrases. The outputs are the same
+    as those of `translate` or `generate`.
 
     >>> tree = record_search(translator, "The cat sleeps.", DecodeConfig(beam=3))  # doctest: +SKIP
     >>> [(node.token, node.state) for node in tree.nodes if node.step == 0]  # doctest: +SKIP
@@ -115,16 +122,18 @@ def record_search(
     """
     if not text.strip():
         raise RegardError("The text is empty: there is nothing to decode.", "Pass a sentence.")
+    phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
     if isinstance(pipeline, Translator):
         config = config or DecodeConfig()
-        outputs = pipeline.translate([text], config, prefixes=[prefix] if prefix else None, history=True)[0]
+        prefixes = [prefix] if prefix else None
+        outputs = pipeline.translate([text], config, prefixes=prefixes, **phrases, history=True)[0]
         hypotheses, history = [one.hypothesis for one in outputs], outputs[0].history
         ids = pipeline.encode_source(text)
     elif isinstance(pipeline, TextGenerator):
         if prefix:
             raise RegardError("Only translators support a prefix.", "Append it to the prompt instead.")
         config = config or DecodeConfig(method="sample")
-        generations = pipeline.generate([text], config, history=True)[0]
+        generations = pipeline.generate([text], config, **phrases, history=True)[0]
         hypotheses, history = [one.hypothesis for one in generations], generations[0].history
         ids = pipeline.encode_prompt(text)
     else:

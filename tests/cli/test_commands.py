@@ -63,6 +63,17 @@ def test_prefix_begins_every_translation(run, seq2seq_folder):
     assert all(line.startswith("neuf") for line in lines)
 
 
+def test_required_and_forbidden_phrases(run, seq2seq_folder):
+    options = ["--require", "neuf dix", "--forbid", "un", "--require", "sept", "--forbid", "quatre"]
+    lines = run("translate", seq2seq_folder, "one two three", "", "four five", *options)
+    assert lines[1] == ""
+    for line in (lines[0], lines[2]):
+        assert "neuf dix" in line
+        assert "sept" in line.split()
+        assert not {"un", "quatre"} & set(line.split())
+    assert "un" not in run("translate", seq2seq_folder, "one two", "--forbid", "un", "--method", "greedy")[0].split()
+
+
 def test_translations_of_a_file_do_not_depend_on_the_block_size(run, monkeypatch, tmp_path, seq2seq_folder, seq2seq):
     sources = [source for source, _ in number_pairs(50, seed=12)]
     (tmp_path / "lines.txt").write_text("\n".join(sources))

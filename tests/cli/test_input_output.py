@@ -211,6 +211,22 @@ def test_long_lines_are_split_into_sentences(invoke, seq2seq_folder, seq2seq):
     assert separate == seq2seq.translate(short, split="always")[0].text != joined
     assert invoke("translate", seq2seq_folder, LONG, "--alignments")[0] == 0
     assert "--split always" in invoke("translate", seq2seq_folder, LONG, "--alignments", "--split", "always")[2]
+    assert "--split always" in invoke("translate", seq2seq_folder, LONG, "--require", "un", "--split", "always")[2]
+    code, out, _ = invoke("translate", seq2seq_folder, LONG, "--require", "neuf")
+    assert (code, len(out)) == (0, 1)
+    assert "neuf" in out[0].split()
+
+
+def test_invalid_phrases_are_errors(invoke, seq2seq_folder):
+    for options, message in (
+        (["--require", "grün"], "The required phrase 'grün' cannot be generated"),
+        (["--require", "un", "--method", "sample"], "Required phrases need beam search (got method sample)."),
+        (["--require", "un", "--forbid", "un"], "The required phrase 'un' contains a forbidden phrase."),
+        (["--forbid", ""], "A forbidden phrase is empty"),
+    ):
+        code, out, err = invoke("translate", seq2seq_folder, "one", *options)
+        assert (code, out) == (2, [])
+        assert message in err
 
 
 # Notes and warnings

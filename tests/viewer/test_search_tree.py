@@ -126,6 +126,18 @@ def test_tree_shows_prefix_and_length_constraints(transformer):
     assert reasons <= {"min_len"}
 
 
+def test_tree_shows_lexical_constraints(seq2seq, language_model):
+    phrases = {"required": ["neuf dix"], "forbidden": ["deux"]}
+    tree = record_search(seq2seq, SENTENCE, DecodeConfig(beam=3), **phrases)
+    assert "neuf dix" in tree.results[0].text
+    assert "deux" not in tree.results[0].text
+    refused = {(node.token, node.reason) for node in tree.nodes if node.state == "refused"}
+    assert refused >= {("<eos>", "required"), ("deux", "forbidden")}
+    assert "required" in {node.reason for node in tree.nodes if node.state == "pruned"}
+    tree = record_search(language_model, "the cat", DecodeConfig("greedy", max_len=5), forbidden=["sees", "dog"])
+    assert not {"sees", "dog"} & set(tree.results[0].text.split())
+
+
 def test_tree_of_a_language_model(language_model):
     config = DecodeConfig(beam=3, n_best=2, max_len=5)
     tree = record_search(language_model, "the cat", config)

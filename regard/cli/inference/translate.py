@@ -33,6 +33,10 @@ from regard.interop.onnx.onnx_runner import is_onnx_folder
 from regard.pipelines import Translator
 from regard.pipelines.translator import Split
 
+PhraseOption = tyro.conf.UseAppendAction[
+    Annotated[tuple[str, ...], tyro.conf.arg(metavar="PHRASE", help_behavior_hint=NO_HINT)]
+]
+
 
 @dataclass(frozen=True)
 class Options:
@@ -54,6 +58,10 @@ class Options:
     """print word alignments (source-target, from 0) from the sharpest cross-attention of the first model"""
     prefix: Annotated[str, tyro.conf.arg(help_behavior_hint=NO_HINT)] = ""
     """forced beginning of every translation"""
+    require: PhraseOption = ()
+    """phrase that every translation must contain, as whole words; can be repeated"""
+    forbid: PhraseOption = ()
+    """phrase that no translation may contain, as whole words; can be repeated"""
     truncate: Truncate = False
     split: Split = "auto"
     """lines to split into sentences, which are translated separately; auto: lines beyond the trained length"""
@@ -70,10 +78,18 @@ def run(argv: list[str]) -> int:
             "Pass the model folder that they were exported from.",
         )
     split: Split = options.split
+    if options.require:
+        if split == "always":
+            raise RegardError("--require and --split always cannot be combined.", "Leave out --split always.")
+        split = "never"
     if options.alignments:
         if split == "always":
             raise RegardError("--alignments and --split always cannot be combined.", "Leave out --split always.")
         split = "never"
+    phrases = {"required": options.require, "forbidden": options.forbid}
+    for name, values in (("--require", options.require), ("--forbid", options.forbid)):
+        for phrase in values:
+            check_utf8(phrase, name)
     translator = open_model(options.model, options.device, Translator, options.ensemble)
     if options.alignments:
         require_attention(translator)
@@ -96,7 +112,7 @@ def run(argv: list[str]) -> int:
         for block in read_blocks(options.text, options.input, "Type lines to translate", check=check):
             texts = [line for _, line in block]
             prefixes = [check_utf8(options.prefix, "--prefix")] * len(texts) if options.prefix else None
-            inputs: dict[str, Any] = {"prefixes": prefixes, "truncate": options.truncate, "split": split}
+            inputs: dict[str, Any] = {"prefixes": prefixes, "truncate": options.truncate, "split": split, **phrases}
             results = translator.translate(texts, options.decode, **inputs, first_index=done)
             columns = [
                 [str(i) for i, n_best in enumerate(results, done) for _ in n_best] if options.decode.n_best > 1 else [],

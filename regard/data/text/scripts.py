@@ -8,6 +8,7 @@ from statistics import fmean
 _KANA = ((0x3040, 0x30FF),)
 _HAN = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3134F))
 _OTHERS = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF))
+UNSEGMENTED_BLOCKS = _KANA + _HAN + _OTHERS
 # The mean word length is below this in every language that separates words by spaces.
 MAX_MEAN_WORD_LENGTH = 15
 
@@ -20,7 +21,7 @@ def is_unsegmented(texts: Iterable[str]) -> bool:
     """
     texts = list(texts)
     words = [word for text in texts for word in text.split()]
-    if _letter_share(texts, _KANA + _HAN + _OTHERS) > 0.3:
+    if _letter_share(texts, UNSEGMENTED_BLOCKS) > 0.3:
         return True
     return bool(words) and fmean(map(len, words)) > MAX_MEAN_WORD_LENGTH
 

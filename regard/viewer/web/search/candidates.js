@@ -23,6 +23,8 @@ export const REASONS = {
   limit: "the maximum length is reached",
   min_len: "the minimum length is not reached",
   special: "this special token is never generated",
+  forbidden: "it would complete a forbidden phrase",
+  required: "a required phrase is still missing",
 };
 
 /** Adds texts, labels and links to the scene's candidates. @param {{nodes: CandidateData[], results: {node: number | null}[]}} search @returns {Candidate[]} */
