@@ -76,7 +76,7 @@ def decode_all(
     >>> len(decode_all(model, [[4, 5, 3], [6, 3], [7, 3]], pack, DecodeConfig(beam=2)))
     3
     """
-    if not plain_search_reason(model, config, history=history):
+    if not plain_search_reason(model, config, history=history, lexical=lexical is not None):
         return decode_sentences(
             model,
             sources,

@@ -42,7 +42,7 @@ KEPT_GRAPHS = 4
 MIN_SENTENCES = 8
 
 
-def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = False) -> str:
+def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = False, lexical: bool = False) -> str:
     """Why the plain search decodes this call; "" if the engine does.
 
     >>> from regard.models.transformer import TransformerConfig
@@ -54,6 +54,8 @@ def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = Fal
         return 'engine="plain"'
     if history:
         return "the search history is recorded"
+    if lexical:
+        return "phrases are required or forbidden"
     if config.coverage_penalty:
         return "the coverage penalty needs the attention weights of every step"
     if dispatch.has_context():
