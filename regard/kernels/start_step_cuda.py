@@ -54,7 +54,7 @@ def start_step(
     start = StepStart(
         torch.empty(B * K, E, dtype=tables.tokens.dtype, device=device),
         torch.empty(B, dtype=torch.long, device=device),
-        torch.empty(B * K, dtype=torch.long, device=device),
+        torch.empty(B * K, dtype=torch.int32, device=device),
         torch.empty(B * K, dtype=torch.bool, device=device),
     )
     start_step_triton.start_step[(B * K,)](
@@ -91,4 +91,4 @@ def plain_start_step(
         forced = torch.where((step < prefix.shape[1]) & (token >= 0), token, forced)
     ban_eos = step < tables.min_len
     positions = torch.where(done, -1, position)
-    return StepStart(x, positions, forced.repeat_interleave(K), ban_eos.repeat_interleave(K))
+    return StepStart(x, positions, forced.int().repeat_interleave(K), ban_eos.repeat_interleave(K))

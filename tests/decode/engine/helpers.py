@@ -66,8 +66,10 @@ def special_options(model):
 def decode_both(model, sources, config, **options):
     """The results of the engine and of the plain search."""
     options = special_options(model) | options
+    device = next(model.parameters()).device
     engine = decode_all(model, sources, pack, config, **options)
-    return engine, decode_all(model, sources, pack, replace(config, engine="plain"), **options)
+    to_device = lambda batch: pack(batch).to(device)  # noqa: E731
+    return engine, decode_all(model, sources, to_device, replace(config, engine="plain"), **options)
 
 
 def assert_equal_search(engine, plain, tolerance=1e-5):
