@@ -4,6 +4,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,6 +14,27 @@ OnProgress = Callable[[int, int | None], None]
 """called with the number of items that are done and, if known, the total"""
 # Seconds between two progress lines in a log.
 LOG_INTERVAL = 10.0
+
+
+@dataclass(frozen=True)
+class FileProgress:
+    """Progress of the work on a file.
+
+    >>> print(FileProgress(items=12288, share=0.34, items_per_second=5012.0, seconds_left=46.0))
+    12,288 lines (34%), 5,012 lines/s, 0:00:46 left
+    """
+
+    items: int
+    """finished lines"""
+    share: float | None
+    """finished share of the file, from 0 to 1; None if unknown"""
+    items_per_second: float
+    seconds_left: float | None
+
+    def __str__(self) -> str:
+        share = "" if self.share is None else f" ({self.share:.0%})"
+        left = "" if self.seconds_left is None else f", {timedelta(seconds=round(self.seconds_left))} left"
+        return f"{self.items:,} lines{share}, {self.items_per_second:,.0f} lines/s{left}"
 
 
 @contextmanager
@@ -47,11 +70,43 @@ def show_progress(description: str, silent: bool = False) -> Iterator[OnProgress
         yield _ProgressLines(description)
 
 
+@contextmanager
+def show_file_progress(description: str, silent: bool = False) -> Iterator[Callable[[FileProgress], None]]:
+    """Yield a callback that shows the progress of the work on a file, like `show_progress`, with rate and time left.
+
+    >>> with show_file_progress("translating", silent=True) as on_progress:
+    ...     on_progress(FileProgress(1, 0.5, 1.0, 1.0))
+    """
+    if silent:
+        yield lambda progress: None
+    elif Console(stderr=True).is_terminal:
+        columns = (TextColumn(description), BarColumn(), TextColumn("{task.fields[text]}"))
+        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        task = bar.add_task(description, total=None, text="")
+
+        def update_bar(progress: FileProgress) -> None:
+            bar.start()
+            total = None if progress.share is None else 1.0
+            bar.update(task, completed=progress.share or 0.0, total=total, text=str(progress))
+
+        try:
+            yield update_bar
+        finally:
+            bar.stop()
+    else:
+        lines = _ProgressLines(description)
+        yield lambda progress: lines.show(str(progress))
+
+
 class _ProgressLines:
     def __init__(self, description: str) -> None:
         self.description, self.last_line = description, time.monotonic()
 
     def __call__(self, done: int, total: int | None) -> None:
+        self.show(f"{done:,}" + (f" of {total:,}" if total else ""))
+
+    def show(self, text: str) -> None:
+        """Print a line if the last one is long enough ago."""
         if time.monotonic() - self.last_line >= LOG_INTERVAL:
             self.last_line = time.monotonic()
-            print(f"{self.description}: {done:,}" + (f" of {total:,}" if total else ""), file=sys.stderr, flush=True)
+            print(f"{self.description}: {text}", file=sys.stderr, flush=True)
