@@ -20,8 +20,8 @@ class _End(NamedTuple):
 def iterate_callback(function: Callable[[Callable[[T], None]], object]) -> Iterator[T]:
     """The values that `function(emit)` passes to `emit`, as they come. Its errors are raised by the iterator.
 
-    The function runs in a thread, at most two values ahead. When the iterator is closed, `emit` raises an exception that
-    ends the function.
+    The function runs in a thread, at most two values ahead. When the iterator is closed, `emit` raises an exception,
+    which ends the function.
 
     >>> list(iterate_callback(lambda emit: [emit(i) for i in range(3)]))
     [0, 1, 2]
