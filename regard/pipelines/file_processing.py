@@ -148,9 +148,8 @@ def process_file(
     """
     check_output(output, source.files, overwrite=overwrite)
     with ResumableFile(output, settings, overwrite=overwrite, allowed_changes=allowed_changes, header=header) as file:
-        resumed_items = file.items
         try:
-            start = _process(source, file, processors, check, overwrite, progress)
+            meter = _process(source, file, processors, check, overwrite, progress)
         except KeyboardInterrupt:
             if file.items == 0:
                 raise
@@ -158,7 +157,7 @@ def process_file(
                 f"Interrupted; {file.items:,} {source.unit}s are complete.", "The same command resumes."
             ) from None
         file.finish()
-    return FileSummary(file.items, resumed_items, time.monotonic() - start, file.totals)
+    return FileSummary(file.items, meter.first_items, time.monotonic() - meter.start, file.totals)
 
 
 def _process(
@@ -168,8 +167,8 @@ def _process(
     check: CheckItem[T],
     overwrite: bool,
     progress: Callable[[FileProgress], None] | None,
-) -> float:
-    """Append the output for all items that are not in the file; returns the time at which processing started."""
+) -> "_Meter":
+    """Append the output for all items that are not in the file."""
     items, digest = iter(source), hashlib.sha256()
     if problem := _skip_finished(source, items, file, digest):
         if not (overwrite and source.is_rereadable):
@@ -185,7 +184,7 @@ def _process(
             try:
                 block, outcome = next(results)
             except StopIteration:
-                return meter.start
+                return meter
             except RegardError as error:
                 raise _with_resume_hint(error, source, file) from None
             if outcome.done:
