@@ -146,7 +146,7 @@ def test_truncate_changes_lines_of_models_without_a_limit(transformer, corpus, t
 
 
 def _translate_in_process(folder: Path, source: Path, output: Path) -> None:
-    file_processing.BLOCK_ITEMS = 128
+    file_processing.BLOCK_ITEMS = 64
     torch.set_num_threads(1)
     load(folder, "cpu").translate_file(source, output, DecodeConfig(method="sample", seed=5))
 
@@ -158,27 +158,31 @@ def test_killed_translation_is_identical(seq2seq_folder, tmp_path, suffix):
     context.set_forkserver_preload(["regard.pipelines", "tests.pipelines.test_model_files"])
     source, output, undisturbed = (tmp_path / f"{name}{suffix}" for name in ("source", "output", "undisturbed"))
     with (gzip.open if suffix else open)(source, "wt", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line, _ in number_pairs(3000, seed=9))
-    seconds = 0.0
-    for path in (undisturbed, undisturbed):  # the second time with everything imported
-        path.unlink(missing_ok=True)
-        start = time.perf_counter()
+        file.writelines(f"{line}\n" for line, _ in number_pairs(4000, seed=9))
+
+    def start(path: Path) -> multiprocessing.context.ForkServerProcess:
         process = context.Process(target=_translate_in_process, args=(seq2seq_folder, source, path))
         process.start()
-        process.join()
-        assert process.exitcode == 0
-        seconds = time.perf_counter() - start
-    draw, kills = random.Random(len(suffix)), 0
-    for _ in range(30):
-        process = context.Process(target=_translate_in_process, args=(seq2seq_folder, source, output))
-        process.start()
-        process.join(seconds * (draw.uniform(0.05, 0.5) if kills < 6 else 100))
+        return process
+
+    def finished_lines() -> int:
+        journal = output.with_name(f"{output.name}.partial.json")
+        return json.loads(journal.read_text())["items"] if journal.exists() else 0
+
+    draw = random.Random(len(suffix))
+    for _ in range(5):
+        process, goal = start(output), finished_lines() + draw.choice([0, 64, 128, 192])
+        while finished_lines() <= goal:
+            assert process.is_alive(), "finished before it was killed"
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.02))
         process.kill()
         process.join()
-        if output.exists() and not output.with_name(f"{output.name}.partial.json").exists():
-            break
-        kills += 1
-    assert 3 <= kills < 30
+        assert not output.exists()
+    for path in (output, undisturbed):
+        process = start(path)
+        process.join()
+        assert process.exitcode == 0
     assert output.read_bytes() == undisturbed.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         path.name for path in (source, output, undisturbed)
