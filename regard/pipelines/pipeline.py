@@ -97,11 +97,12 @@ class TextPipeline(Pipeline):
         Otherwise such a text gives a warning, or an error if it exceeds the model's length limit. `name` identifies the
         text in the error.
         """
-        trained, limit = self.trained_length - special_count, self.length_limit
+        trained = self.trained_length - special_count
         if len(ids) <= trained:
             return ids
         if truncate:
             return ids[len(ids) - trained :] if keep_end else ids[:trained]
+        limit = self.length_limit
         if limit is not None and len(ids) > limit - special_count:
             hint = "Shorten it, or use --truncate to drop its beginning."
             raise RegardError(

@@ -99,10 +99,16 @@ class Translator(TextPipeline):
 
     def split_line(self, line: str, split: Split) -> list[str]:
         """The sentences of a line, which are translated separately, or the line itself if it is not split."""
-        max_len = self.trained_length - self._special_count
-        if split == "never" or (split == "auto" and len(self.source_tokenizer.encode(line)) <= max_len):
-            return [line]
-        return split_sentences(line) or [line]
+        return [sentence for sentence, _ in self._encode_sentences([line], split)[0]]
+
+    def _encode_sentences(self, lines: Sequence[str], split: Split) -> list[list[tuple[str, list[int]]]]:
+        """The sentences of each line (see `split_line`) with their ids, without special tokens."""
+        max_len = {"never": math.inf, "auto": self.trained_length - self._special_count, "always": -1}[split]
+        encoded = [[(line, ids)] for line, ids in zip(lines, self.source_tokenizer.encode_batch(lines))]
+        for i, line in enumerate(lines):
+            if len(encoded[i][0][1]) > max_len and (sentences := split_sentences(line)):
+                encoded[i] = list(zip(sentences, self.source_tokenizer.encode_batch(sentences)))
+        return encoded
 
     @overload
     def translate(self, lines: str, config: DecodeConfig | None = None, **options: Any) -> list[Translation]: ...
@@ -141,7 +147,7 @@ class Translator(TextPipeline):
                     "Use n_best=1 and history=False, or another split.",
                 )
             split = "never"
-        split_lines = [self.split_line(line, split) for line in lines]
+        split_lines = self._encode_sentences(lines, split)
         sentences = [sentence for line in split_lines for sentence in line]
         sentence_prefixes = None
         if prefixes is not None:  # for the first sentence of each line
@@ -261,7 +267,7 @@ class Translator(TextPipeline):
     @torch.no_grad()
     def _translate(
         self,
-        lines: Sequence[str],
+        lines: Sequence[tuple[str, list[int]]],
         config: DecodeConfig,
         prefixes: Sequence[str] | None,
         truncate: bool,
@@ -272,8 +278,12 @@ class Translator(TextPipeline):
     ) -> list[list[Translation]]:
         if self.max_output_len is not None:
             config = dataclasses.replace(config, max_len=min(config.max_len, self.max_output_len))
-        nonempty = [i for i, line in enumerate(lines) if line.strip()]
-        sources = [self.encode_source(lines[i], name=names[i], truncate=truncate) for i in nonempty]
+        nonempty = [i for i, (line, _) in enumerate(lines) if line.strip()]
+        count = self._special_count
+        sources = [
+            self.special.add_special_tokens(self.limit_length(lines[i][1], names[i], truncate, special_count=count))
+            for i in nonempty
+        ]
         forced = None
         if prefixes is not None or self.special.forced is not None:
             start = self.special.make_decoder_input([])[1:]
@@ -294,12 +304,12 @@ class Translator(TextPipeline):
             sample_indices=[sample_indices[i] for i in nonempty],
             progress=progress,
         )
-        if any(len(h.ids) >= self.trained_length for n_best in results for h in n_best):
+        trained_length = self.trained_length
+        if any(len(h.ids) >= trained_length for n_best in results for h in n_best):
             self.warn_beyond_trained_length()
+        decoded = iter(self.target_tokenizer.decode_batch(h.ids for n_best in results for h in n_best))
         for i, n_best in zip(nonempty, results):
-            translations[i] = [
-                Translation(self.target_tokenizer.decode(h.ids), h.score, h, n_best.history) for h in n_best
-            ]
+            translations[i] = [Translation(next(decoded), h.score, h, n_best.history) for h in n_best]
         empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
         return [n_best or [empty] for n_best in translations]
 
