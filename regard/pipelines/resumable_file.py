@@ -201,14 +201,17 @@ class ResumableFile:
             self._file.truncate(self.bytes)
 
     def _open_partial(self) -> BinaryIO:
-        """Open the partial file and lock it for this process; the lock ends with the process."""
+        """Open the partial file and lock it for this process; the lock ends with the process.
+
+        A POSIX lock (lockf, not flock) is not inherited by forked workers, which may outlive this process for a moment.
+        """
         with self._convert_errors():
             file = open(self.partial, "r+b" if self.partial.exists() else "x+b")  # noqa: SIM115
         try:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             file.close()
             raise RegardError(
                 f"{self.partial} is in use by another process.", "Wait for it to end, or name another output."

@@ -352,11 +352,35 @@ def test_shortened_partial_file(corpus, tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
 def test_second_process_is_refused(corpus, tmp_path):
-    with (
-        resumable_file.ResumableFile(tmp_path / "out.txt", SETTINGS),
-        pytest.raises(RegardError, match=r"out.txt.partial is in use by another process"),
-    ):
-        run(corpus, tmp_path / "out.txt")
+    reader, writer = os.pipe()
+    with resumable_file.ResumableFile(tmp_path / "out.txt", SETTINGS):
+        if os.fork() == 0:
+            try:
+                run(corpus, tmp_path / "out.txt")
+            except RegardError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                os._exit(0)
+        os.wait()
+        assert b"out.txt.partial is in use by another process" in os.read(reader, 1000)
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX")
+def test_lock_is_not_inherited_by_forked_workers(corpus, tmp_path):
+    reader, writer = os.pipe()
+    with resumable_file.ResumableFile(tmp_path / "out.txt", SETTINGS) as file:
+        file.append(b"", 0)
+        child = os.fork()
+        if child == 0:
+            os.close(writer)
+            os.read(reader, 1)  # until the parent closes the pipe
+            os._exit(0)
+    run(corpus, tmp_path / "out.txt")
+    os.close(reader)
+    os.close(writer)
+    os.waitpid(child, 0)
 
 
 def test_interrupt_keeps_the_finished_lines(corpus, tmp_path):

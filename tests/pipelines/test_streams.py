@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from regard.decode import DecodeConfig
+from regard.decode import DecodeConfig, decode_all
 from regard.errors import RegardError
+from regard.pipelines import text_generator
 from regard.pipelines.callback_iterator import iterate_callback
 from tests.conftest import number_pairs
 from tests.pipelines.test_text_generator import GREEDY, SAMPLE, make_generator
@@ -82,11 +83,17 @@ def test_pieces_join_to_the_generated_text(kind, config):
         assert config.method == "beam" or kind != "char" or len(pieces) > 1
 
 
-def test_generation_stops_with_the_consumer():
-    generator = make_generator(max_len=400)
-    model, steps = generator.model, []
-    step = model.step
-    model.step = lambda state, last: (steps.append(1), step(state, last))[1]
+def test_generation_stops_with_the_consumer(monkeypatch):
+    generator, steps = make_generator(max_len=400), []
+
+    def decode_and_count(*arguments, on_token, **options):
+        def count(index: int, token: int) -> None:
+            steps.append(token)
+            on_token(index, token)
+
+        return decode_all(*arguments, on_token=count, **options)
+
+    monkeypatch.setattr(text_generator, "decode_all", decode_and_count)
     config = DecodeConfig(method="greedy", min_len=300, max_len=300)
     stream = generator.generate_stream("Un", config)
     assert not steps
