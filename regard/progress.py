@@ -4,8 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,27 +12,6 @@ OnProgress = Callable[[int, int | None], None]
 """called with the number of items that are done and, if known, the total"""
 # Seconds between two progress lines in a log.
 LOG_INTERVAL = 10.0
-
-
-@dataclass(frozen=True)
-class FileProgress:
-    """Progress of the work on a file.
-
-    >>> print(FileProgress(items=12288, share=0.34, items_per_second=5012.0, seconds_left=46.0))
-    12,288 lines (34%), 5,012 lines/s, 0:00:46 left
-    """
-
-    items: int
-    """finished lines"""
-    share: float | None
-    """finished share of the file, from 0 to 1; None if unknown"""
-    items_per_second: float
-    seconds_left: float | None
-
-    def __str__(self) -> str:
-        share = "" if self.share is None else f" ({self.share:.0%})"
-        left = "" if self.seconds_left is None else f", {timedelta(seconds=round(self.seconds_left))} left"
-        return f"{self.items:,} lines{share}, {self.items_per_second:,.0f} lines/s{left}"
 
 
 @contextmanager
@@ -71,23 +48,22 @@ def show_progress(description: str, silent: bool = False) -> Iterator[OnProgress
 
 
 @contextmanager
-def show_file_progress(description: str, silent: bool = False) -> Iterator[Callable[[FileProgress], None]]:
-    """Yield a callback that shows the progress of the work on a file, like `show_progress`, with rate and time left.
+def show_status(description: str, silent: bool = False) -> Iterator[Callable[[str, float | None], None]]:
+    """Yield a callback that shows a text, such as rate and time left, and a finished share, like `show_progress`.
 
-    >>> with show_file_progress("translating", silent=True) as on_progress:
-    ...     on_progress(FileProgress(1, 0.5, 1.0, 1.0))
+    >>> with show_status("translating", silent=True) as on_status:
+    ...     on_status("500 lines/s, 0:00:10 left", 0.5)
     """
     if silent:
-        yield lambda progress: None
+        yield lambda text, share: None
     elif Console(stderr=True).is_terminal:
         columns = (TextColumn(description), BarColumn(), TextColumn("{task.fields[text]}"))
         bar = Progress(*columns, console=Console(stderr=True), transient=True)
         task = bar.add_task(description, total=None, text="")
 
-        def update_bar(progress: FileProgress) -> None:
+        def update_bar(text: str, share: float | None) -> None:
             bar.start()
-            total = None if progress.share is None else 1.0
-            bar.update(task, completed=progress.share or 0.0, total=total, text=str(progress))
+            bar.update(task, completed=share or 0.0, total=None if share is None else 1.0, text=text)
 
         try:
             yield update_bar
@@ -95,7 +71,7 @@ def show_file_progress(description: str, silent: bool = False) -> Iterator[Calla
             bar.stop()
     else:
         lines = _ProgressLines(description)
-        yield lambda progress: lines.show(str(progress))
+        yield lambda text, share: lines.show(text)
 
 
 class _ProgressLines:

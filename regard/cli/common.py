@@ -25,9 +25,9 @@ from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
-from regard.pipelines.file_processing import FileSummary, InputItems
+from regard.pipelines.file_processing import FileProgress, FileSummary, InputItems
 from regard.pipelines.resumable_file import check_output
-from regard.progress import FileProgress, OnProgress, progress_bar, show_file_progress, show_progress
+from regard.progress import OnProgress, progress_bar, show_progress, show_status
 
 TEST_SIZE = 1000
 # Texts per block; a block is sorted by length into batches. Blocks of a stream may be smaller.
@@ -365,8 +365,8 @@ def streaming_progress(label: str) -> Iterator[OnProgress]:
 @contextmanager
 def file_progress(label: str) -> Iterator[Callable[[FileProgress], None]]:
     """Progress of a command that writes a file: rate and time left, in a bar or in log lines; none with --quiet."""
-    with show_file_progress(label, silent=_quiet.get()) as on_progress:
-        yield on_progress
+    with show_status(label, silent=_quiet.get()) as on_status:
+        yield lambda progress: on_status(str(progress), progress.share)
 
 
 def note_file(summary: FileSummary, output: Path, unit: str = "lines") -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import islice
 from logging import getLogger
 from pathlib import Path
@@ -17,7 +18,6 @@ from regard.data.text.readers import OnOpen, display_name, numbered_lines, strea
 from regard.errors import Interrupted, RegardError
 from regard.pipelines.block_workers import OnBatch, process_blocks
 from regard.pipelines.resumable_file import AllowedChange, ResumableFile, check_output
-from regard.progress import FileProgress
 
 logger = getLogger("regard")
 
@@ -112,6 +112,27 @@ class FileSummary:
     resumed_items: int
     seconds: float
     totals: dict[str, float]
+
+
+@dataclass(frozen=True)
+class FileProgress:
+    """Progress of the work on a file.
+
+    >>> print(FileProgress(items=12288, share=0.34, items_per_second=5012.0, seconds_left=46.0))
+    12,288 lines (34%), 5,012 lines/s, 0:00:46 left
+    """
+
+    items: int
+    """finished lines"""
+    share: float | None
+    """finished share of the file, from 0 to 1; None if unknown"""
+    items_per_second: float
+    seconds_left: float | None
+
+    def __str__(self) -> str:
+        share = "" if self.share is None else f" ({self.share:.0%})"
+        left = "" if self.seconds_left is None else f", {timedelta(seconds=round(self.seconds_left))} left"
+        return f"{self.items:,} lines{share}, {self.items_per_second:,.0f} lines/s{left}"
 
 
 class _Block(NamedTuple):

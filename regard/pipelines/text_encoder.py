@@ -20,10 +20,16 @@ from regard.data.text.special_tokens import ENCODER_TOKENS, MASK_TOKEN, SpecialT
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert
-from regard.pipelines.file_processing import BlockOutput, FileSummary, InputItems, ProcessItems, process_file
+from regard.pipelines.file_processing import (
+    BlockOutput,
+    FileProgress,
+    FileSummary,
+    InputItems,
+    ProcessItems,
+    process_file,
+)
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import Classification, format_classification
-from regard.progress import FileProgress
 from regard.ranges import MAX_INT
 
 # Tokens per batch.

@@ -17,10 +17,16 @@ from regard.decode import DecodeConfig, Ensemble, Hypothesis, SearchHistory, dec
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
-from regard.pipelines.file_processing import BlockOutput, FileSummary, InputItems, ProcessItems, process_file
+from regard.pipelines.file_processing import (
+    BlockOutput,
+    FileProgress,
+    FileSummary,
+    InputItems,
+    ProcessItems,
+    process_file,
+)
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
-from regard.progress import FileProgress
 
 Split = Literal["auto", "always", "never"]
 """which lines are split into sentences: those beyond the trained length, all, or none"""
