@@ -89,7 +89,12 @@ Output = Annotated[
         help_behavior_hint="(default: standard output)",
     ),
 ]
-Overwrite = Annotated[bool, tyro.conf.arg(help="replace an existing output file", help_behavior_hint=NO_HINT)]
+Overwrite = Annotated[
+    bool,
+    tyro.conf.arg(
+        help="replace an existing output file; start again if settings or input changed", help_behavior_hint=NO_HINT
+    ),
+]
 Quiet = Annotated[bool, tyro.conf.arg(help="print only results and errors", help_behavior_hint=NO_HINT)]
 
 Options = TypeVar("Options")
