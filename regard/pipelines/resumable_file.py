@@ -99,13 +99,13 @@ class ResumableFile:
         self.is_complete = False
         """whether all items have been written, so that only `finish` remains"""
         self._file: BinaryIO | None = None
-        journal = self._read_journal()
-        is_renamed = journal is not None and journal["complete"] and not self.partial.exists() and self.target.exists()
-        if journal is not None and is_renamed and not self._differences(journal, allowed_changes):
+        if self.target.exists() and not overwrite:
+            journal = self._read_journal()
+            is_renamed = journal is not None and journal["complete"] and not self.partial.exists()
+            if journal is None or not is_renamed or self._differences(journal, allowed_changes):
+                raise _exists_error(self.output)
             self._restore(journal)  # interrupted after the partial file was renamed
             return
-        if self.target.exists() and not overwrite:
-            raise _exists_error(self.output)
         self._file = self._open_partial()
         try:
             self._resume_or_restart(overwrite, allowed_changes)
@@ -160,8 +160,7 @@ class ResumableFile:
 
     def restart(self) -> None:
         """Remove the output so far."""
-        if self._file is None:
-            self._file = self._open_partial()
+        assert self._file is not None
         self.items, self.totals, self.input_sha256, self.is_complete = 0, {}, "", False
         header = b"" if self.header is None else self.header(0)
         with self._convert_errors():
