@@ -1,5 +1,6 @@
 """Files translated, scored, embedded and classified by models: same results as in memory, resumed after SIGKILL."""
 
+import copy
 import gzip
 import json
 import multiprocessing
@@ -62,7 +63,7 @@ def stop_after(blocks: int):
 
 
 @pytest.mark.parametrize("config", [GREEDY, DecodeConfig(beam=3, n_best=2), SAMPLE], ids=["greedy", "n-best", "sample"])
-def test_translations_are_those_of_translate(seq2seq, corpus, tmp_path, config):
+def test_translations_are_those_of_translate(seq2seq, seq2seq_folder, corpus, tmp_path, config):
     expected = format_translations(seq2seq.translate(LINES, config), config, scores=True)
     undisturbed, resumed, parallel = (tmp_path / name for name in ("a.txt", "b.txt", "c.txt"))
     seq2seq.translate_file(corpus, undisturbed, config, scores=True)
@@ -75,7 +76,7 @@ def test_translations_are_those_of_translate(seq2seq, corpus, tmp_path, config):
             seq2seq.translate_file(corpus, resumed, config, scores=True, progress=stop_after(2))
     assert seq2seq.translate_file(corpus, resumed, config, scores=True).resumed_items >= 64
     assert resumed.read_bytes() == undisturbed.read_bytes()
-    seq2seq.translate_file(corpus, parallel, config, scores=True, replicas=[seq2seq])
+    seq2seq.translate_file(corpus, parallel, config, scores=True, replicas=[load(seq2seq_folder, "cpu")])
     assert parallel.read_bytes() == undisturbed.read_bytes()
 
 
@@ -256,7 +257,7 @@ def test_classify_file(classifier, corpus, tmp_path):
     rows = [line.split("\t") for line in (tmp_path / "labels.tsv").read_text().splitlines()]
     expected = classifier.classify(LINES)
     assert [label for label, _ in rows] == [result.label for result in expected]
-    classifier.classify_file(corpus, tmp_path / "all.tsv.gz", all_labels=True, replicas=[classifier])
+    classifier.classify_file(corpus, tmp_path / "all.tsv.gz", all_labels=True, replicas=[copy.deepcopy(classifier)])
     with gzip.open(tmp_path / "all.tsv.gz", "rt") as file:
         assert all(line.startswith("even ") and "\todd " in line for line in file)
 
