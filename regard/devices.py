@@ -1,5 +1,6 @@
 """Devices: names in configs and on the command line, and the torch device they stand for."""
 
+import re
 from typing import Literal
 
 import torch
@@ -10,12 +11,18 @@ from regard.ranges import check_value
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
-def find_device(name: Device) -> torch.device:
-    """The device of this name; "auto" selects CUDA, MPS or CPU, in this order.
+def find_device(name: str) -> torch.device:
+    """The device of this name; "auto" selects CUDA, MPS or CPU, in this order, and "cuda:1" the second GPU.
 
     >>> find_device("cpu").type
     'cpu'
     """
+    if isinstance(name, str) and re.fullmatch(r"cuda:\d{1,3}", name):
+        count = torch.cuda.device_count()
+        if int(name[5:]) >= count:
+            gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+            raise RegardError(f"Device {name} is not available: this machine has {gpus}.", "Use device auto or cpu.")
+        return torch.device(name)
     check_value(Device, name, "device")
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":

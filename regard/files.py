@@ -37,7 +37,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         status = _stat(path)
         if status is not None and stat.S_ISDIR(status.st_mode):
             raise RegardError(f"{path}: is a directory.", "Name a file.")
-        if status is not None and _is_stdout(status):
+        if status is not None and is_stdout(status):
             _write_stdout(content)
         elif status is not None and not stat.S_ISREG(status.st_mode):
             with open(path, "wb") as file:
@@ -69,7 +69,8 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-def _is_stdout(status: os.stat_result) -> bool:
+def is_stdout(status: os.stat_result) -> bool:
+    """Whether this is the status of the file that standard output is redirected to."""
     try:
         return os.path.samestat(status, os.fstat(sys.stdout.fileno()))
     except (OSError, ValueError, AttributeError):  # stdout is missing or has no file descriptor

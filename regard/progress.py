@@ -47,11 +47,42 @@ def show_progress(description: str, silent: bool = False) -> Iterator[OnProgress
         yield _ProgressLines(description)
 
 
+@contextmanager
+def show_status(description: str, silent: bool = False) -> Iterator[Callable[[str, float | None], None]]:
+    """Yield a callback that shows a text, such as rate and time left, and a finished share, like `show_progress`.
+
+    >>> with show_status("translating", silent=True) as on_status:
+    ...     on_status("500 lines/s, 0:00:10 left", 0.5)
+    """
+    if silent:
+        yield lambda text, share: None
+    elif Console(stderr=True).is_terminal:
+        columns = (TextColumn(description), BarColumn(), TextColumn("{task.fields[text]}"))
+        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        task = bar.add_task(description, total=None, text="")
+
+        def update_bar(text: str, share: float | None) -> None:
+            bar.start()
+            bar.update(task, completed=share or 0.0, total=None if share is None else 1.0, text=text)
+
+        try:
+            yield update_bar
+        finally:
+            bar.stop()
+    else:
+        lines = _ProgressLines(description)
+        yield lambda text, share: lines.show(text)
+
+
 class _ProgressLines:
     def __init__(self, description: str) -> None:
         self.description, self.last_line = description, time.monotonic()
 
     def __call__(self, done: int, total: int | None) -> None:
+        self.show(f"{done:,}" + (f" of {total:,}" if total else ""))
+
+    def show(self, text: str) -> None:
+        """Print a line if the last one is long enough ago."""
         if time.monotonic() - self.last_line >= LOG_INTERVAL:
             self.last_line = time.monotonic()
-            print(f"{self.description}: {done:,}" + (f" of {total:,}" if total else ""), file=sys.stderr, flush=True)
+            print(f"{self.description}: {text}", file=sys.stderr, flush=True)

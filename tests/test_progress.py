@@ -54,3 +54,18 @@ def test_quiet_prints_nothing(tmp_path, capsys, monkeypatch):
     read_dataset("mask-images", DataConfig(files), quiet=True)
     plan("mask-images", DataConfig(files))
     assert capsys.readouterr().err == ""
+
+
+def test_status_on_a_terminal_and_in_a_log(screen, monkeypatch, capsys):
+    with progress.show_status("translating") as on_status:
+        on_status("500 lines/s, 0:00:10 left", 0.5)
+    assert "translating" in screen.getvalue()
+    assert "500 lines/s, 0:00:10 left" in screen.getvalue()
+    monkeypatch.undo()
+    now = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    with progress.show_status("translating") as on_status:
+        for i in range(1, 26):
+            now += 1.0
+            on_status(f"{i} lines", None)
+    assert capsys.readouterr().err.splitlines() == ["translating: 10 lines", "translating: 20 lines"]

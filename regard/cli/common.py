@@ -1,5 +1,6 @@
 """Arguments, input, data and progress shared by the commands."""
 
+import dataclasses
 import logging
 import os
 import stat
@@ -11,18 +12,22 @@ from itertools import islice
 from pathlib import Path
 from queue import Queue
 from threading import Thread
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
+import torch
 import tyro
 
 from regard.data import Tokenizer
 from regard.data.text.compression import STDIN
-from regard.data.text.readers import numbered_lines
+from regard.data.text.readers import OnOpen, numbered_lines
 from regard.devices import Device
 from regard.errors import RegardError
+from regard.files import STDOUT, is_stdout
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
-from regard.progress import OnProgress, progress_bar, show_progress
+from regard.pipelines.file_processing import FileProgress, FileSummary, InputItems
+from regard.pipelines.resumable_file import check_output
+from regard.progress import OnProgress, progress_bar, show_progress, show_status
 
 TEST_SIZE = 1000
 # Texts per block; a block is sorted by length into batches. Blocks of a stream may be smaller.
@@ -68,6 +73,28 @@ Empty = Annotated[
 
 Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint=NO_HINT)]
 DeviceOption = Annotated[Device, tyro.conf.arg(help="device to run on")]
+Devices = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="DEVICE",
+        help="device to run on: auto, cpu, cuda, cuda:N or mps; with --output, several that work in parallel: "
+        "cuda:0,cuda:1",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="FILE",
+        help="output file, plain or compressed (.gz, .bz2, .xz); if interrupted, the same command resumes",
+        help_behavior_hint="(default: standard output)",
+    ),
+]
+Overwrite = Annotated[
+    bool,
+    tyro.conf.arg(
+        help="replace an existing output file; start again if settings or input changed", help_behavior_hint=NO_HINT
+    ),
+]
 Quiet = Annotated[bool, tyro.conf.arg(help="print only results and errors", help_behavior_hint=NO_HINT)]
 
 Options = TypeVar("Options")
@@ -109,7 +136,7 @@ def print_note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def open_model(model: Path, device: Device, expect: type[M], ensemble: Sequence[Path] = ()) -> M:
+def open_model(model: Path, device: str, expect: type[M], ensemble: Sequence[Path] = ()) -> M:
     """Load a model folder, a folder of ONNX graphs, or an ensemble of translators."""
     graphs = [folder for folder in (model, *ensemble) if is_onnx_folder(folder)]
     if not graphs:
@@ -122,6 +149,18 @@ def open_model(model: Path, device: Device, expect: type[M], ensemble: Sequence[
     if device not in ("auto", "cpu"):
         raise RegardError(f"{model} contains ONNX graphs, which run only on the CPU.", "Use --device auto or cpu.")
     return load_onnx(model, expect=expect)
+
+
+def open_models(
+    model: Path, devices: str, expect: type[M], ensemble: Sequence[Path] = (), *, parallel: bool = False
+) -> list[M]:
+    """Load a model once for each device in a list such as cuda:0,cuda:1. Only `parallel` work can use several."""
+    names = [name.strip() for name in devices.split(",")]
+    if len(names) > 1 and not parallel:
+        raise RegardError(f"--device {devices}: several devices need --output.", "Pass --output FILE, or one device.")
+    if (count := names.count("cpu")) > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    return [open_model(model, name, expect, ensemble) for name in names]
 
 
 Texts = Annotated[
@@ -154,6 +193,58 @@ def read_texts(texts: tuple[str, ...], file: Path | None, prompt: str) -> Iterat
     name = "stdin" if file is None else str(file)
     for number, line in numbered_lines(STDIN if file is None else file):
         yield f"{name}, line {number}", line
+
+
+def input_texts(
+    texts: tuple[str, ...], file: Path | None, prompt: str, unknown: "UnknownCharacters | None" = None
+) -> InputItems[str]:
+    """The input texts of a command that writes a file; the first ones are checked for unknown characters."""
+    if file is None or file == Path(STDIN) or texts:
+        name, unit, files = ("arguments", "text", ()) if texts else ("stdin", "line", (STDIN,))
+        source: InputItems[str] = InputItems(
+            name, lambda on_open: (text for _, text in read_texts(texts, file, prompt)), unit, files
+        )
+    else:
+        source = InputItems.from_lines(file)
+    if unknown is None:
+        return source
+
+    def read_checked(on_open: OnOpen) -> Iterator[str]:
+        for index, text in enumerate(source.read(on_open)):
+            if index < BLOCK_SIZE:
+                unknown.check(text, source.item_name(index))
+            yield text
+
+    return dataclasses.replace(source, read=read_checked)
+
+
+def is_stream(output: Path | None) -> bool:
+    """Whether an output is standard output, a named pipe or a device, which is written directly."""
+    if output is None or output == STDOUT:
+        return True
+    try:
+        status = os.stat(output)
+    except OSError:
+        return False
+    return is_stdout(status) or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
+
+
+@contextmanager
+def open_stream(output: Path | None) -> Iterator[TextIO]:
+    """Open an output that is not a file (see `is_stream`) for text; by default standard output."""
+    if output is None or output == STDOUT or is_stdout(os.stat(output)):
+        yield sys.stdout
+        return
+    with open(output, "w", encoding="utf-8") as stream:
+        yield stream
+
+
+def check_file_options(output: Path | None, overwrite: bool, inputs: Sequence[str | Path | None]) -> None:
+    """Check the options of the output before a model is loaded."""
+    if output is not None and not is_stream(output):
+        check_output(output, [file for file in inputs if file is not None], overwrite=overwrite)
+    elif overwrite:
+        raise RegardError("--overwrite needs --output FILE.", "Leave it out, or name a file.")
 
 
 NamedText = tuple[str, str]
@@ -274,6 +365,20 @@ def streaming_progress(label: str) -> Iterator[OnProgress]:
         return
     with progress_bar(label) as on_progress:
         yield on_progress
+
+
+@contextmanager
+def file_progress(label: str) -> Iterator[Callable[[FileProgress], None]]:
+    """Progress of a command that writes a file: rate and time left, in a bar or in log lines; none with --quiet."""
+    with show_status(label, silent=_quiet.get()) as on_status:
+        yield lambda progress: on_status(str(progress), progress.share)
+
+
+def note_file(summary: FileSummary, output: Path, unit: str = "lines") -> None:
+    """Print a note about a file that was written."""
+    new = summary.items - summary.resumed_items
+    rate = f"{new / max(summary.seconds, 1e-9):,.0f} {unit}/s"
+    print_note(f"Wrote {summary.items:,} {unit} to {output} ({rate}).")
 
 
 @contextmanager

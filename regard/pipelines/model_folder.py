@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from regard.config_reader import fill_config, json_bytes, read_json
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
-from regard.devices import Device, find_device
+from regard.devices import find_device
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.models import FAMILIES, family_name, make_model
@@ -139,9 +139,9 @@ def read_tokenizers(folder: Path, *, foreign: bool = False) -> tuple[Tokenizer, 
 
 
 @overload
-def load(path: str | Path | Sequence[str | Path], device: Device = "auto", *, expect: type[P]) -> P: ...
+def load(path: str | Path | Sequence[str | Path], device: str = "auto", *, expect: type[P]) -> P: ...
 @overload
-def load(path: str | Path | Sequence[str | Path], device: Device = "auto") -> Any: ...
+def load(path: str | Path | Sequence[str | Path], device: str = "auto") -> Any: ...
 def load(path, device="auto", *, expect=None):
     """Load a model folder as the pipeline of its family: Translator, TextGenerator, TextEncoder or ImageModel.
 
@@ -191,7 +191,7 @@ def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
         )
 
 
-def _load_ensemble(paths: Any, device: Device) -> Translator:
+def _load_ensemble(paths: Any, device: str) -> Translator:
     if not isinstance(paths, Sequence) or isinstance(paths, bytes) or not paths:
         raise RegardError(
             f"Expected the path of a model folder, or a list of paths (got {format_value(paths)}).",

@@ -1,5 +1,6 @@
 """Base classes of the pipelines."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 from regard.models.lengths import length_limit
+from regard.pipelines.resumable_file import AllowedChange
 
 logger = logging.getLogger("regard")
 
@@ -32,6 +34,19 @@ class Pipeline:
     def device(self) -> torch.device:
         """The device of the model."""
         return next(self.model.parameters()).device
+
+    def fingerprint(self) -> str:
+        """A hash of the weights, config and tokenizers."""
+        digest = hashlib.sha256()
+        for tokenizer in self.tokenizers:
+            digest.update(tokenizer.backend_tokenizer.to_str().encode())
+        for model in [self.model, *getattr(self, "ensemble_members", ())]:
+            digest.update(repr(model.config).encode())
+            for tensor in model.parameters():
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            for graph in getattr(model, "graphs", ()):  # an ONNX model has no parameters
+                digest.update(graph.read_bytes())
+        return digest.hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
         """Write a model folder, which `load` opens."""
@@ -61,6 +76,14 @@ class TextPipeline(Pipeline):
         limits = (length_limit(model.config) for model in self.models)
         return min((limit for limit in limits if limit is not None), default=None)
 
+    @property
+    def truncation_changes(self) -> tuple[AllowedChange, ...]:
+        """Whether an output file may be resumed with `truncate` after a text was too long.
+
+        It may if the model cannot process texts beyond the trained length: none of the texts so far was.
+        """
+        return (("truncate", False, True),) if self.length_limit == self.trained_length else ()
+
     def pack(self, sequences: Sequence[Sequence[int]]) -> Packed:
         """Pack sequences of ids into one batch on the model's device."""
         return pack(sequences).to(self.device)
@@ -74,11 +97,12 @@ class TextPipeline(Pipeline):
         Otherwise such a text gives a warning, or an error if it exceeds the model's length limit. `name` identifies the
         text in the error.
         """
-        trained, limit = self.trained_length - special_count, self.length_limit
+        trained = self.trained_length - special_count
         if len(ids) <= trained:
             return ids
         if truncate:
             return ids[len(ids) - trained :] if keep_end else ids[:trained]
+        limit = self.length_limit
         if limit is not None and len(ids) > limit - special_count:
             hint = "Shorten it, or use --truncate to drop its beginning."
             raise RegardError(

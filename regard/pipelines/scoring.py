@@ -39,6 +39,18 @@ class Classification:
         return cls(labels[best], probabilities[best], dict(zip(labels, probabilities)))
 
 
+def format_classification(result: Classification, all_labels: bool = False) -> str:
+    """A classification as a line of text: label, tab and probability; or every label with its probability.
+
+    >>> result = Classification.from_probabilities(["cat", "dog"], [0.25, 0.75])
+    >>> format_classification(result), format_classification(result, all_labels=True)
+    ('dog\\t0.7500', 'cat 0.2500\\tdog 0.7500')
+    """
+    if all_labels:
+        return "\t".join(f"{label} {probability:.4f}" for label, probability in result.probabilities.items())
+    return f"{result.label}\t{result.probability:.4f}"
+
+
 def target_logprobs(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
     """The log-probability of the target token of each row.
 

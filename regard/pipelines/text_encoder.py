@@ -1,8 +1,11 @@
 """Text encoder pipeline: embeddings, classification, question answering, masked tokens."""
 
-from collections.abc import Iterator, Sequence
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -17,8 +20,16 @@ from regard.data.text.special_tokens import ENCODER_TOKENS, MASK_TOKEN, SpecialT
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert
+from regard.pipelines.file_processing import (
+    BlockOutput,
+    FileProgress,
+    FileSummary,
+    InputItems,
+    ProcessItems,
+    process_file,
+)
 from regard.pipelines.pipeline import TextPipeline
-from regard.pipelines.scoring import Classification
+from regard.pipelines.scoring import Classification, format_classification
 from regard.ranges import MAX_INT
 
 # Tokens per batch.
@@ -118,6 +129,93 @@ class TextEncoder(TextPipeline):
                 results[i] = Classification.from_probabilities(self.model.config.labels, probabilities)
         return [result for result in results if result is not None]
 
+    def embed_file(
+        self,
+        source: str | Path | InputItems[str],
+        output: str | Path,
+        *,
+        truncate: bool = False,
+        replicas: Sequence["TextEncoder"] = (),
+        overwrite: bool = False,
+        progress: Callable[[FileProgress], None] | None = None,
+    ) -> FileSummary:
+        """Embed the lines of a file of any size, plain or compressed; the same call resumes it if killed.
+
+        The output is an array with one row per line (.npy), which `np.load(output, mmap_mode="r")` opens without
+        reading it, or JSON lines with text and vector (any other extension; .jsonl.gz is compressed). `replicas` are
+        copies of this encoder, on other devices, that work in parallel. An existing output is an error unless
+        `overwrite` is set.
+
+        >>> encoder.embed_file("corpus.txt.gz", "vectors.npy")  # doctest: +SKIP
+        FileSummary(items=100000, resumed_items=0, seconds=20.1, totals={})
+        """
+        is_array, width = Path(output).suffix == ".npy", self.model.config.width
+
+        def make_processor(encoder: TextEncoder) -> ProcessItems[str]:
+            def process(lines: list[str], first_index: int, on_batch: Callable[[int, int], None]) -> BlockOutput:
+                vectors = encoder.embed(lines, truncate=truncate)
+                if is_array:
+                    return BlockOutput(np.ascontiguousarray(vectors, "<f4").tobytes())
+                return BlockOutput("".join(map(format_embedding, lines, vectors)).encode())
+
+            return process
+
+        return process_file(
+            source if isinstance(source, InputItems) else InputItems.from_lines(source),
+            output,
+            [make_processor(encoder) for encoder in (self, *replicas)],
+            settings={"task": "embed", "model": self.fingerprint(), "truncate": truncate},
+            check=lambda line, name: self.encode_text(line, name=name, truncate=truncate),
+            header=(lambda rows: _npy_header(rows, width)) if is_array else None,
+            allowed_changes=self.truncation_changes,
+            overwrite=overwrite,
+            progress=progress,
+        )
+
+    def classify_file(
+        self,
+        source: str | Path | InputItems[str],
+        output: str | Path,
+        *,
+        all_labels: bool = False,
+        truncate: bool = False,
+        replicas: Sequence["TextEncoder"] = (),
+        overwrite: bool = False,
+        progress: Callable[[FileProgress], None] | None = None,
+    ) -> FileSummary:
+        """Classify the lines of a file of any size, like `embed_file`. A tab in a line separates two texts.
+
+        Each line of the output has a label and its probability, or all labels with `all_labels`
+        (see `format_classification`).
+
+        >>> classifier.classify_file("reviews.txt", "labels.tsv")  # doctest: +SKIP
+        FileSummary(items=100000, resumed_items=0, seconds=20.1, totals={})
+        """
+
+        def make_processor(encoder: TextEncoder) -> ProcessItems[str]:
+            def process(lines: list[str], first_index: int, on_batch: Callable[[int, int], None]) -> BlockOutput:
+                results = encoder.classify([split_pair(line) for line in lines], truncate=truncate)
+                rows = [format_classification(result, all_labels) for result in results]
+                return BlockOutput("".join(f"{row}\n" for row in rows).encode())
+
+            return process
+
+        return process_file(
+            source if isinstance(source, InputItems) else InputItems.from_lines(source),
+            output,
+            [make_processor(encoder) for encoder in (self, *replicas)],
+            settings={
+                "task": "classify",
+                "model": self.fingerprint(),
+                "all_labels": all_labels,
+                "truncate": truncate,
+            },
+            check=lambda line, name: self.encode_rows([split_pair(line)], name=name, truncate=truncate),
+            allowed_changes=self.truncation_changes,
+            overwrite=overwrite,
+            progress=progress,
+        )
+
     @overload
     def answer(self, questions: Question, *, empty: bool = False) -> str: ...
     @overload
@@ -177,6 +275,27 @@ class TextEncoder(TextPipeline):
         self.model.eval()
         for indices, inputs in _batches(texts):
             yield indices, self.model(*(x.to(self.device) for x in inputs)).float()
+
+
+def split_pair(line: str) -> tuple[str, ...]:
+    """The text of a line, or the two texts that a tab separates.
+
+    >>> split_pair("A cat."), split_pair("A cat.\\tAn animal.")
+    (('A cat.',), ('A cat.', 'An animal.'))
+    """
+    return tuple(line.split("\t")[:2])
+
+
+def format_embedding(text: str, vector: Float[np.ndarray, "E"]) -> str:
+    """A text and its embedding as a JSON line."""
+    return json.dumps({"text": text, "vector": [round(float(x), 7) for x in vector]}, ensure_ascii=False) + "\n"
+
+
+def _npy_header(rows: int, width: int) -> bytes:
+    """The header of a .npy file; NumPy reserves space for the number of rows, so that its length is constant."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
+    return header.getvalue()
 
 
 def _batches(texts: EncodedTexts) -> Iterator[tuple[list[int], EncoderInputs]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
@@ -17,6 +17,7 @@ from regard.data.text.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Hypothesis, SearchHistory, TokenTexts, decode_all
 from regard.errors import RegardError
 from regard.models import GPT
+from regard.pipelines.callback_iterator import iterate_callback
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
@@ -172,6 +173,29 @@ class TextGenerator(TextPipeline):
             [Continuation(decoder.decode(h.ids), h.score, h, n_best.history) for h in n_best]
             for decoder, n_best in zip(decoders, results)
         ]
+
+    def generate_stream(
+        self, prompt: str, config: DecodeConfig | None = None, *, truncate: bool = False
+    ) -> Iterator[str]:
+        """The continuation of a prompt, piece by piece as it is generated; joined, the text of `generate`.
+
+        Generation runs at most two pieces ahead, and ends when the iterator is closed or no longer used. Beam search
+        yields the whole text at its end.
+
+        >>> for text in generator.generate_stream("Once upon a time"):  # doctest: +SKIP
+        ...     print(text, end="", flush=True)
+        """
+        config = config or DecodeConfig(method="sample")
+        if config.n_best > 1:
+            raise RegardError(
+                f"generate_stream generates one text (got n_best={config.n_best}).", "Use n_best=1, or generate."
+            )
+        self.encode_prompt(prompt, truncate=truncate)  # errors are raised here, not by the iterator
+        if config.method == "beam":
+            return (self.generate(prompt, config, truncate=truncate)[0].text for _ in range(1))
+        return iterate_callback(
+            lambda emit: self.generate(prompt, config, truncate=truncate, on_text=lambda _, text: emit(text))
+        )
 
     @overload
     def score(self, texts: str, **options: Any) -> SequenceScore: ...

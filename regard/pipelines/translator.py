@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
@@ -16,6 +18,14 @@ from regard.decode import DecodeConfig, Ensemble, Hypothesis, LexicalConstraints
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
+from regard.pipelines.file_processing import (
+    BlockOutput,
+    FileProgress,
+    FileSummary,
+    InputItems,
+    ProcessItems,
+    process_file,
+)
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
@@ -24,6 +34,8 @@ Split = Literal["auto", "always", "never"]
 """which lines are split into sentences: those beyond the trained length, all, or none"""
 # Offset between the sampling indices of consecutive sentences of one line.
 _SENTENCE_STRIDE = 1 << 32
+# Lines of a stream that are translated together.
+STREAM_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,10 @@ class Translation:
     score: float
     hypothesis: Hypothesis
     history: SearchHistory | None = None
+
+
+AddColumn = Callable[["Translator", Sequence[str], list[list[Translation]]], list[str]]
+"""computes a column of the output, one entry per translation, from lines and their translations"""
 
 
 @dataclass
@@ -96,10 +112,16 @@ class Translator(TextPipeline):
 
     def split_line(self, line: str, split: Split) -> list[str]:
         """The sentences of a line, which are translated separately, or the line itself if it is not split."""
-        max_len = self.trained_length - self._special_count
-        if split == "never" or (split == "auto" and len(self.source_tokenizer.encode(line)) <= max_len):
-            return [line]
-        return split_sentences(line) or [line]
+        return [sentence for sentence, _ in self._encode_sentences([line], [split])[0]]
+
+    def _encode_sentences(self, lines: Sequence[str], splits: Sequence[Split]) -> list[list[tuple[str, list[int]]]]:
+        """The sentences of each line (see `split_line`) with their ids, without special tokens."""
+        max_len = {"never": math.inf, "auto": self.trained_length - self._special_count, "always": -1}
+        encoded = [[(line, ids)] for line, ids in zip(lines, self.source_tokenizer.encode_batch(lines))]
+        for i, (line, split) in enumerate(zip(lines, splits)):
+            if len(encoded[i][0][1]) > max_len[split] and (sentences := split_sentences(line)):
+                encoded[i] = list(zip(sentences, self.source_tokenizer.encode_batch(sentences)))
+        return encoded
 
     @overload
     def translate(self, lines: str, config: DecodeConfig | None = None, **options: Any) -> list[Translation]: ...
@@ -150,7 +172,7 @@ class Translator(TextPipeline):
                 "split='always' translates sentences separately: a required phrase has no sentence to be in.",
                 "Use another split.",
             )
-        split_lines = [self.split_line(line, "never" if r else split) for line, r in zip(lines, required)]
+        split_lines = self._encode_sentences(lines, ["never" if phrases else split for phrases in required])
         sentences = [sentence for line in split_lines for sentence in line]
         sentence_prefixes = None
         if prefixes is not None:  # for the first sentence of each line
@@ -170,10 +192,117 @@ class Translator(TextPipeline):
         )
         return [_join_translations([next(results) for _ in line], config) for line in split_lines]
 
+    def translate_stream(
+        self,
+        lines: Iterable[str],
+        config: DecodeConfig | None = None,
+        *,
+        prefix: str = "",
+        required: Sequence[str] = (),
+        forbidden: Sequence[str] = (),
+        truncate: bool = False,
+        split: Split = "never",
+        block_size: int = STREAM_BLOCK,
+    ) -> Iterator[list[Translation]]:
+        """The translations of each line, like `translate`, for any number of lines, even an endless stream.
+
+        `block_size` lines are read and translated together; 1 yields each translation before the next line is read.
+        Every translation begins with `prefix`; `required` and `forbidden` phrases apply to every line.
+
+        >>> for n_best in translator.translate_stream(open("corpus.en")):  # doctest: +SKIP
+        ...     print(n_best[0].text)
+        """
+        if isinstance(lines, str):
+            raise RegardError("translate_stream expects an iterable of lines (got a string).", "Pass [line].")
+        if block_size < 1:
+            raise RegardError(f"block_size must be at least 1 (got {block_size}).", "Pass a positive number of lines.")
+        options = {"required": required, "forbidden": forbidden, "truncate": truncate, "split": split}
+        return self._translate_blocks(iter(lines), config, prefix, block_size, options)
+
+    def _translate_blocks(
+        self, lines: Iterator[str], config: DecodeConfig | None, prefix: str, size: int, options: dict[str, Any]
+    ) -> Iterator[list[Translation]]:
+        done = 0
+        while block := [line.removesuffix("\n").removesuffix("\r") for line in islice(lines, size)]:
+            prefixes = [prefix] * len(block) if prefix else None
+            yield from self.translate(block, config, prefixes=prefixes, first_index=done, **options)
+            done += len(block)
+
+    def translate_file(
+        self,
+        source: str | Path | InputItems[str],
+        output: str | Path,
+        config: DecodeConfig | None = None,
+        *,
+        prefix: str = "",
+        required: Sequence[str] = (),
+        forbidden: Sequence[str] = (),
+        truncate: bool = False,
+        split: Split = "auto",
+        scores: bool = False,
+        replicas: Sequence["Translator"] = (),
+        overwrite: bool = False,
+        progress: Callable[[FileProgress], None] | None = None,
+        add_column: AddColumn | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> FileSummary:
+        """Translate a file of any size, plain or compressed, in constant memory; the same call resumes it if killed.
+
+        Each line of the output is the best translation of a line; with `scores` or `n_best` above 1, see
+        `format_translations`. `prefix` and the phrases apply to every line. `replicas` are copies of this translator, on other devices, that work in parallel. An
+        existing output is an error unless `overwrite` is set. `add_column` computes a further column, and `settings`
+        must contain what it depends on.
+
+        >>> translator.translate_file("corpus.en.gz", "corpus.fr.gz")  # doctest: +SKIP
+        FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})
+        """
+        config = config or DecodeConfig()
+        options: dict[str, Any] = {"truncate": truncate, "split": split}
+        options |= {"required": list(required), "forbidden": list(forbidden)}
+
+        def make_processor(translator: Translator) -> ProcessItems[str]:
+            def process(lines: list[str], first_index: int, on_batch: Callable[[int, int], None]) -> BlockOutput:
+                prefixes = [prefix] * len(lines) if prefix else None
+                results = translator.translate(
+                    lines, config, prefixes=prefixes, first_index=first_index, progress=on_batch, **options
+                )
+                column = None if add_column is None else add_column(translator, lines, results)
+                rows = format_translations(results, config, first_index, scores=scores, column=column)
+                return BlockOutput("".join(f"{row}\n" for row in rows).encode())
+
+            return process
+
+        def check(line: str, name: str) -> None:
+            self.check_line(line, name, truncate=truncate, split=split if config.n_best == 1 else "never")
+
+        return process_file(
+            source if isinstance(source, InputItems) else InputItems.from_lines(source),
+            output,
+            [make_processor(translator) for translator in (self, *replicas)],
+            settings={
+                "task": "translate",
+                "model": self.fingerprint(),
+                "prefix": prefix,
+                "scores": scores,
+                **options,
+                **dataclasses.asdict(config),
+                **(settings or {}),
+            },
+            check=check,
+            allowed_changes=self.truncation_changes,
+            overwrite=overwrite,
+            progress=progress,
+        )
+
+    def check_line(self, line: str, name: str, *, truncate: bool, split: Split) -> None:
+        """Raise an error if a line, or one of its sentences, exceeds the length limit."""
+        for sentence in self.split_line(line, split):
+            self.encode_source(sentence, name=name, truncate=truncate)
+
     @torch.no_grad()
     def _translate(
         self,
-        lines: Sequence[str],
+        lines: Sequence[tuple[str, list[int]]],
         config: DecodeConfig,
         prefixes: Sequence[str] | None,
         lexical: Sequence[LexicalConstraints] | None,
@@ -185,8 +314,14 @@ class Translator(TextPipeline):
     ) -> list[list[Translation]]:
         if self.max_output_len is not None:
             config = dataclasses.replace(config, max_len=min(config.max_len, self.max_output_len))
-        nonempty = [i for i, line in enumerate(lines) if line.strip()]
-        sources = [self.encode_source(lines[i], name=names[i], truncate=truncate) for i in nonempty]
+        nonempty = [i for i, (line, _) in enumerate(lines) if line.strip()]
+        count, trained_length = self._special_count, self.trained_length
+        sources = []
+        for i in nonempty:
+            ids = lines[i][1]
+            if len(ids) > trained_length - count:
+                ids = self.limit_length(ids, names[i], truncate, special_count=count)
+            sources.append(self.special.add_special_tokens(ids))
         forced = None
         if prefixes is not None or self.special.forced is not None:
             start = self.special.make_decoder_input([])[1:]
@@ -194,7 +329,8 @@ class Translator(TextPipeline):
             forced = [start + self.encode_target(texts[i], name=f"prefix {i + 1}", truncate=truncate) for i in nonempty]
         model = self.model if not self.ensemble_members else Ensemble(self.models)
         for member in self.models:
-            member.eval()
+            if member.training:
+                member.eval()
         translations: list[list[Translation]] = [[] for _ in lines]
         results = decode_all(
             model,
@@ -208,12 +344,11 @@ class Translator(TextPipeline):
             sample_indices=[sample_indices[i] for i in nonempty],
             progress=progress,
         )
-        if any(len(h.ids) >= self.trained_length for n_best in results for h in n_best):
+        if any(len(h.ids) >= trained_length for n_best in results for h in n_best):
             self.warn_beyond_trained_length()
+        decoded = iter(self.target_tokenizer.decode_batch(h.ids for n_best in results for h in n_best))
         for i, n_best in zip(nonempty, results):
-            translations[i] = [
-                Translation(self.target_tokenizer.decode(h.ids), h.score, h, n_best.history) for h in n_best
-            ]
+            translations[i] = [Translation(next(decoded), h.score, h, n_best.history) for h in n_best]
         empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
         return [n_best or [empty] for n_best in translations]
 
@@ -262,6 +397,57 @@ class Translator(TextPipeline):
                 progress(len(encoded) - len(order), len(encoded))
         return [score for score in scores if score is not None]
 
+    def score_file(
+        self,
+        source: str | Path | Sequence[str | Path] | InputItems[tuple[str, str]],
+        output: str | Path,
+        *,
+        columns: Sequence[str] = (),
+        truncate: bool = False,
+        replicas: Sequence["Translator"] = (),
+        overwrite: bool = False,
+        progress: Callable[[FileProgress], None] | None = None,
+    ) -> FileSummary:
+        """Score the pairs of a file, or of two parallel files, of any size, like `translate_file`.
+
+        Each line of the output has log-probability, mean per token and number of tokens, separated by tabs; an empty
+        pair gives an empty line. The totals are the sums of `pairs`, `logprob` and `tokens`.
+
+        >>> translator.score_file(["corpus.en", "corpus.fr"], "scores.tsv").totals["tokens"]  # doctest: +SKIP
+        1327
+        """
+
+        def make_processor(translator: Translator) -> ProcessItems[tuple[str, str]]:
+            def process(
+                pairs: list[tuple[str, str]], first_index: int, on_batch: Callable[[int, int], None]
+            ) -> BlockOutput:
+                nonempty = [pair for pair in pairs if any(side.strip() for side in pair)]
+                scores = translator.score(nonempty, truncate=truncate, progress=on_batch)
+                results = iter(scores)
+                rows = [format_score(next(results)) if any(side.strip() for side in pair) else "" for pair in pairs]
+                logprob, tokens = sum(score.logprob for score in scores), sum(score.tokens for score in scores)
+                totals = {"pairs": len(scores), "logprob": logprob, "tokens": tokens}
+                return BlockOutput("".join(f"{row}\n" for row in rows).encode(), totals)
+
+            return process
+
+        def check(pair: tuple[str, str], name: str) -> None:
+            if pair[1].strip() and not pair[0].strip():
+                raise RegardError(f"{name}: the source is empty.", "Remove the pair.")
+            self.encode_source(pair[0], name=name, truncate=truncate)
+            self.encode_target(pair[1], name=name, truncate=truncate)
+
+        return process_file(
+            source if isinstance(source, InputItems) else InputItems.from_pairs(source, columns),
+            output,
+            [make_processor(translator) for translator in (self, *replicas)],
+            settings={"task": "score", "model": self.fingerprint(), "truncate": truncate},
+            check=check,
+            allowed_changes=self.truncation_changes,
+            overwrite=overwrite,
+            progress=progress,
+        )
+
     def teacher_forced(self, pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Packed, Packed]:
         """The model inputs for teacher forcing, from pairs of ids (see `Translator.encode_source`)."""
         return self.pack([s for s, _ in pairs]), self.pack([self.special.make_decoder_input(t) for _, t in pairs])
@@ -269,6 +455,44 @@ class Translator(TextPipeline):
     def _labels(self, target: list[int]) -> list[int]:
         """The next token for each token of the decoder input."""
         return [*self.special.make_decoder_input(target)[1:], self.special.eos]
+
+
+def format_translations(
+    results: Sequence[Sequence[Translation]],
+    config: DecodeConfig,
+    first_index: int = 0,
+    *,
+    scores: bool = False,
+    column: Sequence[str] | None = None,
+) -> list[str]:
+    """Translations as lines of text: text ||| score ||| column.
+
+    With `n_best` above 1, a line begins with the index of the input line, and has a score.
+
+    >>> best = Translation("Le chat dort.", -0.25, Hypothesis([], 0.0, 0.0, []))
+    >>> format_translations([[best]], DecodeConfig(), scores=True)
+    ['Le chat dort. ||| -0.2500']
+    >>> format_translations([[best, best]], DecodeConfig(n_best=2), first_index=7)
+    ['7 ||| Le chat dort. ||| -0.2500', '7 ||| Le chat dort. ||| -0.2500']
+    """
+    flat = [translation for n_best in results for translation in n_best]
+    columns = [[translation.text.replace("\n", " ") for translation in flat]]
+    if config.n_best > 1:
+        columns.insert(0, [str(i) for i, n_best in enumerate(results, first_index) for _ in n_best])
+    if scores or config.n_best > 1:
+        columns.append([f"{translation.score:.4f}" for translation in flat])
+    if column is not None:
+        columns.append(list(column))
+    return [" ||| ".join(fields) for fields in zip(*columns)]
+
+
+def format_score(score: SequenceScore) -> str:
+    """A score as a line of text: log-probability, mean per token and number of tokens, separated by tabs.
+
+    >>> format_score(SequenceScore(-3.0, 4)).split("\\t")
+    ['-3.000000', '-0.750000', '4']
+    """
+    return f"{score.logprob:.6f}\t{score.mean:.6f}\t{score.tokens}"
 
 
 def _join_translations(sentences: list[list[Translation]], config: DecodeConfig) -> list[Translation]:

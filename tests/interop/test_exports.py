@@ -255,6 +255,16 @@ def test_onnx_scores_and_supports_prefixes(transformer, tmp_path):
     assert best.text == transformer.translate(["one two"], prefixes=["dix"])[0][0].text
 
 
+def test_onnx_fingerprint_depends_on_the_weights(tmp_path):
+    translator = make_translator(encoder_layers=1, decoder_layers=1)
+    export_onnx(translator, tmp_path / "first")
+    with torch.no_grad():
+        next(iter(translator.model.parameters())).view(-1)[0] += 1
+    export_onnx(translator, tmp_path / "second")
+    first, again, second = (load_onnx(tmp_path / name).fingerprint() for name in ("first", "first", "second"))
+    assert first == again != second
+
+
 def test_onnx_keeps_the_languages(tmp_path):
     translator = make_translator(encoder_layers=1, decoder_layers=1)
     translator.languages = ("en", "fr")

@@ -1,31 +1,36 @@
 """`regard embed`: text embeddings."""
 
-import io
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import tyro
 
 from regard.cli.common import (
-    DeviceOption,
+    Devices,
     Input,
     Model,
+    Overwrite,
     Quiet,
     Texts,
     Truncate,
     UnknownCharacters,
-    open_model,
+    check_file_options,
+    file_progress,
+    input_texts,
+    is_stream,
+    open_models,
+    open_stream,
     parse,
     print_note,
     read_blocks,
 )
+from regard.data.text.readers import uncompressed_suffix
 from regard.errors import RegardError
-from regard.files import STDOUT, write_atomically
 from regard.pipelines import TextEncoder
+from regard.pipelines.text_encoder import format_embedding
+
+PROMPT = "Type texts"
 
 
 @dataclass(frozen=True)
@@ -33,60 +38,66 @@ class Options:
     """Embed texts as vectors: regard embed MODEL "A cat sleeps."
 
     A vector is the mean over the tokens of a text, normalized to length 1: the dot product of two vectors is their
-    cosine similarity.
+    cosine similarity. With --output, write to a file; if interrupted, the same command resumes.
     """
 
     model: Model
     text: Texts = ()
     """texts"""
     input: Input = None
-    out: Annotated[
-        Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: JSON lines on standard output)")
+    output: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="FILE", aliases=["--out"], help_behavior_hint="(default: JSON lines on standard output)"),
     ] = None
-    """output file, .npy (one row per text) or .jsonl"""
+    """output file, .npy (one row per text) or .jsonl, which may be compressed (.jsonl.gz)"""
+    overwrite: Overwrite = False
     truncate: Truncate = False
-    device: DeviceOption = "auto"
+    device: Devices = "auto"
     quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "embed", argv)
-    out = None if options.out == STDOUT else options.out
-    suffix = "" if out is None else out.suffix
+    to_stream = is_stream(options.output)
+    if options.output is not None and not to_stream:
+        _check_extension(options.output)
+    check_file_options(options.output, options.overwrite, [options.input])
+    first, *replicas = open_models(options.model, options.device, TextEncoder, parallel=not to_stream)
+    unknown = UnknownCharacters(first.tokenizer, first.special.unk)
+    if to_stream:
+        _print_embeddings(options, first, unknown)
+        return 0
+    assert options.output is not None
+    with file_progress("embedding") as on_progress:
+        summary = first.embed_file(
+            input_texts(options.text, options.input, PROMPT, unknown),
+            options.output,
+            truncate=options.truncate,
+            replicas=replicas,
+            overwrite=options.overwrite,
+            progress=on_progress,
+        )
+    print_note(f"Wrote {summary.items:,} vectors of width {first.model.config.width} to {options.output}.")
+    return 0
+
+
+def _check_extension(output: Path) -> None:
+    suffix = uncompressed_suffix(output)
     if suffix not in ("", ".npy", ".jsonl"):
-        raise RegardError(f"{options.out}: expected the extension .npy or .jsonl.", "Change the file extension.")
-    encoder = open_model(options.model, options.device, TextEncoder)
-    unknown = UnknownCharacters(encoder.tokenizer, encoder.special.unk)
+        raise RegardError(f"{output}: expected the extension .npy or .jsonl.", "Change the file extension.")
+    if suffix == ".npy" and output.suffix != ".npy":
+        raise RegardError(f"{output}: compressed .npy files are not supported.", "Use .npy or .jsonl.gz.")
+
+
+def _print_embeddings(options: Options, encoder: TextEncoder, unknown: UnknownCharacters) -> None:
+    """Print JSON lines as the texts arrive."""
 
     def check(text: str, name: str) -> None:
         encoder.encode_text(text, name=name, truncate=options.truncate)
         unknown.check(text, name)
 
-    arrays: list[np.ndarray] = []
-    rows: list[str] = []
-    for block in read_blocks(options.text, options.input, "Type texts", check=check):
-        texts = [text for _, text in block]
-        vectors = encoder.embed(texts, truncate=options.truncate)
-        if suffix == ".npy":
-            arrays.append(vectors)
-        else:
-            lines = [_row(text, vector) for text, vector in zip(texts, vectors)]
-            if out is None:
-                sys.stdout.writelines(lines)
-                sys.stdout.flush()
-            else:
-                rows += lines
-    if out is not None:
-        count = len(rows) or sum(map(len, arrays))
-        if suffix == ".npy":
-            buffer = io.BytesIO()
-            np.save(buffer, np.concatenate(arrays))
-            write_atomically(out, buffer.getvalue())
-        else:
-            write_atomically(out, "".join(rows).encode())
-        print_note(f"Wrote {count} vectors of width {encoder.model.config.width} to {out}.")
-    return 0
-
-
-def _row(text: str, vector: np.ndarray) -> str:
-    return json.dumps({"text": text, "vector": [round(float(x), 7) for x in vector]}, ensure_ascii=False) + "\n"
+    with open_stream(options.output) as stream:
+        for block in read_blocks(options.text, options.input, PROMPT, check=check):
+            texts = [text for _, text in block]
+            stream.writelines(map(format_embedding, texts, encoder.embed(texts, truncate=options.truncate)))
+            stream.flush()

@@ -1,24 +1,34 @@
 """`regard translate`: translate lines of text."""
 
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated, Any
 
 import tyro
 
 from regard.cli.common import (
+    BLOCK_SIZE,
     NO_HINT,
-    DeviceOption,
+    Devices,
     Ensemble,
     Flag,
     Input,
     Model,
+    Output,
+    Overwrite,
     Quiet,
     Texts,
     Truncate,
     UnknownCharacters,
+    check_file_options,
     check_utf8,
-    open_model,
+    file_progress,
+    input_texts,
+    is_stream,
+    note_file,
+    open_models,
+    open_stream,
     parse,
     print_note,
     read_blocks,
@@ -30,8 +40,11 @@ from regard.evaluation import align, format_links
 from regard.evaluation.alignment import sharpest_layer
 from regard.evaluation.teacher_forcing import require_attention
 from regard.interop.onnx.onnx_runner import is_onnx_folder
-from regard.pipelines import Translator
-from regard.pipelines.translator import Split
+from regard.pipelines import Translation, Translator
+from regard.pipelines.file_processing import InputItems
+from regard.pipelines.translator import Split, format_translations
+
+PROMPT = "Type lines to translate"
 
 PhraseOption = tyro.conf.UseAppendAction[
     Annotated[tuple[str, ...], tyro.conf.arg(metavar="PHRASE", help_behavior_hint=NO_HINT)]
@@ -44,13 +57,16 @@ class Options:
 
     Lines come from arguments, a file or standard input. Print one line per input line; an empty line stays empty. Input
     from a pipe is translated as it arrives. With --scores or --alignments, a line is text ||| score ||| alignment. With
-    --n-best above 1, print one line per hypothesis, starting with the index of the input line, from 0.
+    --n-best above 1, print one line per hypothesis, starting with the index of the input line, from 0. With --output,
+    write to a file instead; if interrupted, the same command resumes.
     """
 
     model: Model
     text: Texts = ()
     """lines to translate"""
     input: Input = None
+    output: Output = None
+    overwrite: Overwrite = False
     ensemble: Ensemble = ()
     scores: Flag = False
     """print the score of each translation: its log-probability with length and coverage penalty"""
@@ -65,13 +81,14 @@ class Options:
     truncate: Truncate = False
     split: Split = "auto"
     """lines to split into sentences, which are translated separately; auto: lines beyond the trained length"""
-    device: DeviceOption = "auto"
+    device: Devices = "auto"
     quiet: Quiet = False
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "translate", argv)
+    check_file_options(options.output, options.overwrite, [options.input])
     if options.alignments and is_onnx_folder(options.model):
         raise RegardError(
             f"{options.model} contains ONNX graphs, whose attention cannot be recorded.",
@@ -86,48 +103,101 @@ def run(argv: list[str]) -> int:
         if split == "always":
             raise RegardError("--alignments and --split always cannot be combined.", "Leave out --split always.")
         split = "never"
-    phrases = {"required": options.require, "forbidden": options.forbid}
+    check_utf8(options.prefix, "--prefix")
     for name, values in (("--require", options.require), ("--forbid", options.forbid)):
         for phrase in values:
             check_utf8(phrase, name)
-    translator = open_model(options.model, options.device, Translator, options.ensemble)
+    to_stream = is_stream(options.output)
+    translators = open_models(options.model, options.device, Translator, options.ensemble, parallel=not to_stream)
     if options.alignments:
-        require_attention(translator)
-    limit = translator.max_output_len
+        require_attention(translators[0])
+    limit = translators[0].max_output_len
     if limit is not None and options.decode.max_len != DecodeConfig().max_len and options.decode.max_len > limit:
         print_note(
             f"--max-len {options.decode.max_len}: the length limit of the model is {limit} tokens. "
             "For longer translations, train with a larger --model.max-len."
         )
+    if to_stream:
+        _translate_stream(options, split, translators[0])
+    else:
+        _translate_file(options, split, translators)
+    return 0
+
+
+def _translate_stream(options: Options, split: Split, translator: Translator) -> None:
+    """Print translations as the lines arrive."""
     unknown = UnknownCharacters(translator.source_tokenizer, translator.special.unk)
 
     def check(line: str, name: str) -> None:
-        """Check the length of a line; errors contain its name."""
-        for sentence in translator.split_line(line, split if options.decode.n_best == 1 else "never"):
-            translator.encode_source(sentence, name=name, truncate=options.truncate)
+        sentence_split = split if options.decode.n_best == 1 else "never"
+        translator.check_line(line, name, truncate=options.truncate, split=sentence_split)
         unknown.check(line, name)
 
     layer, done = None, 0
-    with streaming_progress("translating") as on_progress:
-        for block in read_blocks(options.text, options.input, "Type lines to translate", check=check):
+    with open_stream(options.output) as stream, streaming_progress("translating") as on_progress:
+        for block in read_blocks(options.text, options.input, PROMPT, check=check):
             texts = [line for _, line in block]
-            prefixes = [check_utf8(options.prefix, "--prefix")] * len(texts) if options.prefix else None
-            inputs: dict[str, Any] = {"prefixes": prefixes, "truncate": options.truncate, "split": split, **phrases}
-            results = translator.translate(texts, options.decode, **inputs, first_index=done)
-            columns = [
-                [str(i) for i, n_best in enumerate(results, done) for _ in n_best] if options.decode.n_best > 1 else [],
-                [one.text.replace("\n", " ") for n_best in results for one in n_best],
-                [f"{one.score:.4f}" for n_best in results for one in n_best]
-                if options.scores or options.decode.n_best > 1
-                else [],
-            ]
+            inputs: dict[str, Any] = {"truncate": options.truncate, "split": split, **_phrases(options)}
+            prefixes = [options.prefix] * len(texts) if options.prefix else None
+            results = translator.translate(texts, options.decode, prefixes=prefixes, **inputs, first_index=done)
+            column = None
             if options.alignments:
-                pairs = [(text, one.text) for text, n_best in zip(texts, results) for one in n_best]
-                layer = layer or sharpest_layer(translator, pairs, truncate=True)
-                columns.append([format_links(links) for links in align(translator, pairs, layer, truncate=True)])
-            for fields in zip(*filter(None, columns)):
-                print(" ||| ".join(fields))
-            sys.stdout.flush()
+                layer = layer or sharpest_layer(translator, _pairs(texts, results), truncate=True)
+                column = _alignments(translator, texts, results, layer)
+            for line in format_translations(results, options.decode, done, scores=options.scores, column=column):
+                print(line, file=stream)
+            stream.flush()
             done += len(block)
             on_progress(done, None)
-    return 0
+
+
+def _translate_file(options: Options, split: Split, translators: list[Translator]) -> None:
+    """Write the translations to a file, or resume it."""
+    assert options.output is not None
+    first, *replicas = translators
+    unknown = UnknownCharacters(first.source_tokenizer, first.special.unk)
+    source = input_texts(options.text, options.input, PROMPT, unknown)
+    extra: dict[str, Any] = {}
+    if options.alignments:
+        layer = _alignment_layer(first, source, options)
+        extra["settings"] = {"alignments": layer}
+        extra["add_column"] = lambda translator, lines, results: _alignments(translator, lines, results, layer)
+    with file_progress("translating") as on_progress:
+        summary = first.translate_file(
+            source,
+            options.output,
+            options.decode,
+            prefix=options.prefix,
+            **_phrases(options),
+            truncate=options.truncate,
+            split=split,
+            scores=options.scores,
+            replicas=replicas,
+            overwrite=options.overwrite,
+            progress=on_progress,
+            **extra,
+        )
+    note_file(summary, options.output)
+
+
+def _alignment_layer(translator: Translator, source: InputItems[str], options: Options) -> str:
+    """The sharpest cross-attention on the first lines, which is the same when a file is resumed."""
+    if not source.is_rereadable:
+        raise RegardError("--alignments with --output cannot read standard input.", "Pass --input FILE.")
+    lines = list(islice(source, BLOCK_SIZE))
+    results = translator.translate(lines, options.decode, truncate=True)
+    return sharpest_layer(translator, _pairs(lines, results), truncate=True)
+
+
+def _phrases(options: Options) -> dict[str, Any]:
+    return {"required": options.require, "forbidden": options.forbid}
+
+
+def _pairs(lines: Sequence[str], results: Sequence[Sequence[Translation]]) -> list[tuple[str, str]]:
+    return [(line, translation.text) for line, n_best in zip(lines, results) for translation in n_best]
+
+
+def _alignments(
+    translator: Translator, lines: Sequence[str], results: Sequence[Sequence[Translation]], layer: str
+) -> list[str]:
+    return [format_links(links) for links in align(translator, _pairs(lines, results), layer, truncate=True)]

@@ -51,6 +51,11 @@ class InputStream:
         self._stream = _OPENERS[self.compression](self._counted) if self.compression else buffered
         self._size = 0
 
+    @property
+    def position(self) -> int:
+        """Number of bytes read from the file, before decompression."""
+        return self._counted.count if self.compression else self._size
+
     def read(self, size: int) -> bytes:
         return self._check_expansion(self._stream.read(size))
 

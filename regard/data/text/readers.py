@@ -7,11 +7,11 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.text.compression import CORRUPT_DATA_ERRORS, STDIN, SUFFIXES, open_input
+from regard.data.text.compression import CORRUPT_DATA_ERRORS, STDIN, SUFFIXES, InputStream, open_input
 from regard.errors import RegardError
 
 logger = logging.getLogger("regard")
@@ -40,7 +40,13 @@ _LANGUAGE_CODES = """
 _KNOWN_NAMES, _KNOWN_CODES = frozenset(_COLUMN_NAMES.split()), frozenset(_LANGUAGE_CODES.split())
 
 
-def numbered_lines(file: str | Path, max_bytes: int | None = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
+OnOpen = Callable[[InputStream], None]
+"""called with an input stream after it is opened; its position shows how much of the file has been read"""
+
+
+def numbered_lines(
+    file: str | Path, max_bytes: int | None = MAX_LINE_BYTES, *, on_open: OnOpen | None = None
+) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file ("-" is stdin), numbered from 1. Lines end at LF only; CR before LF and a BOM are
     removed.
 
@@ -51,6 +57,8 @@ def numbered_lines(file: str | Path, max_bytes: int | None = MAX_LINE_BYTES) -> 
     with _convert_read_errors(file, lambda: number):
         with open_input(file) as stream:
             _warn_if_misnamed(file, stream.compression)
+            if on_open is not None:
+                on_open(stream)
             while raw := _read_raw_line(stream, max_bytes):
                 number += 1
                 if max_bytes is not None and len(raw) > max_bytes:
@@ -185,7 +193,7 @@ class TableRow(NamedTuple):
     value: Any = None
 
 
-def table_rows(file: str | Path) -> Iterator[TableRow]:
+def table_rows(file: str | Path, *, on_open: OnOpen | None = None) -> Iterator[TableRow]:
     """Yield the rows of a `.tsv`, `.csv` or `.jsonl` file. Other files and stdin are JSONL if they start with "{",
     otherwise TSV.
 
@@ -193,9 +201,9 @@ def table_rows(file: str | Path) -> Iterator[TableRow]:
     """
     kind = uncompressed_suffix(file).lower()
     if kind == ".csv":
-        yield from _csv_rows(file)
+        yield from _csv_rows(file, on_open)
         return
-    for number, line in numbered_lines(file):
+    for number, line in numbered_lines(file, on_open=on_open):
         if not line.strip():
             yield TableRow(number, [])
             continue
@@ -209,8 +217,8 @@ def table_rows(file: str | Path) -> Iterator[TableRow]:
             yield TableRow(number, None, value)
 
 
-def _csv_rows(file: str | Path) -> Iterator[TableRow]:
-    reader = csv.reader((line + "\n" for _, line in numbered_lines(file)), strict=True)
+def _csv_rows(file: str | Path, on_open: OnOpen | None) -> Iterator[TableRow]:
+    reader = csv.reader((line + "\n" for _, line in numbered_lines(file, on_open=on_open)), strict=True)
     try:
         for fields in reader:
             yield TableRow(reader.line_num, fields if any(field.strip() for field in fields) else [])
@@ -274,7 +282,14 @@ def warn_header_skipped(file: str | Path, header: Sequence[str]) -> None:
 
 
 def read_pairs(files: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[TextPair]:
-    """Read pairs of source and target texts.
+    """Read pairs of source and target texts: the list of what `stream_pairs` yields."""
+    return list(stream_pairs(files, columns))
+
+
+def stream_pairs(
+    files: Sequence[str | Path], columns: Sequence[str] | None = None, *, on_open: OnOpen | None = None
+) -> Iterator[TextPair]:
+    """Pairs of source and target texts, one at a time.
 
     - Two parallel files: line n of one is the translation of line n of the other.
     - `.tsv` and `.csv` files: source and target in the first two columns; further columns are ignored. A header
@@ -296,9 +311,9 @@ def read_pairs(files: Sequence[str | Path], columns: Sequence[str] | None = None
             raise RegardError(
                 "Two parallel files have no columns.", hint="Use columns with TSV, CSV and JSONL files only."
             )
-        return _read_parallel(*files)
+        return _parallel_pairs(files[0], files[1], on_open)
     if len(files) == 1 or (files and all(uncompressed_suffix(file) in _PAIR_SUFFIXES for file in files)):
-        return [pair for file in files for pair in _read_pair_table(file, tuple(columns or ()))]
+        return (pair for file in files for pair in _read_pair_table(file, tuple(columns or ()), on_open))
     raise RegardError(
         f"Expected two parallel files, or .tsv, .csv and .jsonl files, got {len(files)} files"
         + (f" like {files[0]}." if files else "."),
@@ -306,19 +321,24 @@ def read_pairs(files: Sequence[str | Path], columns: Sequence[str] | None = None
     )
 
 
-def _read_parallel(source: str | Path, target: str | Path) -> list[TextPair]:
-    sources, targets = read_lines(source), read_lines(target)
-    if len(sources) != len(targets):
-        raise RegardError(
-            f"{source} has {len(sources)} lines, but {target} has {len(targets)}.",
-            hint=f"Line n of one must be the translation of line n of the other; "
-            f"line {min(len(sources), len(targets)) + 1} has no counterpart.",
-        )
-    return list(zip(sources, targets))
+def _parallel_pairs(source: str | Path, target: str | Path, on_open: OnOpen | None) -> Iterator[TextPair]:
+    sources, targets = numbered_lines(source, on_open=on_open), numbered_lines(target, on_open=on_open)
+    last = [0, 0]  # number of the last line of each file
+    for pair in zip_longest(sources, targets):
+        if None in pair:
+            longer = 0 if pair[1] is None else 1
+            last[longer] += 1 + sum(1 for _ in (sources, targets)[longer])
+            raise RegardError(
+                f"{source} has {last[0]} lines, but {target} has {last[1]}.",
+                hint=f"Line n of one must be the translation of line n of the other; "
+                f"line {min(last) + 1} has no counterpart.",
+            )
+        (last[0], source_line), (last[1], target_line) = pair
+        yield source_line, target_line
 
 
-def _read_pair_table(file: str | Path, columns: tuple[str, ...]) -> Iterator[TextPair]:
-    rows = table_rows(file)
+def _read_pair_table(file: str | Path, columns: tuple[str, ...], on_open: OnOpen | None) -> Iterator[TextPair]:
+    rows = table_rows(file, on_open=on_open)
     head = list(islice(rows, 2))
     indices, is_csv = [0, 1], uncompressed_suffix(file).lower() == ".csv"
     if head and head[0].fields:

@@ -1,6 +1,6 @@
 """ONNX Runtime models: the graphs of an ONNX export with the interface of the models they were exported from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ GRAPHS = {
 class OnnxModel:
     """Base class: the ONNX Runtime sessions of a folder, on CPU."""
 
-    def __init__(self, config: Any, sessions: dict[str, Any]) -> None:
-        self.config, self.sessions = config, sessions
+    def __init__(self, config: Any, sessions: dict[str, Any], graphs: Sequence[Path] = ()) -> None:
+        self.config, self.sessions, self.graphs = config, sessions, graphs
 
     def eval(self) -> "OnnxModel":
         return self
@@ -184,7 +184,8 @@ def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
             raise RegardError(f"{path}: not a valid ONNX graph ({error}).", "Export the model again.") from None
     model_class = {"bert": OnnxEncoder, "vit": OnnxImageModel}.get(family, OnnxDecoder)
     tokenizers = () if family == "vit" else read_tokenizers(folder, foreign=special is not None)
-    pipeline = make_pipeline(model_class(config, sessions), tokenizers, {}, special)
+    graphs = [folder / f"{name}.onnx" for name in sessions]
+    pipeline = make_pipeline(model_class(config, sessions, graphs), tokenizers, {}, special)
     if isinstance(pipeline, Translator):
         pipeline.languages = read_languages(folder)
     return pipeline
