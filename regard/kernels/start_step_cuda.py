@@ -81,7 +81,7 @@ def plain_start_step(
     tables: StepTables,
 ) -> StepStart:
     """`start_step` in torch operations."""
-    K, position = last.shape[1], offsets + step
+    K, position = last.shape[1], torch.where(done, 0, offsets + step)
     x = tables.tokens[last.flatten()] * tables.scale
     if tables.positions is not None:
         x = x + tables.positions[position + tables.position_offset].repeat_interleave(K, 0).to(x.dtype)

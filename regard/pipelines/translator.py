@@ -249,9 +249,9 @@ class Translator(TextPipeline):
         """Translate a file of any size, plain or compressed, in constant memory; the same call resumes it if killed.
 
         Each line of the output is the best translation of a line; with `scores` or `n_best` above 1, see
-        `format_translations`. `prefix` and the phrases apply to every line. `replicas` are copies of this translator, on other devices, that work in parallel. An
-        existing output is an error unless `overwrite` is set. `add_column` computes a further column, and `settings`
-        must contain what it depends on.
+        `format_translations`. `prefix` and the phrases apply to every line. `replicas` are copies of this translator,
+        on other devices, that work in parallel. An existing output is an error unless `overwrite` is set. `add_column`
+        computes a further column, and `settings` must contain what it depends on.
 
         >>> translator.translate_file("corpus.en.gz", "corpus.fr.gz")  # doctest: +SKIP
         FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})

@@ -169,7 +169,9 @@ class SlotDecoder:
         state = self.state
         active = {p for p, sentence in zip(self.host_positions, self.sentences) if sentence is not None}
         longest = max(active) + 1
-        at = StepPositions(self.offsets + state.step, longest, longest - 1 if len(active) == 1 else None)
+        # The position after the last token of a finished sentence may not exist.
+        positions = (self.offsets + state.step).masked_fill_(state.done, 0)
+        at = StepPositions(positions, longest, longest - 1 if len(active) == 1 else None)
         logits = self.model.step(state.last, at, state.ancestors)
         parents = state.update(logits, at.positions)
         if parents is not None:

@@ -18,7 +18,8 @@ def start_step(
     row = tl.program_id(0)
     slot = row // K
     now, is_done = tl.load(step + slot), tl.load(done + slot) != 0
-    position = tl.load(offsets + slot) + now
+    # The position after the last token of a finished sentence may not exist.
+    position = tl.where(is_done, 0, tl.load(offsets + slot) + now)
     only = tl.where(now >= tl.load(limit + slot), EOS, -1).to(tl.int64)
     if prefix_len > 0:
         token = tl.load(prefix + slot * prefix_len + tl.minimum(now, prefix_len - 1))

@@ -75,6 +75,14 @@ def test_sentences_take_the_slots_of_finished_ones(monkeypatch):
             assert_equal_search(*decode_both(make(), sources, config))
 
 
+def test_finished_sentences_at_the_last_learned_position(monkeypatch):
+    """They stay in the batch until others finish, without a position of their own."""
+    monkeypatch.setattr(engine_module, "CPU_ROWS", 40)
+    model = transformer(positions="learned", max_len=16)
+    config = DecodeConfig(beam=5, max_len=15, max_ratio=1.0, max_extra=3)
+    assert_equal_search(*decode_both(model, make_sources(20, longest=14), config))
+
+
 def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
     in_use = []
     load = slot_decoder.SlotDecoder._load
