@@ -159,12 +159,13 @@ _graphs: "WeakKeyDictionary[Any, OrderedDict[Any, GraphSlotDecoder]]" = WeakKeyD
 
 def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecoder:
     """A decoder with a captured step for the shapes of this job, rounded up; a few are kept per model."""
-    slots = min(next_power_of_two(len(job.pending)), max(1, GPU_ROWS // job.hypotheses))
     capacity, source_capacity = (-(-length // 32) * 32 for length in (job.capacity, longest))
     prefix_len = next_power_of_two(job.prefix_len) if job.prefix_len else 0
     limit = length_limit(model.config)
     if limit is not None:
         capacity = min(capacity, limit + 1)
+    rows = min(GPU_ROWS, _rows_in_memory(model, capacity))
+    slots = min(next_power_of_two(len(job.pending)), 1 << (max(1, rows // job.hypotheses).bit_length() - 1))
     shapes = slots, capacity, source_capacity, prefix_len
     # The seed and the limits of a job are data of the graph; these options are part of it.
     names = ("method", "beam", "n_best", "length_penalty", "patience", "min_len", "unknown")
@@ -178,6 +179,16 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
     decoders.move_to_end(key)
     decoders[key].use_job(job)
     return decoders[key]
+
+
+def _rows_in_memory(model: Any, capacity: int) -> int:
+    """The number of hypotheses whose keys and values take at most a quarter of the free memory of the GPU."""
+    blocks = model.decoder if isinstance(model, Transformer) else model.blocks
+    attention, itemsize = blocks[0].attention, next(model.parameters()).element_size()
+    row_bytes = 2 * len(blocks) * attention.kv_heads * attention.head_width * capacity * itemsize
+    if not torch.cuda.is_available():
+        return GPU_ROWS
+    return max(1, torch.cuda.mem_get_info(next(model.parameters()).device)[0] // 4 // row_bytes)
 
 
 def _decode_in_parallel(model: Any, job: DecodingJob, budget: int, workers: int) -> None:

@@ -1,15 +1,19 @@
 """Continuous batching on a GPU: a decoding step is one CUDA graph, and the host follows a few steps behind."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 import torch
 
+from regard.decode.engine.captured_load import CapturedLoad, capture_graph
 from regard.decode.engine.cuda_decoder import CudaDecoder
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder
+from regard.models.transformer import Transformer
 
 # Steps in flight: the device never waits for the host, and at most this many steps run after the last output ended.
 STEPS_AHEAD = 2
+# Graphs that load new sentences, by shape; and the tokens of prompts up to which their processing is captured.
+KEPT_LOADS, MAX_CAPTURED_PROMPT = 8, 8192
 
 
 class GraphSlotDecoder(SlotDecoder):
@@ -22,23 +26,18 @@ class GraphSlotDecoder(SlotDecoder):
     ) -> None:
         super().__init__(None, job, slots, capacity, device=next(model.parameters()).device, prefix_len=prefix_len)
         self.model = CudaDecoder(model, slots, job.hypotheses, capacity, source_capacity, self.constraints)
+        self.is_encoder_decoder = isinstance(model, Transformer)
+        self.max_len = source_capacity if self.is_encoder_decoder else capacity - 1
+        self.loads: OrderedDict[tuple[int, int, int], CapturedLoad] = OrderedDict()
         # How many slots are done: written by the device after each step, into a ring of pinned memory.
         self.done_count = torch.zeros(1, dtype=torch.long, device=self.device)
         self.counts = torch.zeros(STEPS_AHEAD + 1, dtype=torch.long, pin_memory=self.device.type == "cuda")
+        self.steps_left = 0
+        # All slots are done, so that nothing is decoded meanwhile.
         self.graph = self._capture()
 
     def _capture(self) -> Any:
-        """Record one step. All slots are done, so that nothing is decoded meanwhile."""
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # compiles the kernels and allocates workspaces
-                self._device_step()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._device_step()
-        return graph
+        return capture_graph(self._device_step, self.device)
 
     def _device_step(self) -> None:
         self.model.device_step(self.state, self.offsets)
@@ -47,18 +46,20 @@ class GraphSlotDecoder(SlotDecoder):
     def run(self) -> None:
         """Decode until no sentence is left."""
         in_flight: deque[tuple[int, torch.cuda.Event]] = deque()
+        events = [torch.cuda.Event() for _ in self.counts]
         steps = 0
         self._fill()
         while any(sentence is not None for sentence in self.sentences):
-            self.graph.replay()
-            entry = steps % len(self.counts)
-            self.counts[entry : entry + 1].copy_(self.done_count, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            in_flight.append((entry, event))
-            steps += 1
-            if self.job.on_token is None and len(in_flight) <= STEPS_AHEAD:
-                continue
+            if self.steps_left > 0:
+                self.graph.replay()
+                self.steps_left -= 1
+                entry = steps % len(self.counts)
+                self.counts[entry : entry + 1].copy_(self.done_count, non_blocking=True)
+                events[entry].record()
+                in_flight.append((entry, events[entry]))
+                steps += 1
+                if self.job.on_token is None and len(in_flight) <= STEPS_AHEAD and self.steps_left > 0:
+                    continue
             entry, event = in_flight.popleft()
             event.synchronize()
             if self.job.on_token is not None:
@@ -66,10 +67,27 @@ class GraphSlotDecoder(SlotDecoder):
             done = int(self.counts[entry])
             free = sum(sentence is None for sentence in self.sentences)
             # Results are copied to the host when there is room for new sentences, or when all are finished.
-            if done == len(self.sentences) or ((self.job.pending and self._should_fill(done)) and done > free):
+            if done == len(self.sentences) or (self.job.pending and self._should_fill(done) and done > free):
                 in_flight.clear()
                 self._collect()
                 self._fill()
+
+    def _load(self, slots: list[int], taken: list[int]) -> None:
+        sources = [list(self.job.sources[i]) for i in taken]
+        lengths = [len(ids) for ids in sources]
+        shape = CapturedLoad.shape_of(lengths, len(self.sentences), self.max_len, self.is_encoder_decoder)
+        if not self.is_encoder_decoder and shape[1] > MAX_CAPTURED_PROMPT:
+            super()._load(slots, taken)
+        else:
+            if shape not in self.loads:
+                self.loads[shape] = CapturedLoad(self.model, self.state, self.offsets, *shape)
+                if len(self.loads) > KEPT_LOADS:
+                    self.loads.popitem(last=False)
+            self.loads.move_to_end(shape)
+            self.loads[shape].run(slots, sources, self.job, taken)
+            self._assign(slots, taken)
+        # No sentence takes more steps: its limit, and one for <eos>.
+        self.steps_left = max(self.steps_left, max(self.job.limits[i] for i in taken) + 1)
 
     def _compact(self) -> None:
         """A graph has a fixed number of slots."""

@@ -146,12 +146,17 @@ class SlotDecoder:
         first = torch.tensor([job.first_token(i) for i in taken], device=device)
         positions = torch.tensor([job.first_position(i) for i in taken], device=device)
         self.state.start(rows, first, positions)
-        if job.config.method == "sample":
-            self.state.set_draws(rows, [job.sample_indices[i] for i in taken])
         self.offsets[rows] = positions
+        self._assign(slots, taken)
+
+    def _assign(self, slots: list[int], taken: list[int]) -> None:
+        """Note which sentences are in these slots."""
+        if self.job.config.method == "sample":
+            rows = torch.tensor(slots, device=self.device)
+            self.state.set_draws(rows, [self.job.sample_indices[i] for i in taken])
         for slot, index in zip(slots, taken):
             self.sentences[slot] = index
-            self.host_positions[slot] = job.first_position(index)
+            self.host_positions[slot] = self.job.first_position(index)
 
     def _compact(self) -> None:
         kept = [slot for slot, sentence in enumerate(self.sentences) if sentence is not None]
@@ -186,10 +191,11 @@ class SlotDecoder:
         finished = [slot for slot, sentence in enumerate(self.sentences) if sentence is not None and done[slot]]
         if not finished:
             return
-        for slot, n_best in zip(finished, self.state.results(finished)):
+        results = self.state.results(finished)
+        check_no_nan(torch.tensor([hypothesis.logprob for n_best in results for hypothesis in n_best]))
+        for slot, n_best in zip(finished, results):
             index = self.sentences[slot]
             assert index is not None
-            check_no_nan(torch.tensor([hypothesis.logprob for hypothesis in n_best]))
             if self.job.on_result is not None:
                 self.job.on_result(index, n_best)
             self.sentences[slot] = None

@@ -197,7 +197,7 @@ class StaticCrossAttention(_HeadAttention):
     def load(self, slots: Int[Tensor, "n"], memory: Float[Tensor, "M E"], source: Packed) -> None:
         """Compute the keys and values of new sentences."""
         for cache, new in zip(self.cache, self.attention.keys_values(memory, None)):
-            cache[slots, :, : source.max_len] = new[source.offsets.rows].transpose(1, 2)
+            cache[slots, :, : source.max_len] = new[source.offsets.rows[: len(slots)]].transpose(1, 2)
 
     def __call__(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.decode.engine.projections import make_projection
 from regard.decode.engine.static_attention import CachedAttention, StaticCrossAttention, StepPositions, TreeMask
 from regard.layers.feedforward import FeedForward, activate
-from regard.layers.packed import pack
+from regard.layers.packed import Packed, pack
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 
@@ -84,14 +84,17 @@ class StaticDecoder:
         if not isinstance(self.model, Transformer):
             self._prefill(slots, [prompt[:-1] for prompt in sources])
             return
-        rows = torch.tensor(slots, device=self.device)
-        source = pack(sources).to(self.device)
-        memory = self.model.encode(source)
-        for attention in self.cross_attention:
-            attention.load(rows, memory, source)
-        self.source_lengths[rows] = source.offsets.lengths.long()
+        self.load_source(torch.tensor(slots, device=self.device), pack(sources).to(self.device))
         for slot, ids in zip(slots, sources):
             self.host_lengths[slot] = len(ids)
+
+    def load_source(self, slots: Int[Tensor, "n"], source: Packed) -> None:
+        """Encode source sentences into these slots; `source` may have further sequences, which are padding."""
+        assert isinstance(self.model, Transformer)
+        memory = self.model.encode(source)
+        for attention in self.cross_attention:
+            attention.load(slots, memory, source)
+        self.source_lengths[slots] = source.offsets.lengths[: len(slots)].long()
 
     def _prefill(self, slots: list[int], prompts: list[list[int]]) -> None:
         """Fill the caches with the keys and values of prompts: short ones together, long ones in chunks."""
@@ -114,6 +117,10 @@ class StaticDecoder:
         tokens = pack([ids for _, ids in group]).to(self.device)
         positions = tokens.positions + start
         slots = torch.tensor([slot for slot, _ in group], device=self.device)[tokens.offsets.sequences]
+        self.prefill_tokens(tokens, slots, positions, start)
+
+    def prefill_tokens(self, tokens: Packed, slots: Int[Tensor, "N"], positions: Int[Tensor, "N"], start: int) -> None:
+        """Compute the keys and values of packed prompts; `slots` and `positions` are those of each token."""
         x = self.embedding(tokens.ids, positions, start + tokens.max_len)
         for block, attention in zip(self.blocks, self.self_attention):
             x = block.sublayers(x, lambda h, attention=attention: attention.prefill(h, tokens, slots, positions, start))

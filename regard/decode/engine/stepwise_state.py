@@ -98,13 +98,20 @@ class StepwiseState:
         rows = torch.tensor(slots, device=self.step.device)
         steps = int(self.step[rows].max())
         eos, penalty = self.constraints.special.eos, self.config.length_penalty
-        columns = self.tokens[rows, :steps].mT, self.token_log_p[rows, :steps].mT, self.lengths[rows]
+        history = self.tokens[rows, :steps], self.token_log_p[rows, :steps]
+        tokens, log_ps = (column.cpu().numpy().swapaxes(1, 2) for column in history)
+        lengths = self.lengths[rows].cpu().numpy()
+        is_token = np.arange(steps) < lengths[..., None]
+        totals = (log_ps * is_token).sum(-1, dtype=np.float64, where=is_token)
+        scores = totals / np.maximum(lengths, 1) ** penalty
+        ends = np.take_along_axis(tokens, np.maximum(lengths - 1, 0)[..., None], -1)[..., 0] == eos
         results = []
-        for sentence in zip(*(column.tolist() for column in columns)):
+        for i, (n_scores, n_totals) in enumerate(zip(scores.tolist(), totals.tolist())):
             n_best = NBest()
-            for tokens, log_ps, length in zip(*sentence):
-                ids, total = [token for token in tokens[:length] if token != eos], sum(log_ps[:length])
-                n_best.append(Hypothesis(ids, total / max(length, 1) ** penalty, total, log_ps[:length]))
+            for k, (score, total) in enumerate(zip(n_scores, n_totals)):
+                length = lengths[i, k]
+                ids = tokens[i, k, : length - 1 if ends[i, k] else length].tolist()
+                n_best.append(Hypothesis(ids, score, total, log_ps[i, k, :length].tolist()))
             n_best.sort(key=lambda hypothesis: -hypothesis.score)
             results.append(n_best)
         return results
