@@ -51,17 +51,18 @@ class BeamState:
 
     def start(self, slots: Int[Tensor, "n"], first_tokens: Int[Tensor, "n"], offsets: Int[Tensor, "n"]) -> None:
         """Empty hypotheses in these slots; `offsets` are the cache positions of the first tokens."""
-        self.last[slots] = first_tokens[:, None]
-        self.step[slots] = 0
-        self.done[slots] = False
-        self.log_prob[slots] = -torch.inf
-        self.log_prob[slots, 0] = 0.0
+        # index_fill_: assigning a number to self.x[slots] would copy it from the host.
+        self.last[slots] = first_tokens[:, None].expand(-1, self.hypotheses)
+        self.step.index_fill_(0, slots, 0)
+        self.done.index_fill_(0, slots, False)
+        self.log_prob.index_fill_(0, slots, -torch.inf)
+        self.log_prob[:, 0].index_fill_(0, slots, 0.0)
         # A prompt is stored in column 0; the beams diverge at the first generated token.
-        self.ancestors[slots] = 0
+        self.ancestors.index_fill_(0, slots, 0)
         beams = torch.arange(self.hypotheses, dtype=torch.int32, device=slots.device)
         self.ancestors[slots, :, offsets] = beams
-        self.finished_score[slots] = -torch.inf
-        self.finished_count[slots] = 0
+        self.finished_score.index_fill_(0, slots, -torch.inf)
+        self.finished_count.index_fill_(0, slots, 0)
 
     def update(self, logits: Float[Tensor, "B K V"], positions: Int[Tensor, "B"]) -> Int[Tensor, "B K"]:
         """Choose the next tokens; returns the parent of each new beam. `positions` are those of the last tokens."""

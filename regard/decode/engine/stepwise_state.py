@@ -39,11 +39,12 @@ class StepwiseState:
 
     def start(self, slots: Int[Tensor, "n"], first_tokens: Int[Tensor, "n"], offsets: Int[Tensor, "n"]) -> None:
         """Empty outputs in these slots; `offsets` are the cache positions of the first tokens."""
-        self.last[slots] = first_tokens[:, None]
-        self.step[slots] = 0
-        self.done[slots] = False
-        self.live[slots] = True
-        self.lengths[slots] = 0
+        # index_fill_: assigning a number to self.x[slots] would copy it from the host.
+        self.last[slots] = first_tokens[:, None].expand(-1, self.hypotheses)
+        self.step.index_fill_(0, slots, 0)
+        self.done.index_fill_(0, slots, False)
+        self.live.index_fill_(0, slots, True)
+        self.lengths.index_fill_(0, slots, 0)
         if self.hypotheses > 1:
             is_prompt = torch.arange(self.ancestors.shape[2], device=slots.device) < offsets[:, None, None]
             beams = torch.arange(self.hypotheses, dtype=torch.int32, device=slots.device)[:, None]
