@@ -139,11 +139,13 @@ class BeamState:
             token_log_ps[..., t] = log_ps[slot, t, beam]
             beam = np.where(is_token, parents[slot, t, beam], beam)
         np.put_along_axis(token_log_ps, length[..., None], eos_log_p[..., None], axis=-1)
+        # Lists are sliced faster than arrays.
+        columns = (ids, token_log_ps, length, score, log_prob)
         return [
             NBest(
-                Hypothesis(ids[i, n, : length[i, n]].tolist(), *values, token_log_ps[i, n, : length[i, n] + 1].tolist())
-                for n, values in enumerate(zip(score[i].tolist(), log_prob[i].tolist()))
-                if values[0] != -np.inf
+                Hypothesis(tokens[:count], rank_score, total, log_p[: count + 1])
+                for tokens, log_p, count, rank_score, total in zip(*sentence)
+                if rank_score != -np.inf
             )
-            for i in range(len(slots))
+            for sentence in zip(*(column.tolist() for column in columns))
         ]

@@ -1,5 +1,6 @@
 """Loading of new sentences into the slots of a batch on a GPU, as one CUDA graph."""
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class CapturedLoad:
         if self.is_encoder_decoder:
             lengths = np.fromiter(map(len, sources), np.int64, self.count)
             real = int(lengths.sum())
-            ids[:real] = np.concatenate(sources)
+            ids[:real] = np.fromiter(chain.from_iterable(sources), np.int64, real)
             ids[real:] = 0
             full, rest = divmod(self.total - real, self.max_len)
             padding = [self.max_len] * full + [rest] * (rest > 0)

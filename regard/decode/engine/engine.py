@@ -16,7 +16,7 @@ from regard.decode.constraints import Constraints
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine.cuda_decoder import CudaDecoder
 from regard.decode.engine.graph_decoder import GraphSlotDecoder
-from regard.decode.engine.precision import convert_model, weight_versions
+from regard.decode.engine.precision import convert_model, model_modules, weight_versions
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
 from regard.decode.engine.static_decoder import StaticDecoder
 from regard.decode.engine.static_ensemble import StaticEnsemble
@@ -66,7 +66,7 @@ def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = Fal
             return f"{type(member).__name__} has no static decoder"
         if member.training:
             return "the model is in training mode"
-        if any(module._forward_hooks or module._forward_pre_hooks for module in member.modules()):
+        if any(module._forward_hooks or module._forward_pre_hooks for module in model_modules(member)):
             return "the model has forward hooks"
         if isinstance(member, Transformer) and member.decoder_bias is not None:
             score = member.config.decoder_score
@@ -99,9 +99,6 @@ def decode_sentences(
     """Decode any number of sentences with the engine: see `decode_all`. Call only if `plain_search_reason` is ""."""
     if not sources:
         return []
-    lengths = torch.tensor([0, *map(len, sources)]).cumsum(0)
-    batch: Any = SimpleNamespace(offsets=Offsets.from_starts(lengths))
-    constraints = Constraints.from_config(batch, config, special, prefixes, max_total_len)
     results: list[NBest] = [NBest() for _ in sources]
     done = 0
 
@@ -115,7 +112,7 @@ def decode_sentences(
     job = DecodingJob(
         sources=sources,
         prefixes=prefixes if prefixes is not None else [()] * len(sources),
-        limits=constraints.limit.tolist(),
+        limits=_length_limits(sources, config, special, prefixes, max_total_len),
         sample_indices=sample_indices if sample_indices is not None else range(len(sources)),
         config=config,
         special=special,
@@ -132,6 +129,22 @@ def decode_sentences(
         else:
             run_job(converted, job, budget)
     return results
+
+
+def _length_limits(
+    sources: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    special: SpecialTokens,
+    prefixes: Sequence[Sequence[int]] | None,
+    max_total_len: int | None,
+) -> list[int]:
+    """The maximum number of tokens of each output, without `<eos>`; checks the prefixes."""
+    lengths = list(map(len, sources))
+    if prefixes is None and max_total_len is None:
+        limits = {length: config.limit(length) for length in set(lengths)}
+        return [limits[length] for length in lengths]
+    batch: Any = SimpleNamespace(offsets=Offsets.from_starts(torch.tensor([0, *lengths]).cumsum(0)))
+    return Constraints.from_config(batch, config, special, prefixes, max_total_len).limit.tolist()
 
 
 def uses_graphs(model: Any, hypotheses: int) -> bool:

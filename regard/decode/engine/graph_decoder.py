@@ -1,6 +1,7 @@
 """Continuous batching on a GPU: a decoding step is one CUDA graph, and the host follows a few steps behind."""
 
 from collections import OrderedDict, deque
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from regard.decode.engine.cuda_decoder import CudaDecoder
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder
 from regard.models.transformer import Transformer
 
-# Steps in flight: the device never waits for the host, and at most this many steps run after the last output ended.
-STEPS_AHEAD = 2
+# Steps per graph. Graphs in flight: the device never waits for the host, which sees a few steps late that all ended.
+UNROLLED_STEPS, GRAPHS_AHEAD = 4, 1
 # Graphs that load new sentences, by shape; and the tokens of prompts up to which their processing is captured.
 KEPT_LOADS, MAX_CAPTURED_PROMPT = 8, 8192
 
@@ -31,43 +32,45 @@ class GraphSlotDecoder(SlotDecoder):
         self.loads: OrderedDict[tuple[int, int, int], CapturedLoad] = OrderedDict()
         # How many slots are done: written by the device after each step, into a ring of pinned memory.
         self.done_count = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.counts = torch.zeros(STEPS_AHEAD + 1, dtype=torch.long, pin_memory=self.device.type == "cuda")
+        self.counts = torch.zeros(GRAPHS_AHEAD + 1, dtype=torch.long, pin_memory=self.device.type == "cuda")
         self.steps_left = 0
-        # All slots are done, so that nothing is decoded meanwhile.
-        self.graph = self._capture()
+        # Graphs by their number of steps. All slots are done, so that nothing is decoded meanwhile.
+        self.graphs = {steps: self._capture(steps) for steps in (1, UNROLLED_STEPS)}
 
-    def _capture(self) -> Any:
-        return capture_graph(self._device_step, self.device)
+    def _capture(self, steps: int) -> Any:
+        return capture_graph(partial(self._device_steps, steps), self.device)
 
-    def _device_step(self) -> None:
-        self.model.device_step(self.state, self.offsets)
+    def _device_steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self.model.device_step(self.state, self.offsets)
         torch.sum(self.state.done, dim=0, keepdim=True, out=self.done_count)
 
     def run(self) -> None:
         """Decode until no sentence is left."""
         in_flight: deque[tuple[int, torch.cuda.Event]] = deque()
         events = [torch.cuda.Event() for _ in self.counts]
-        steps = 0
+        is_streaming, replays = self.job.on_token is not None, 0
         self._fill()
-        while any(sentence is not None for sentence in self.sentences):
+        while self.in_use:
             if self.steps_left > 0:
-                self.graph.replay()
-                self.steps_left -= 1
-                entry = steps % len(self.counts)
+                steps = 1 if is_streaming or self.steps_left < UNROLLED_STEPS else UNROLLED_STEPS
+                self.graphs[steps].replay()
+                self.steps_left -= steps
+                entry = replays % len(self.counts)
                 self.counts[entry : entry + 1].copy_(self.done_count, non_blocking=True)
                 events[entry].record()
                 in_flight.append((entry, events[entry]))
-                steps += 1
-                if self.job.on_token is None and len(in_flight) <= STEPS_AHEAD and self.steps_left > 0:
+                replays += 1
+                if not is_streaming and len(in_flight) <= GRAPHS_AHEAD and self.steps_left > 0:
                     continue
             entry, event = in_flight.popleft()
             event.synchronize()
-            if self.job.on_token is not None:
+            if is_streaming:
                 self._report_tokens()
-            done = int(self.counts[entry])
-            free = sum(sentence is None for sentence in self.sentences)
+            done, slots = int(self.counts[entry]), len(self.sentences)
             # Results are copied to the host when there is room for new sentences, or when all are finished.
-            if done == len(self.sentences) or (self.job.pending and self._should_fill(done) and done > free):
+            can_fill = self.job.pending and self._should_fill(done) and done > slots - self.in_use
+            if done == slots or can_fill:
                 in_flight.clear()
                 self._collect()
                 self._fill()

@@ -108,6 +108,11 @@ class SlotDecoder:
         self.sentences: list[int | None] = [None] * slots
         self.host_positions = [0] * slots
 
+    @property
+    def in_use(self) -> int:
+        """The number of slots with a sentence."""
+        return len(self.sentences) - self.sentences.count(None)
+
     def use_job(self, job: DecodingJob) -> None:
         """Decode another job of the same shapes and options."""
         self.job, self.state.config = job, job.config
@@ -118,7 +123,7 @@ class SlotDecoder:
         """Decode until no sentence is left."""
         while True:
             self._fill()
-            if all(sentence is None for sentence in self.sentences):
+            if not self.in_use:
                 return
             self._step()
             self._collect()
@@ -126,7 +131,7 @@ class SlotDecoder:
     def _fill(self) -> None:
         """Load new sentences into free slots; without any, drop the free slots."""
         free = [slot for slot, sentence in enumerate(self.sentences) if sentence is None]
-        in_use = len(self.sentences) - len(free)
+        in_use = self.in_use
         if in_use and not self._should_fill(len(free)):
             return
         taken = self.job.take(len(free))

@@ -1,5 +1,7 @@
 """Decoding steps of fused kernels give the outputs of the plain search: on a GPU, or in Triton's interpreter."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -49,7 +51,7 @@ def kernels(monkeypatch):
     """Run the kernels in the interpreter as if on a GPU."""
     if not is_interpreted():
         return
-    capture = lambda self: EagerGraph(self._device_step)  # noqa: E731
+    capture = lambda self, steps: EagerGraph(partial(self._device_steps, steps))  # noqa: E731
     monkeypatch.setattr(graph_decoder.GraphSlotDecoder, "_capture", capture)
     capture_load = lambda self: EagerGraph(self._device_load)  # noqa: E731
     monkeypatch.setattr(captured_load.CapturedLoad, "_capture", capture_load)
