@@ -36,6 +36,8 @@ from regard.models.transformer import Transformer
 CPU_ROWS = 160
 # Hypotheses in the batch of a GPU.
 GPU_ROWS = 2048
+# So few hypotheses fit into the memory of any GPU.
+SMALL_GPU_ROWS = 16
 # CUDA graphs kept per model, each with its caches.
 KEPT_GRAPHS = 4
 # Sentences per CPU worker: fewer are not worth a second process.
@@ -149,8 +151,16 @@ def _length_limits(
 
 def uses_graphs(model: Any, hypotheses: int) -> bool:
     """Whether the steps of a model are captured in a CUDA graph."""
-    is_transformer = isinstance(model, Transformer | GPT)
-    return is_transformer and next(model.parameters()).is_cuda and CudaDecoder.supports(model, hypotheses)
+    if not isinstance(model, Transformer | GPT) or not next(model.parameters()).is_cuda:
+        return False
+    supported = _supported.setdefault(model, {})
+    if hypotheses not in supported:
+        supported[hypotheses] = CudaDecoder.supports(model, hypotheses)
+    return supported[hypotheses]
+
+
+# Whether `CudaDecoder` supports a model, by number of hypotheses.
+_supported: "WeakKeyDictionary[Any, dict[int, bool]]" = WeakKeyDictionary()
 
 
 def run_job(model: Any, job: DecodingJob, budget: int) -> None:
@@ -177,7 +187,8 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
     limit = length_limit(model.config)
     if limit is not None:
         capacity = min(capacity, limit + 1)
-    rows = min(GPU_ROWS, _rows_in_memory(model, capacity))
+    wanted = next_power_of_two(len(job.pending)) * job.hypotheses
+    rows = min(GPU_ROWS, wanted if wanted <= SMALL_GPU_ROWS else _rows_in_memory(model, capacity))
     slots = min(next_power_of_two(len(job.pending)), 1 << (max(1, rows // job.hypotheses).bit_length() - 1))
     shapes = slots, capacity, source_capacity, prefix_len
     # The seed and the limits of a job are data of the graph; these options are part of it.

@@ -46,10 +46,12 @@ def convert_model(model: Any, precision: Precision) -> Any:
     return converted
 
 
-def weight_versions(model: nn.Module) -> tuple[Any, ...]:
+def weight_versions(model: nn.Module, modules: list[nn.Module] | None = None) -> tuple[Any, ...]:
     """Identifies the current values of the weights: changes when one of them is modified or replaced."""
-    tensors = [t for module in model_modules(model) for t in (*module._parameters.values(), *module._buffers.values())]
-    return tuple((id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors if t is not None)
+    dictionaries = [d for m in modules or model_modules(model) for d in (m._parameters, m._buffers) if d]
+    tensors = [tensor for dictionary in dictionaries for tensor in dictionary.values() if tensor is not None]
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    return tuple(pointers), tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])
 
 
 def model_modules(model: nn.Module) -> list[nn.Module]:
