@@ -10,7 +10,7 @@ from regard.ranges import Natural, NonNegative, Range, Seed, check_ranges
 Hypotheses = Annotated[int, Range(low=1, high=1000)]
 # Logits divided by a smaller temperature would overflow.
 Temperature = Annotated[float, Range(low=0.001, high=1000, hint="For the most probable token use method greedy.")]
-Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
+Precision = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class DecodeConfig:
     engine: Literal["auto", "plain"] = "auto"
     """decoding engine (auto) or the slower reference search (plain)"""
     precision: Precision = "auto"
-    """precision of the weights in the decoding engine: that of the model (auto); int8 is for CPUs, fp8 for GPUs"""
+    """precision of the weights in the decoding engine: that of the model (auto); int8 is for CPUs, bfloat16 and
+    float16 for GPUs"""
 
     def __post_init__(self) -> None:
         check_ranges(self)

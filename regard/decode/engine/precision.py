@@ -1,4 +1,4 @@
-"""Copies of a model in the precision of decoding: int8 on a CPU, bfloat16, float16 or fp8 on a GPU."""
+"""Copies of a model in the precision of decoding: int8 on a CPU, bfloat16 or float16 on a GPU."""
 
 import copy
 from typing import Any
@@ -32,9 +32,7 @@ def convert_model(model: Any, precision: Precision) -> Any:
     if precision in ("auto", dtype):
         return model
     if precision == "int8" and device != "cpu":
-        raise RegardError("precision int8 is for CPUs.", "On a GPU use bfloat16, float16 or fp8.")
-    if precision == "fp8" and device != "cuda":
-        raise RegardError(f"precision fp8 needs an NVIDIA GPU (the model is on {device}).", "On a CPU use int8.")
+        raise RegardError(f"precision int8 is for CPUs (the model is on {device}).", "Use bfloat16 or float16.")
     key = precision, device, weight_versions(model)
     cached_key, converted = _copies.get(model, (None, None))
     if cached_key != key:

@@ -15,20 +15,29 @@ from tests.decode.engine.helpers import assert_equal_search, decode_both, gpt, m
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 DEVICE = "cpu" if is_interpreted() else "cuda"
 
+# Small: the interpreter runs about a thousand programs per second.
+VOCAB = 24
+SIZES = {"feedforward": 16, "encoder_layers": 1, "decoder_layers": 1, "source_vocab": VOCAB, "target_vocab": VOCAB}
 T5_OPTIONS = {"positions": "relative", "decoder_score": "dot", "norm_kind": "rms", "activation": "geglu", "bias": False}
 MODELS = {
-    "pre-norm": lambda: transformer(),
-    "post-norm": lambda: transformer(norm="post", positions="learned", position_offset=2),
-    "T5": lambda: transformer(**T5_OPTIONS, output_scale=True),
-    "rotary, grouped heads": lambda: gpt(heads=4, kv_heads=2),
-    "embedding norm": lambda: transformer(embedding_norm=True, output_bias=True, tied=False),
+    "pre-norm": lambda: transformer(**SIZES),
+    "post-norm": lambda: transformer(**SIZES, norm="post", positions="learned", position_offset=2),
+    "T5": lambda: transformer(**SIZES, **T5_OPTIONS, output_scale=True),
+    "rotary, grouped heads": lambda: gpt(vocab=VOCAB, heads=4, kv_heads=2, feedforward=16, layers=1),
+    "embedding norm": lambda: transformer(**SIZES, embedding_norm=True, output_bias=True, tied=False),
 }
 CONFIGS = {
-    "greedy": DecodeConfig("greedy", max_len=4),
-    "beam": DecodeConfig(beam=3, n_best=2, max_len=4, min_len=2),
+    "greedy": DecodeConfig("greedy", max_len=3),
+    "beam": DecodeConfig(beam=3, n_best=2, max_len=3, min_len=2),
     "wide beam": DecodeConfig(beam=10, max_len=2),
     "samples": DecodeConfig("sample", n_best=2, max_len=3, top_k=9),
 }
+
+
+def few_sources(count, longest):
+    return [
+        [token % (VOCAB - 4) + 4 if token != 3 else 3 for token in ids] for ids in make_sources(count, longest=longest)
+    ]
 
 
 class EagerGraph:
@@ -56,6 +65,7 @@ def kernels(monkeypatch):
     capture_load = lambda self: EagerGraph(self._device_load)  # noqa: E731
     monkeypatch.setattr(captured_load.CapturedLoad, "_capture", capture_load)
     monkeypatch.setattr(torch.cuda, "Event", FinishedEvent)
+    monkeypatch.setattr(graph_decoder, "UNROLLED_STEPS", 2)
     monkeypatch.setattr(engine, "uses_graphs", lambda model, hypotheses: True)
     monkeypatch.setattr(engine, "can_fork", lambda: False)
     limits = search_update_cuda.MAX_BEAM
@@ -65,7 +75,7 @@ def kernels(monkeypatch):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_equals_plain_search(kernels, name):
-    model, sources = MODELS[name]().to(DEVICE), make_sources(2, longest=5)
+    model, sources = MODELS[name]().to(DEVICE), few_sources(2, longest=5)
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
         assert_equal_search(*decode_both(model, sources, config), tolerance=1e-4)
 
@@ -73,25 +83,25 @@ def test_every_model_equals_plain_search(kernels, name):
 @pytest.mark.parametrize("config", ["wide beam", "samples"])
 def test_options_without_a_kernel_equal_plain_search(kernels, config):
     model = MODELS["pre-norm"]().to(DEVICE)
-    assert_equal_search(*decode_both(model, make_sources(2, longest=5), CONFIGS[config]), tolerance=1e-4)
+    assert_equal_search(*decode_both(model, few_sources(2, longest=5), CONFIGS[config]), tolerance=1e-4)
 
 
 def test_many_rows_use_matrix_products(kernels, monkeypatch):
     monkeypatch.setattr(cuda_decoder.skinny_linear_cuda, "MAX_ROWS", 2)
-    for name in ("pre-norm", "post-norm"):
+    for name in ("pre-norm", "post-norm"):  # both orders of norm and residual sum
         model = MODELS[name]().to(DEVICE)
-        assert_equal_search(*decode_both(model, make_sources(2, longest=5), CONFIGS["beam"]), tolerance=1e-4)
+        assert_equal_search(*decode_both(model, few_sources(2, longest=5), CONFIGS["beam"]), tolerance=1e-4)
 
 
 def test_slots_are_refilled(kernels, monkeypatch):
     monkeypatch.setattr(engine, "GPU_ROWS", 2)
-    model, sources = MODELS["pre-norm"]().to(DEVICE), make_sources(5, longest=4)
+    model, sources = MODELS["pre-norm"]().to(DEVICE), few_sources(5, longest=4)
     prefixes = [[5] * (i % 3) for i in range(5)]
     assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"], prefixes=prefixes), tolerance=1e-4)
 
 
 def test_graphs_are_reused_until_the_weights_change(kernels):
-    model, sources = MODELS["pre-norm"]().to(DEVICE), make_sources(2, longest=4)
+    model, sources = MODELS["pre-norm"]().to(DEVICE), few_sources(2, longest=4)
     assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"]), tolerance=1e-4)
     first = list(engine._graphs[model].values())
     assert_equal_search(*decode_both(model, sources[::-1], CONFIGS["greedy"]), tolerance=1e-4)
