@@ -99,6 +99,7 @@ PUBLIC = {
     "regard.decode": [
         "Decodable",
         "DecodeConfig",
+        "EngineChoice",
         "Ensemble",
         "Hypothesis",
         "LexicalConstraints",
@@ -113,6 +114,7 @@ PUBLIC = {
         "beam",
         "decode_all",
         "decode_batch",
+        "explain",
         "greedy",
         "sample",
     ],

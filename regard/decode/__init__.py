@@ -3,6 +3,7 @@
 from regard.decode.batched_decoding import decode_all, decode_batch
 from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine_choice import EngineChoice, explain
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
 from regard.decode.lexical_constraints import LexicalConstraints
@@ -14,6 +15,7 @@ __all__ = [
     "SPECIAL",
     "Decodable",
     "DecodeConfig",
+    "EngineChoice",
     "Ensemble",
     "Hypothesis",
     "LexicalConstraints",
@@ -27,6 +29,7 @@ __all__ = [
     "beam",
     "decode_all",
     "decode_batch",
+    "explain",
     "greedy",
     "sample",
 ]

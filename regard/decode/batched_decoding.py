@@ -6,6 +6,7 @@ from typing import Any
 from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import decode_sentences, plain_search_reason
+from regard.decode.engine_choice import note_choice
 from regard.decode.hypotheses import NBest
 from regard.decode.lexical_constraints import LexicalConstraints
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
@@ -76,7 +77,9 @@ def decode_all(
     >>> len(decode_all(model, [[4, 5, 3], [6, 3], [7, 3]], pack, DecodeConfig(beam=2)))
     3
     """
-    if not plain_search_reason(model, config, history=history, lexical=lexical is not None):
+    reason = plain_search_reason(model, config, history=history, lexical=lexical is not None)
+    note_choice(reason, len(sources))
+    if not reason:
         return decode_sentences(
             model,
             sources,
