@@ -108,6 +108,7 @@ PUBLIC = {
         "SPECIAL",
         "SearchHistory",
         "SearchStep",
+        "Shortlist",
         "SourceBatch",
         "SpecialTokens",
         "TokenTexts",

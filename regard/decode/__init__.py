@@ -9,6 +9,7 @@ from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHist
 from regard.decode.lexical_constraints import LexicalConstraints
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.sampling import greedy, sample
+from regard.decode.shortlist import Shortlist
 from regard.decode.token_texts import TokenTexts
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "RefusedToken",
     "SearchHistory",
     "SearchStep",
+    "Shortlist",
     "SourceBatch",
     "SpecialTokens",
     "TokenTexts",

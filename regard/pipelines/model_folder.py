@@ -4,6 +4,7 @@ config.json           format, family and sizes of the model; special token ids, 
                       the tokenizer files; precision, if int8
 model.safetensors     weights, in float32 or int8; no executable code
 tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
+shortlist.safetensors target tokens that may translate each source token, if learned (see `regard shortlist`)
 training.json         provenance: recipe, data fingerprints, seed, versions, scores
 """
 
@@ -33,6 +34,7 @@ from regard.pipelines.image_model import ImageModel
 from regard.pipelines.int8_weights import dequantize_weights, quantize_weights
 from regard.pipelines.migration import migrate_names
 from regard.pipelines.pipeline import Pipeline
+from regard.pipelines.shortlist_file import SHORTLIST_FILE, read_shortlist, write_shortlist
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import TextGenerator
 from regard.pipelines.translator import Translator
@@ -99,6 +101,10 @@ def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "
     folder = Path(path)
     write_tokenizers(folder, *pipeline.tokenizers)
     write_atomically(folder / "training.json", json_bytes(pipeline.training))
+    if isinstance(pipeline, Translator) and pipeline.shortlist is not None:
+        write_shortlist(folder, pipeline.shortlist)
+    else:
+        (folder / SHORTLIST_FILE).unlink(missing_ok=True)  # left by a previous model in this folder
     if precision == "int8":
         weights = quantize_weights(pipeline.model)
     else:
@@ -194,7 +200,8 @@ def load(path, device="auto", *, expect=None):
     training = read_json(training_path) if training_path.exists() else {}
     pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
     if kind.pipeline_class is Translator:
-        return dataclasses.replace(pipeline, languages=read_languages(folder))
+        shortlist = read_shortlist(folder, *vocab_sizes(config))
+        return dataclasses.replace(pipeline, languages=read_languages(folder), shortlist=shortlist)
     return pipeline
 
 

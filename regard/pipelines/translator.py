@@ -14,7 +14,17 @@ import torch
 from regard.data.text.sentence_splitter import join_sentences, split_sentences
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import DecodeConfig, Ensemble, Hypothesis, LexicalConstraints, SearchHistory, TokenTexts, decode_all
+from regard.decode import (
+    DecodeConfig,
+    Ensemble,
+    Hypothesis,
+    LexicalConstraints,
+    SearchHistory,
+    Shortlist,
+    TokenTexts,
+    decode_all,
+)
+from regard.decode.shortlist import require_shortlist
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
@@ -29,6 +39,7 @@ from regard.pipelines.file_processing import (
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
+from regard.pipelines.shortlist_file import learn_shortlist, shortlist_fingerprint
 
 Split = Literal["auto", "always", "never"]
 """which lines are split into sentences: those beyond the trained length, all, or none"""
@@ -36,6 +47,9 @@ Split = Literal["auto", "always", "never"]
 _SENTENCE_STRIDE = 1 << 32
 # Lines of a stream that are translated together.
 STREAM_BLOCK = 1024
+# Sizes of shortlists.
+TOKENS_PER_SOURCE_TOKEN = 50
+FREQUENT_TOKENS = 100
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,8 @@ class Translator(TextPipeline):
     special: SpecialTokens = SEQ2SEQ_TOKENS
     languages: tuple[str, ...] = ()
     """codes of the source and the target language, if known"""
+    shortlist: Shortlist | None = None
+    """target tokens that may translate each source token, for `DecodeConfig(shortlist=True)`"""
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -257,6 +273,9 @@ class Translator(TextPipeline):
         FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})
         """
         config = config or DecodeConfig()
+        settings = dict(settings or {})
+        if config.shortlist:
+            settings["shortlist_file"] = shortlist_fingerprint(require_shortlist(self.shortlist))
         options: dict[str, Any] = {"truncate": truncate, "split": split}
         options |= {"required": list(required), "forbidden": list(forbidden)}
 
@@ -286,7 +305,7 @@ class Translator(TextPipeline):
                 "scores": scores,
                 **options,
                 **dataclasses.asdict(config),
-                **(settings or {}),
+                **settings,
             },
             check=check,
             allowed_changes=self.truncation_changes,
@@ -341,6 +360,7 @@ class Translator(TextPipeline):
             prefixes=forced,
             history=history,
             lexical=None if lexical is None else [lexical[i] for i in nonempty],
+            shortlist=self.shortlist,
             sample_indices=[sample_indices[i] for i in nonempty],
             progress=progress,
         )
@@ -351,6 +371,23 @@ class Translator(TextPipeline):
             translations[i] = [Translation(next(decoded), h.score, h, n_best.history) for h in n_best]
         empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
         return [n_best or [empty] for n_best in translations]
+
+    def learn_shortlist(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        per_token: int = TOKENS_PER_SOURCE_TOKEN,
+        frequent: int = FREQUENT_TOKENS,
+        iterations: int = 5,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Shortlist:
+        """Learn the shortlist from pairs of source and target, for `DecodeConfig(shortlist=True)`.
+
+        It has the `per_token` most probable targets of each source token, according to IBM Model 1, and the `frequent`
+        most frequent target tokens; with a shared tokenizer, also the source token itself. `save` stores it.
+        """
+        self.shortlist = learn_shortlist(self, pairs, per_token, frequent, iterations, progress)
+        return self.shortlist
 
     @overload
     def score(self, pairs: tuple[str, str], **options: Any) -> SequenceScore: ...
