@@ -1,7 +1,7 @@
 """Continuous batching: sentences enter free slots of a static batch and leave it when they are finished."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,11 +79,10 @@ class DecodingJob:
 
     def part(self, indices: Sequence[int]) -> "DecodingJob":
         """A job of these sentences, without callbacks."""
-        columns: tuple[Any, ...] = (self.sources, self.prefixes, self.limits, self.sample_indices)
-        sources, prefixes, limits, sample_indices = ([column[i] for i in indices] for column in columns)
-        token_lists = None if self.token_lists is None else [self.token_lists[i] for i in indices]
-        rest = (self.config, self.special, self.continues_source, token_lists, self.vocab)
-        return DecodingJob(sources, prefixes, limits, sample_indices, *rest)
+        names = ("sources", "prefixes", "limits", "sample_indices", "token_lists")
+        columns = {name: column for name in names if (column := getattr(self, name)) is not None}
+        parts: dict[str, Any] = {name: [column[i] for i in indices] for name, column in columns.items()}
+        return replace(self, **parts, on_token=None, on_result=None)
 
     def first_position(self, index: int) -> int:
         """The cache position of the first token that the decoder processes."""
