@@ -40,6 +40,7 @@ COMMANDS = {
     "look": Command("regard.cli.inference.look", "Show attention as an interactive page or an image"),
     "info": Command("regard.cli.info", "Describe a model folder"),
     "import": Command("regard.cli.import_model", "Import a model from Hugging Face, timm or llama2.c"),
+    "shortlist": Command("regard.cli.shortlist", "Learn a vocabulary shortlist for faster translation"),
     "export": Command("regard.cli.export_model", "Export a model to Hugging Face, CTranslate2 or ONNX"),
     "recipes": Command("regard.cli.recipes", "List the packaged recipes, or print one"),
     "config": Command("regard.cli.config", "Show the recipe and configuration of a model"),

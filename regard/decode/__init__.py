@@ -3,17 +3,20 @@
 from regard.decode.batched_decoding import decode_all, decode_batch
 from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine_choice import EngineChoice, explain
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
 from regard.decode.lexical_constraints import LexicalConstraints
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.sampling import greedy, sample
+from regard.decode.shortlist import Shortlist
 from regard.decode.token_texts import TokenTexts
 
 __all__ = [
     "SPECIAL",
     "Decodable",
     "DecodeConfig",
+    "EngineChoice",
     "Ensemble",
     "Hypothesis",
     "LexicalConstraints",
@@ -21,12 +24,14 @@ __all__ = [
     "RefusedToken",
     "SearchHistory",
     "SearchStep",
+    "Shortlist",
     "SourceBatch",
     "SpecialTokens",
     "TokenTexts",
     "beam",
     "decode_all",
     "decode_batch",
+    "explain",
     "greedy",
     "sample",
 ]

@@ -99,6 +99,7 @@ def beam(
     history: bool = False,
     max_total_len: int | None = None,
     lexical: Sequence[LexicalConstraints] | None = None,
+    shortlist: Bool[Tensor, "B V"] | None = None,
 ) -> list[NBest]:
     """Beam search with beam width `config.beam`; returns the `n_best` best hypotheses of each sentence.
 
@@ -106,7 +107,8 @@ def beam(
     among the first K that end in `<eos>` are finished; the K best others are the new beam. `history` records every
     step. `max_total_len` limits the length of source and output together, for models whose output continues the source.
     `lexical` are the required and forbidden phrases of each sentence. With required phrases, the candidates are those
-    of dynamic beam allocation (`allocate_beam`), and "the first K" are the first in its order.
+    of dynamic beam allocation (`allocate_beam`), and "the first K" are the first in its order. `shortlist` are the
+    tokens that each output may contain.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -117,7 +119,7 @@ def beam(
     True
     """
     config = config or DecodeConfig()
-    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical)
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical, shortlist)
     B, K, device = len(constraints.limit), config.beam, constraints.limit.device
     if B == 0:
         return []
@@ -137,6 +139,7 @@ def beam(
             live = replace(live, coverage=live.coverage + attention)
         else:
             logits, state = model.step(state, last)
+        logits = constraints.restrict(logits)
         beams = logits.shape[1]  # 1 at the first step, then K
         log_p = constraints.log_probs(logits, t)
         if constraints.lexical is None:

@@ -27,6 +27,8 @@ class Constraints:
     """Whether `<unk>` is allowed."""
     lexical: LexicalTracker | None = None
     """Required and forbidden phrases, with the progress of each hypothesis."""
+    shortlist: Bool[Tensor, "B V"] | None = None
+    """Tokens of the shortlist of each sentence."""
 
     @classmethod
     def from_config(
@@ -37,6 +39,7 @@ class Constraints:
         prefixes: Sequence[Sequence[int]] | None,
         max_total_len: int | None = None,
         lexical: Sequence[LexicalConstraints] | None = None,
+        shortlist: Bool[Tensor, "B V"] | None = None,
     ) -> "Constraints":
         """The constraints for a batch, from the decoding options, with one forced prefix per sentence and the required
         and forbidden phrases of each.
@@ -74,12 +77,14 @@ class Constraints:
             special=special,
             allow_unknown=config.unknown,
             lexical=None if lexical is None else LexicalTracker.start(lexical, limits, prefixes),
+            shortlist=None if shortlist is None else shortlist.to(device),
         )
 
     def select_sentences(self, rows: Int[Tensor, "B2"]) -> "Constraints":
         """The constraints of these sentences."""
         lexical = None if self.lexical is None else self.lexical.select_sentences(rows.tolist())
-        return replace(self, prefix=self.prefix[rows], limit=self.limit[rows], lexical=lexical)
+        shortlist = None if self.shortlist is None else self.shortlist[rows]
+        return replace(self, prefix=self.prefix[rows], limit=self.limit[rows], lexical=lexical, shortlist=shortlist)
 
     def repeat(self, K: int) -> "Constraints":
         """The constraints of K hypotheses per sentence instead of one."""
@@ -91,6 +96,10 @@ class Constraints:
         """The lexical constraints after each new hypothesis has extended a hypothesis (`parent`) by a token."""
         assert self.lexical is not None
         return replace(self, lexical=self.lexical.advance(parent.tolist(), token.tolist(), is_live.tolist()))
+
+    def restrict(self, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
+        """The logits, with -inf for tokens that are not in the shortlist of the sentence."""
+        return logits if self.shortlist is None else logits.masked_fill(~self.shortlist[:, None], -torch.inf)
 
     def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:
         """Constrained log-probabilities of the token at position t (from 0)."""

@@ -62,6 +62,8 @@ class DecodeConfig:
     """random seed of sampling"""
     engine: Literal["auto", "plain"] = "auto"
     """decoding engine (auto) or the slower reference search (plain)"""
+    shortlist: bool = False
+    """translate with the tokens of the model's shortlist only (see `regard shortlist`): faster, may lower quality"""
     precision: Precision = "auto"
     """precision of the weights in the decoding engine: that of the model (auto); int8 is for CPUs, bfloat16 and
     float16 for GPUs"""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.decode.constraints import Constraints, check_no_nan
@@ -33,11 +33,13 @@ def greedy(
     history: bool = False,
     max_total_len: int | None = None,
     lexical: Sequence[LexicalConstraints] | None = None,
+    shortlist: Bool[Tensor, "B V"] | None = None,
     on_token: OnToken | None = None,
 ) -> list[NBest]:
     """Greedy decoding: the most probable token at every step until `<eos>`; one hypothesis per sentence.
 
-    `lexical` are the forbidden phrases of each sentence; required ones need beam search.
+    `lexical` are the forbidden phrases of each sentence; required ones need beam search. `shortlist` are the tokens
+    that each output may contain.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -49,7 +51,7 @@ def greedy(
     """
     config = config or DecodeConfig(method="greedy")
     check_no_required(lexical, config.method)
-    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical)
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical, shortlist)
     recorder = SearchRecorder(config, special, len(constraints.limit), 1) if history else None
     return _decode_stepwise(
         model, source, config, constraints, lambda log_p, t, rows: log_p.argmax(-1), 1, on_token, recorder
@@ -67,13 +69,14 @@ def sample(
     sample_indices: Sequence[int] | None = None,
     max_total_len: int | None = None,
     lexical: Sequence[LexicalConstraints] | None = None,
+    shortlist: Bool[Tensor, "B V"] | None = None,
     on_token: OnToken | None = None,
 ) -> list[NBest]:
     """Sampling with temperature, top-k and top-p: `n_best` independent outputs per sentence, possibly equal ones.
 
     The random numbers of a sentence depend only on the seed and on its entry in `sample_indices` (by default its index
     in the batch), so the samples do not depend on how sentences are batched. `lexical` are the forbidden phrases of
-    each sentence; required ones need beam search.
+    each sentence; required ones need beam search. `shortlist` are the tokens that each output may contain.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -84,7 +87,7 @@ def sample(
     """
     config = config or DecodeConfig(method="sample")
     check_no_required(lexical, config.method)
-    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical)
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical, shortlist)
     B = len(constraints.limit)
     if B == 0:
         return []
@@ -160,6 +163,7 @@ def _decode_stepwise(
         state, constraints = model.reorder(state, rows[:, None].repeat(1, K)), constraints.repeat(K)
     for t in range(steps):
         logits, state = model.step(state, last)
+        logits = constraints.restrict(logits)
         log_p = constraints.log_probs(logits, t)
         last = choose(log_p, t, rows)
         token_log_p = log_p.gather(-1, last[..., None]).squeeze(-1)

@@ -22,7 +22,8 @@ from regard.pipelines.pipeline import Pipeline
 from regard.pipelines.scoring import Classification, SequenceScore
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import Continuation, TextGenerator, TextLoss
-from regard.pipelines.translator import Translation, Translator
+from regard.pipelines.translation import Translation
+from regard.pipelines.translator import Translator
 
 __all__ = [
     "FORMAT",

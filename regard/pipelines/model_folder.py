@@ -1,9 +1,10 @@
 """Model folders: reading and writing.
 
 config.json           format, family and sizes of the model; special token ids, if not the default ones; SHA-256 of
-                      the tokenizer files
-model.safetensors     weights; no executable code
+                      the tokenizer files; precision, if int8
+model.safetensors     weights, in float32 or int8; no executable code
 tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
+shortlist.safetensors target tokens that may translate each source token, if learned (see `regard shortlist`)
 training.json         provenance: recipe, data fingerprints, seed, versions, scores
 """
 
@@ -30,16 +31,22 @@ from regard.files import write_atomically
 from regard.models import FAMILIES, family_name, make_model
 from regard.models.parameters import layer_counts
 from regard.pipelines.image_model import ImageModel
+from regard.pipelines.int8_weights import dequantize_weights, quantize_weights
 from regard.pipelines.migration import migrate_names
 from regard.pipelines.pipeline import Pipeline
+from regard.pipelines.shortlist_file import SHORTLIST_FILE, read_shortlist, write_shortlist
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import TextGenerator
 from regard.pipelines.translator import Translator
 from regard.ranges import check_value, format_value
 
 FORMAT = 1
+# Folders with int8 weights: versions that do not support them refuse this format.
+INT8_FORMAT = 2
+WeightPrecision = Literal["float32", "int8"]
 _TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
 _FINGERPRINTS = "tokenizer_sha256"
+_PRECISION = "precision"
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
@@ -84,22 +91,36 @@ def pipeline_kind(config: Any) -> PipelineKind:
     return PIPELINES[FAMILIES[family_name(config)].pipeline]
 
 
-def save(path: str | Path, pipeline: Pipeline) -> None:
-    """Write a model folder. Each file is written atomically; the weights come last but one, config.json last."""
+def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "float32") -> None:
+    """Write a model folder. Each file is written atomically; the weights come last but one, config.json last.
+
+    With `precision="int8"`, the weights of linear layers are stored as int8, in a quarter of the size. `load` converts
+    them to float32; `DecodeConfig(precision="int8")` decodes with exactly the stored values.
+    """
+    check_value(WeightPrecision, precision, "precision")
     folder = Path(path)
     write_tokenizers(folder, *pipeline.tokenizers)
     write_atomically(folder / "training.json", json_bytes(pipeline.training))
-    weights = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()
-    }  # tied weights are stored once
+    if isinstance(pipeline, Translator) and pipeline.shortlist is not None:
+        write_shortlist(folder, pipeline.shortlist)
+    else:
+        (folder / SHORTLIST_FILE).unlink(missing_ok=True)  # left by a previous model in this folder
+    if precision == "int8":
+        weights = quantize_weights(pipeline.model)
+    else:
+        # Tied weights are stored once.
+        parameters = pipeline.model.named_parameters()
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in parameters}
     write_atomically(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
-    write_config(folder, pipeline)
+    write_config(folder, pipeline, precision)
 
 
-def write_config(folder: Path, pipeline: Pipeline) -> None:
+def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32") -> None:
     """Write config.json; the tokenizers must be written before."""
     family = family_name(pipeline.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
+    if precision == "int8":
+        config |= {"format": INT8_FORMAT, _PRECISION: precision}
     if pipeline.tokenizers:
         config["shared_tokenizer"] = pipeline.tokenizers[0] is pipeline.tokenizers[-1]
         config[_FINGERPRINTS] = _fingerprints(folder)
@@ -163,6 +184,8 @@ def load(path, device="auto", *, expect=None):
     check_kind(folder, config, expect)
     weights_path = folder / "model.safetensors"
     weights = _read_weights(weights_path, config)
+    if read_precision(folder) == "int8":
+        weights = dequantize_weights(weights, weights_path)
     model = model_from_weights(config, weights, weights_path)
     tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.tokenizer_count else ()
     for tokenizer, size in zip(tokenizers, vocab_sizes(config)):
@@ -177,7 +200,8 @@ def load(path, device="auto", *, expect=None):
     training = read_json(training_path) if training_path.exists() else {}
     pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
     if kind.pipeline_class is Translator:
-        return dataclasses.replace(pipeline, languages=read_languages(folder))
+        shortlist = read_shortlist(folder, *vocab_sizes(config))
+        return dataclasses.replace(pipeline, languages=read_languages(folder), shortlist=shortlist)
     return pipeline
 
 
@@ -270,6 +294,12 @@ def read_languages(folder: Path) -> tuple[str, ...]:
     return tuple(languages)
 
 
+def read_precision(folder: Path) -> WeightPrecision:
+    """The precision of the stored weights, from config.json."""
+    path = folder / "config.json"
+    return check_value(WeightPrecision, read_json(path).get(_PRECISION, "float32"), f"{path}: {_PRECISION}")
+
+
 def vocab_sizes(config: Any) -> tuple[int, ...]:
     """The vocabulary sizes in a model config: source and target, one, or none.
 
@@ -296,9 +326,10 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
     table = read_json(path)
     if type(table.get("format")) is not int:
         raise RegardError(f"{path}: not a Regard config (`format` is missing).", "Pass a folder that Regard wrote.")
-    if table["format"] > FORMAT:
+    if table["format"] > INT8_FORMAT:
+        number = format_value(table["format"])
         raise RegardError(
-            f"{path}: format {format_value(table['format'])} is newer than this version of Regard supports ({FORMAT}).",
+            f"{path}: format {number} is newer than this version of Regard supports ({INT8_FORMAT}).",
             "Upgrade regard.",
         )
     family = FAMILIES[check_value(Literal[tuple(FAMILIES)], table.get("family"), f"{path}: family")]
@@ -307,7 +338,7 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
         raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared.")
-    other_keys = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS)
+    other_keys = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS, _PRECISION)
     config = _fill(family.config(), {key: value for key, value in table.items() if key not in other_keys}, path)
     try:
         config.check()

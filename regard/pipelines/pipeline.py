@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -48,11 +48,11 @@ class Pipeline:
                 digest.update(graph.read_bytes())
         return digest.hexdigest()[:16]
 
-    def save(self, path: str | Path) -> None:
-        """Write a model folder, which `load` opens."""
+    def save(self, path: str | Path, *, precision: Literal["float32", "int8"] = "float32") -> None:
+        """Write a model folder, which `load` opens; with `precision="int8"` in a quarter of the size."""
         from regard.pipelines.model_folder import save  # imports every pipeline
 
-        save(path, self)
+        save(path, self, precision=precision)
 
 
 class TextPipeline(Pipeline):

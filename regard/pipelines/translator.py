@@ -11,10 +11,19 @@ from typing import Any, Literal, overload
 
 import torch
 
-from regard.data.text.sentence_splitter import join_sentences, split_sentences
+from regard.data.text.sentence_splitter import split_sentences
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import DecodeConfig, Ensemble, Hypothesis, LexicalConstraints, SearchHistory, TokenTexts, decode_all
+from regard.decode import (
+    DecodeConfig,
+    Ensemble,
+    Hypothesis,
+    LexicalConstraints,
+    Shortlist,
+    TokenTexts,
+    decode_all,
+)
+from regard.decode.shortlist import require_shortlist
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
@@ -29,6 +38,8 @@ from regard.pipelines.file_processing import (
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
+from regard.pipelines.shortlist_file import learn_shortlist, shortlist_fingerprint
+from regard.pipelines.translation import Translation, format_translations, join_translations
 
 Split = Literal["auto", "always", "never"]
 """which lines are split into sentences: those beyond the trained length, all, or none"""
@@ -36,16 +47,9 @@ Split = Literal["auto", "always", "never"]
 _SENTENCE_STRIDE = 1 << 32
 # Lines of a stream that are translated together.
 STREAM_BLOCK = 1024
-
-
-@dataclass(frozen=True)
-class Translation:
-    """A translation of a line, with its score, its hypothesis and, if recorded, the search history."""
-
-    text: str
-    score: float
-    hypothesis: Hypothesis
-    history: SearchHistory | None = None
+# Sizes of shortlists.
+TOKENS_PER_SOURCE_TOKEN = 50
+FREQUENT_TOKENS = 100
 
 
 AddColumn = Callable[["Translator", Sequence[str], list[list[Translation]]], list[str]]
@@ -70,6 +74,8 @@ class Translator(TextPipeline):
     special: SpecialTokens = SEQ2SEQ_TOKENS
     languages: tuple[str, ...] = ()
     """codes of the source and the target language, if known"""
+    shortlist: Shortlist | None = None
+    """target tokens that may translate each source token, for `DecodeConfig(shortlist=True)`"""
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -190,7 +196,7 @@ class Translator(TextPipeline):
         results = iter(
             self._translate(sentences, config, sentence_prefixes, lexical, truncate, names, indices, history, progress)
         )
-        return [_join_translations([next(results) for _ in line], config) for line in split_lines]
+        return [join_translations([next(results) for _ in line], config) for line in split_lines]
 
     def translate_stream(
         self,
@@ -257,6 +263,9 @@ class Translator(TextPipeline):
         FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})
         """
         config = config or DecodeConfig()
+        settings = dict(settings or {})
+        if config.shortlist:
+            settings["shortlist_file"] = shortlist_fingerprint(require_shortlist(self.shortlist))
         options: dict[str, Any] = {"truncate": truncate, "split": split}
         options |= {"required": list(required), "forbidden": list(forbidden)}
 
@@ -286,7 +295,7 @@ class Translator(TextPipeline):
                 "scores": scores,
                 **options,
                 **dataclasses.asdict(config),
-                **(settings or {}),
+                **settings,
             },
             check=check,
             allowed_changes=self.truncation_changes,
@@ -341,6 +350,7 @@ class Translator(TextPipeline):
             prefixes=forced,
             history=history,
             lexical=None if lexical is None else [lexical[i] for i in nonempty],
+            shortlist=self.shortlist,
             sample_indices=[sample_indices[i] for i in nonempty],
             progress=progress,
         )
@@ -351,6 +361,23 @@ class Translator(TextPipeline):
             translations[i] = [Translation(next(decoded), h.score, h, n_best.history) for h in n_best]
         empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
         return [n_best or [empty] for n_best in translations]
+
+    def learn_shortlist(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        per_token: int = TOKENS_PER_SOURCE_TOKEN,
+        frequent: int = FREQUENT_TOKENS,
+        iterations: int = 5,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Shortlist:
+        """Learn the shortlist from pairs of source and target, for `DecodeConfig(shortlist=True)`.
+
+        It has the `per_token` most probable targets of each source token, according to IBM Model 1, and the `frequent`
+        most frequent target tokens; with a shared tokenizer, also the source token itself. `save` stores it.
+        """
+        self.shortlist = learn_shortlist(self, pairs, per_token, frequent, iterations, progress)
+        return self.shortlist
 
     @overload
     def score(self, pairs: tuple[str, str], **options: Any) -> SequenceScore: ...
@@ -457,35 +484,6 @@ class Translator(TextPipeline):
         return [*self.special.make_decoder_input(target)[1:], self.special.eos]
 
 
-def format_translations(
-    results: Sequence[Sequence[Translation]],
-    config: DecodeConfig,
-    first_index: int = 0,
-    *,
-    scores: bool = False,
-    column: Sequence[str] | None = None,
-) -> list[str]:
-    """Translations as lines of text: text ||| score ||| column.
-
-    With `n_best` above 1, a line begins with the index of the input line, and has a score.
-
-    >>> best = Translation("Le chat dort.", -0.25, Hypothesis([], 0.0, 0.0, []))
-    >>> format_translations([[best]], DecodeConfig(), scores=True)
-    ['Le chat dort. ||| -0.2500']
-    >>> format_translations([[best, best]], DecodeConfig(n_best=2), first_index=7)
-    ['7 ||| Le chat dort. ||| -0.2500', '7 ||| Le chat dort. ||| -0.2500']
-    """
-    flat = [translation for n_best in results for translation in n_best]
-    columns = [[translation.text.replace("\n", " ") for translation in flat]]
-    if config.n_best > 1:
-        columns.insert(0, [str(i) for i, n_best in enumerate(results, first_index) for _ in n_best])
-    if scores or config.n_best > 1:
-        columns.append([f"{translation.score:.4f}" for translation in flat])
-    if column is not None:
-        columns.append(list(column))
-    return [" ||| ".join(fields) for fields in zip(*columns)]
-
-
 def format_score(score: SequenceScore) -> str:
     """A score as a line of text: log-probability, mean per token and number of tokens, separated by tabs.
 
@@ -493,14 +491,3 @@ def format_score(score: SequenceScore) -> str:
     ['-3.000000', '-0.750000', '4']
     """
     return f"{score.logprob:.6f}\t{score.mean:.6f}\t{score.tokens}"
-
-
-def _join_translations(sentences: list[list[Translation]], config: DecodeConfig) -> list[Translation]:
-    """The translations of a line, joined from those of its sentences."""
-    if len(sentences) == 1:
-        return sentences[0]
-    best = [n_best[0].hypothesis for n_best in sentences]
-    logprobs = [logprob for hypothesis in best for logprob in hypothesis.token_logprobs]
-    score = sum(logprobs) / max(1, len(logprobs)) ** config.length_penalty
-    joined = Hypothesis([token for hypothesis in best for token in hypothesis.ids], score, sum(logprobs), logprobs)
-    return [Translation(join_sentences([n_best[0].text for n_best in sentences]), score, joined)]

@@ -29,6 +29,16 @@ def test_export_to_ctranslate2_and_onnx(tmp_path, transformer_folder):
         assert (tmp_path / target / file).exists()
 
 
+def test_export_to_int8(tmp_path, transformer_folder, capsys):
+    assert main(["export", str(transformer_folder), "--to", "int8", "--out", str(tmp_path / "int8")]) == 0
+    assert "a model folder with int8 weights" in capsys.readouterr().err
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path / "int8", transformer_folder)]
+    assert sizes[0] < 0.4 * sizes[1]
+    assert translations(tmp_path / "int8") == translations(transformer_folder)
+    assert main(["translate", str(tmp_path / "int8"), "one two", "--precision", "int8"]) == 0
+    assert main(["score", str(tmp_path / "int8"), "--data", str(tmp_path / "none.tsv")]) == 2
+
+
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory, transformer_folder):
     folder = tmp_path_factory.mktemp("graphs") / "onnx"

@@ -19,7 +19,8 @@ from regard.errors import RegardError
 from regard.models import Bert, Seq2SeqConfig
 from regard.models.bert import BertConfig
 from regard.pipelines import TextEncoder, Translator, file_processing, load
-from regard.pipelines.translator import format_score, format_translations
+from regard.pipelines.translation import format_translations
+from regard.pipelines.translator import format_score
 from tests.conftest import number_pairs, train_numbers
 
 LINES = [source for source, _ in number_pairs(150, seed=7)]

@@ -146,8 +146,8 @@ def test_folder_without_config_raises(tmp_path):
     ("changes", "message"),
     [
         (
-            {"format": FORMAT + 1},
-            "config.json: format 2 is newer than this version of Regard supports (1). Upgrade regard.",
+            {"format": FORMAT + 2},
+            "config.json: format 3 is newer than this version of Regard supports (2). Upgrade regard.",
         ),
         ({"format": "one"}, "config.json: not a Regard config (`format` is missing)."),
         (

@@ -42,7 +42,8 @@ from regard.evaluation.teacher_forcing import require_attention
 from regard.interop.onnx.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
 from regard.pipelines.file_processing import InputItems
-from regard.pipelines.translator import Split, format_translations
+from regard.pipelines.translation import format_translations
+from regard.pipelines.translator import Split
 
 PROMPT = "Type lines to translate"
 

@@ -15,7 +15,8 @@ def best_tokens(
 ) -> tuple[Float[Tensor, "B K C"], Int[Tensor, "B K C"]]:
     """The log-probabilities and ids of the `count` most probable allowed tokens (at most V), best first.
 
-    Disallowed tokens have a log-probability of -inf; the others keep theirs. `logits` are overwritten.
+    With a shortlist, V is the number of its tokens, and each slot is normalized over its own ones. Disallowed tokens
+    have a log-probability of -inf; the others keep theirs. `logits` are overwritten.
 
     >>> from regard.decode.decode_config import DecodeConfig
     >>> from regard.decode.protocol import SpecialTokens
@@ -25,19 +26,20 @@ def best_tokens(
     >>> ids
     tensor([[[4, 5]]])
     """
-    special = constraints.special
     B, K, V = logits.shape
     logits = logits.float()
+    if constraints.shortlist is not None:
+        logits = constraints.shortlist.restrict(logits)
     log_sum = log_sum_exp(logits)
     forced = constraints.forced_tokens(step)
-    forced_log_p = logits.gather(-1, forced.clamp(min=0)[:, None, None].expand(-1, K, 1))
-    for token in constraints.banned:
-        logits[..., token] = -torch.inf
+    forced_log_p = logits.gather(-1, constraints.columns(forced.clamp(min=0))[:, None, None].expand(-1, K, 1))
+    for column in constraints.banned_columns:
+        logits[..., column] = -torch.inf
     bans_eos = constraints.bans_eos(step)
     if bans_eos is not None:
-        logits[..., special.eos].masked_fill_(bans_eos[:, None], -torch.inf)
-    top, ids = top_logits(logits.view(B * K, V), min(count, V))
-    top, ids = top.view(B, K, -1), ids.view(B, K, -1)
+        logits[..., constraints.eos_column].masked_fill_(bans_eos[:, None], -torch.inf)
+    top, columns = top_logits(logits.view(B * K, V), min(count, V))
+    top, ids = top.view(B, K, -1), constraints.tokens(columns).view(B, K, -1)
     is_forced = (forced >= 0)[:, None, None]
     rest = torch.full_like(top[..., 1:], -torch.inf)
     top = torch.where(is_forced, torch.cat((forced_log_p, rest), dim=-1), top)

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from jaxtyping import Int
 
 from regard.attention import dispatch
 from regard.attention.offsets import Offsets
@@ -94,11 +96,16 @@ def decode_sentences(
     prefixes: Sequence[Sequence[int]] | None = None,
     sample_indices: Sequence[int] | None = None,
     max_total_len: int | None = None,
+    token_lists: Sequence[Int[np.ndarray, "_"]] | None = None,
+    vocab: int = 0,
     on_token: OnToken | None = None,
     budget: int = 8192,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[NBest]:
-    """Decode any number of sentences with the engine: see `decode_all`. Call only if `plain_search_reason` is ""."""
+    """Decode any number of sentences with the engine: see `decode_all`. Call only if `plain_search_reason` is "".
+
+    `token_lists` are the allowed tokens of each sentence, of a vocabulary of size `vocab`.
+    """
     if not sources:
         return []
     results: list[NBest] = [NBest() for _ in sources]
@@ -119,6 +126,8 @@ def decode_sentences(
         config=config,
         special=special,
         continues_source=isinstance(model, GPT),
+        token_lists=token_lists,
+        vocab=vocab,
         on_token=on_token if config.method != "beam" else None,
         on_result=on_result,
     )
@@ -167,7 +176,7 @@ def run_job(model: Any, job: DecodingJob, budget: int) -> None:
     """Decode the sentences of a job in this thread."""
     longest = max(len(job.sources[i]) for i in job.pending)
     device = next(member_models(model)[0].parameters()).device
-    if uses_graphs(model, job.hypotheses):
+    if job.token_lists is None and uses_graphs(model, job.hypotheses):
         _graph_decoder(model, job, longest).run()
         return
     rows = min(CPU_ROWS if device.type == "cpu" else GPU_ROWS, budget // longest)

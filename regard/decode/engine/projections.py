@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -14,15 +14,20 @@ from regard.layers.int8_linear import Int8Linear
 Projection = Callable[[Float[Tensor, "R I"]], Float[Tensor, "R O"]]
 
 
-def make_projection(module: Any) -> Projection:
-    """The function of a linear layer, without the overhead of calling a module.
+def make_projection(module: Any, channels: Int[Tensor, "U"] | None = None) -> Projection:
+    """The function of a linear layer, or of some of its output channels, without the overhead of calling a module.
 
     >>> make_projection(nn.Linear(8, 3))(torch.randn(5, 8)).shape
     torch.Size([5, 3])
+    >>> make_projection(nn.Linear(8, 3), torch.tensor([0, 2]))(torch.randn(5, 8)).shape
+    torch.Size([5, 2])
     """
-    weight, bias = module.weight, module.bias
-    if isinstance(module, Int8Linear):
-        scale = module.scale
+    names = ("weight", "bias", "scale") if isinstance(module, Int8Linear) else ("weight", "bias")
+    weight, bias, *scales = (getattr(module, name) for name in names)
+    if channels is not None:
+        weight, bias, *scales = (None if x is None else x[channels] for x in (weight, bias, *scales))
+    if scales:
+        (scale,) = scales
         return lambda x: int8_linear(x, weight, scale, bias)
     return lambda x: linear(x, weight, bias)
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine.slot_shortlist import SlotShortlist
 from regard.decode.protocol import SpecialTokens
 
 
@@ -28,6 +30,9 @@ class SlotConstraints:
         self.prefix = torch.full((slots, prefix_len), -1, dtype=torch.long, device=device)
         banned = {special.pad, special.sos} | (set() if config.unknown else {special.unk})
         self.banned = tuple(sorted(banned - {special.eos}))  # in some tokenizers <pad> or <sos> has the id of <eos>
+        # With a shortlist, logits have a column per token of the shortlist instead of one per token of the vocabulary.
+        self.shortlist: SlotShortlist | None = None
+        self.banned_columns, self.eos_column = self.banned, special.eos
 
     def set_slots(self, slots: Sequence[int], limits: Sequence[int], prefixes: Sequence[Sequence[int]]) -> None:
         """The constraints of new sentences in these slots."""
@@ -38,9 +43,27 @@ class SlotConstraints:
             padded = [[*prefix, *[-1] * (width - len(prefix))] for prefix in prefixes]
             self.prefix[rows] = torch.tensor(padded, device=self.limit.device)
 
+    def set_token_lists(
+        self, slots: Sequence[int], token_lists: Sequence[Int[np.ndarray, "_"]], vocab: int
+    ) -> Int[Tensor, "U"]:
+        """Restrict new sentences in these slots to lists of tokens. Returns the token of each column of the logits."""
+        if self.shortlist is None:
+            self.shortlist = SlotShortlist(len(self.limit), vocab, self.limit.device)
+        self.shortlist.set_slots(slots, token_lists)
+        self._update_columns()
+        return self.shortlist.tokens
+
+    def _update_columns(self) -> None:
+        tokens = torch.tensor([*self.banned, self.special.eos], device=self.limit.device)
+        *banned, self.eos_column = self.columns(tokens).tolist()
+        self.banned_columns = tuple(banned)
+
     def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
         """Keep only these slots."""
         self.limit, self.prefix = self.limit[slots], self.prefix[slots]
+        if self.shortlist is not None:
+            self.shortlist.select_slots(slots)
+            self._update_columns()
 
     def forced_tokens(self, step: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
         """The only token allowed at this step of each slot, or -1 where there is a choice."""
@@ -50,6 +73,14 @@ class SlotConstraints:
             prefix = self.prefix.gather(1, step.clamp(max=width - 1)[:, None])[:, 0]
             forced = torch.where((step < width) & (prefix >= 0), prefix, forced)
         return forced
+
+    def columns(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """The columns of tokens in the logits."""
+        return tokens if self.shortlist is None else self.shortlist.columns(tokens)
+
+    def tokens(self, columns: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """The tokens of columns of the logits."""
+        return columns if self.shortlist is None else self.shortlist.tokens[columns]
 
     def bans_eos(self, step: Int[Tensor, "B"]) -> Bool[Tensor, "B"] | None:
         """Where the output is still too short to end; None: nowhere, at no step."""

@@ -1,9 +1,10 @@
 """Continuous batching: sentences enter free slots of a static batch and leave it when they are finished."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -31,6 +32,8 @@ class StaticModel(Protocol):
 
     def load(self, slots: list[int], sources: list[list[int]]) -> None: ...
 
+    def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None: ...
+
     def step(self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None) -> Tensor: ...
 
     def reorder(self, parents: Int[Tensor, "B K"]) -> None: ...
@@ -50,6 +53,10 @@ class DecodingJob:
     special: SpecialTokens
     continues_source: bool
     """whether the output continues the source (language models)"""
+    token_lists: Sequence[Int[np.ndarray, "_"]] | None = None
+    """the allowed tokens of each sentence; None: all"""
+    vocab: int = 0
+    """size of the target vocabulary, with `token_lists`"""
     on_token: OnToken | None = None
     on_result: Callable[[int, NBest], None] | None = None
     pending: list[int] = field(init=False)
@@ -72,9 +79,10 @@ class DecodingJob:
 
     def part(self, indices: Sequence[int]) -> "DecodingJob":
         """A job of these sentences, without callbacks."""
-        columns: tuple[Any, ...] = (self.sources, self.prefixes, self.limits, self.sample_indices)
-        sources, prefixes, limits, sample_indices = ([column[i] for i in indices] for column in columns)
-        return DecodingJob(sources, prefixes, limits, sample_indices, self.config, self.special, self.continues_source)
+        names = ("sources", "prefixes", "limits", "sample_indices", "token_lists")
+        columns = {name: column for name in names if (column := getattr(self, name)) is not None}
+        parts: dict[str, Any] = {name: [column[i] for i in indices] for name, column in columns.items()}
+        return replace(self, **parts, on_token=None, on_result=None)
 
     def first_position(self, index: int) -> int:
         """The cache position of the first token that the decoder processes."""
@@ -147,6 +155,9 @@ class SlotDecoder:
         job, device = self.job, self.device
         self.model.load(slots, [list(job.sources[i]) for i in taken])
         self.constraints.set_slots(slots, [job.limits[i] for i in taken], [job.prefixes[i] for i in taken])
+        if job.token_lists is not None:
+            token_lists = [job.token_lists[i] for i in taken]
+            self.model.set_output_tokens(self.constraints.set_token_lists(slots, token_lists, job.vocab))
         rows = torch.tensor(slots, device=device)
         first = torch.tensor([job.first_token(i) for i in taken], device=device)
         positions = torch.tensor([job.first_position(i) for i in taken], device=device)
@@ -168,6 +179,8 @@ class SlotDecoder:
         rows = torch.tensor(kept, device=self.device)
         self.model.select_slots(rows)
         self.constraints.select_slots(rows)
+        if self.constraints.shortlist is not None:
+            self.model.set_output_tokens(self.constraints.shortlist.tokens)
         for name in self.state.tensors():
             setattr(self.state, name, getattr(self.state, name)[rows])
         self.state.slot_index = self.state.slot_index[: len(kept)]

@@ -79,6 +79,10 @@ class StaticDecoder:
             layer.append((make_norm_function(block.cross_norm), self.cross_attention[i]))
         return [*layer, (make_norm_function(block.feedforward_norm), make_feedforward_function(block.feedforward))]
 
+    def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
+        """Compute the logits of these tokens only."""
+        self.output = make_projection(self.model.output, tokens)
+
     def load(self, slots: list[int], sources: list[list[int]]) -> None:
         """Encode new source sentences, or process all but the last token of new prompts."""
         if not isinstance(self.model, Transformer):

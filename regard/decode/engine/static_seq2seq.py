@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.decode.engine.projections import make_projection
 from regard.decode.engine.static_attention import StepPositions
 from regard.layers.kv_cache import CrossAttentionCache
 from regard.layers.packed import pack
@@ -20,8 +21,13 @@ class StaticSeq2Seq:
         self.device = weight.device
         state = weight.new_zeros(1, config.layers, decoder.layers[0].parts, config.width)
         self.cells = state[:, None].repeat(slots, hypotheses, 1, 1, 1)
+        self.output = make_projection(model.output)
         self.lengths = torch.ones(slots, dtype=torch.long, device=self.device)
         self.memory = None if decoder.variant == "none" else weight.new_zeros(slots, 1, source_capacity, config.width)
+
+    def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
+        """Compute the logits of these tokens only."""
+        self.output = make_projection(self.model.output, tokens)
 
     def load(self, slots: list[int], sources: list[list[int]]) -> None:
         """Encode new source sentences."""
@@ -42,7 +48,7 @@ class StaticSeq2Seq:
         y = self.model.target_embedding(last, torch.zeros_like(last))
         features, cells = self.model.decoder.step(y, self.cells, memory)
         self.cells.copy_(cells)
-        return self.model.output(features)
+        return self.output(features.flatten(0, 1)).view(*last.shape, -1)
 
     def reorder(self, parents: Int[Tensor, "B K"]) -> None:
         """Copy the states of the parents: each is one vector per layer."""

@@ -66,8 +66,9 @@ class StepwiseState:
             all_log_p = self._constrained_log_probs(logits)
             config = self.config
             u = self.draws[self.slot_index, at]
-            token = draw(all_log_p, u, config.temperature, config.top_k, config.top_p)
-            log_p = all_log_p.gather(-1, token[..., None]).squeeze(-1)
+            column = draw(all_log_p, u, config.temperature, config.top_k, config.top_p)
+            log_p = all_log_p.gather(-1, column[..., None]).squeeze(-1)
+            token = self.constraints.tokens(column)
         self._advance(token, log_p, at)
 
     def _advance(self, token: Int[Tensor, "B K"], log_p: Float[Tensor, "B K"], at: Int[Tensor, "B"]) -> None:
@@ -81,17 +82,20 @@ class StepwiseState:
         self.done.copy_(~self.live.any(1))
 
     def _constrained_log_probs(self, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
-        """The log-probability of every token; -inf for disallowed ones."""
-        log_p = logits.float() - log_sum_exp(logits.float())
-        forced = self.constraints.forced_tokens(self.step)[:, None, None]
-        is_token = torch.arange(log_p.shape[-1], device=log_p.device) == forced
-        allowed = is_token | (forced < 0)
-        for token in self.constraints.banned:
-            allowed[..., token] = is_token[..., token]
-        bans_eos = self.constraints.bans_eos(self.step)
+        """The log-probability of the token of every column; -inf for disallowed ones."""
+        constraints = self.constraints
+        logits = logits.float() if constraints.shortlist is None else constraints.shortlist.restrict(logits.float())
+        log_p = logits - log_sum_exp(logits)
+        forced = constraints.forced_tokens(self.step)[:, None, None]
+        columns = torch.arange(log_p.shape[-1], device=log_p.device)
+        is_forced = (columns == constraints.columns(forced.clamp(min=0))) & (forced >= 0)
+        allowed = is_forced | (forced < 0)
+        for column in constraints.banned_columns:
+            allowed[..., column] = is_forced[..., column]
+        bans_eos = constraints.bans_eos(self.step)
         if bans_eos is not None:
-            eos = self.constraints.special.eos
-            allowed[..., eos] &= ~bans_eos[:, None] | is_token[..., eos]
+            eos = constraints.eos_column
+            allowed[..., eos] &= ~bans_eos[:, None] | is_forced[..., eos]
         return log_p.masked_fill(~allowed, -torch.inf)
 
     def results(self, slots: list[int]) -> list[NBest]:
