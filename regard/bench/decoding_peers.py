@@ -27,7 +27,7 @@ from regard.pipelines import Translator
 
 Sources = Sequence[Sequence[int]]
 # Seconds of warm-up after which no further batch shape of a model is compiled.
-COMPILE_SECONDS = 45.0
+COMPILE_SECONDS = 25.0
 
 
 class Decoder(Protocol):

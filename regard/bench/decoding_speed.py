@@ -92,6 +92,8 @@ SHAPES = {
     },
 }
 SHAPES["mps"] = SHAPES["cpu"]
+# Short cases are measured in more rounds.
+SHORT_CASE_FLOPS, SHORT_CASE_ROUNDS = 30e9, 3
 DEFAULT_SHAPES = {"cpu": ("small", "base"), "mps": ("small",), "cuda": ("base", "gpt2")}
 
 
@@ -120,8 +122,7 @@ def bench_decoding(
     ceilings = measure_ceilings(target, DTYPES[target.type])
     rows: list[Measurement] = []
     for shape in chosen:
-        for row in _bench_shape(shape, target, ceilings, rounds, compiled, quiet):
-            rows.append(row)
+        rows += _bench_shape(shape, target, ceilings, rounds, compiled, quiet)
     not_installed = tuple(peer for peer in ("transformers", "CTranslate2") if not is_installed(peer))
     return BenchReport("decoding", ceilings, rows, not_installed)
 
@@ -159,7 +160,8 @@ def _bench_shape(
                 for label, decoder in decoders.items()
             ]
             work = shape.work(sentences, beam, dtype.itemsize)
-            measured = compare(case, implementations, work, ceilings, device, rounds)
+            repeats = SHORT_CASE_ROUNDS if work.flops < SHORT_CASE_FLOPS else 1
+            measured = compare(case, implementations, work, ceilings, device, repeats * rounds)
             measured = [_add_note(row, measured, decoders, work, sentences) for row in measured]
             if not quiet:
                 for row in measured:
