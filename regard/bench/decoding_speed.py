@@ -108,9 +108,9 @@ def bench_decoding(
     """Measure greedy decoding and beam search at several batch sizes.
 
     `shapes` are names (small, base, gpt2) or sizes; by default small and base on a CPU, base and gpt2 on a GPU.
-    `compiled` includes the static cache and compiled forward pass of transformers, on a GPU. The times of each case go to
-    standard error as soon as they are measured, unless `quiet`. For one sentence, which is limited by memory, "of the
-    ceiling" is the share of the memory bandwidth if the weights of the decoder are read once per token.
+    `compiled` includes, on a GPU, transformers with a static cache and a compiled forward pass. Unless `quiet`, the
+    times of a case are written to standard error as soon as they are measured. For one sentence, which is limited by
+    memory, "of the ceiling" is the share of the memory bandwidth if the decoder's weights are read once per token.
 
     >>> tiny = DecodingShape("tiny", 16, 2, 1, 16, vocabulary=20, source=3, target=2, cases=((1, 1), (2, 2)))
     >>> report = bench_decoding("cpu", shapes=[tiny], rounds=1, quiet=True)
