@@ -2,9 +2,9 @@
 
     python benchmarks/decoding_million.py MODEL --corpus train.en.gz --device cuda --method greedy
 
-Writes a file of --lines lines (by default 1,000,000): those of the corpus, repeated as often as needed, in random order.
-Translates it with `translate_file`, first a tenth of it (to compare memory, and to load, compile and capture), then all
-of it. Prints a Markdown table; "lines/s" is that of the whole file.
+Writes a file of --lines lines (by default 1,000,000): those of the corpus, in random order, repeated as often as
+needed. Translates it with `translate_file`, after a file of a tenth of the lines, which compiles kernels and shows
+whether memory depends on the size. Prints a Markdown table with a row for each file.
 """
 
 import argparse

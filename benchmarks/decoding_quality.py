@@ -18,7 +18,6 @@ from gpu_common import table
 
 from regard.data.text.readers import read_lines
 from regard.decode import DecodeConfig, SearchHistory
-from regard.devices import find_device
 from regard.evaluation import text_scores
 from regard.pipelines import Translation, Translator, load
 
@@ -116,7 +115,7 @@ def main() -> None:
     translator = load(options.model, options.device, expect=Translator)
     translator.model.to(torch.float32)
     method = "beam" if options.beam > 1 else "greedy"
-    print(f"{len(lines)} sentences, {method} {options.beam}, {find_device(options.device)}, torch {torch.__version__}\n")
+    print(f"{len(lines)} sentences, {method} {options.beam}, {translator.device}, torch {torch.__version__}\n")
     print(compare_searches(translator, lines, references, method, options.beam))
 
 
