@@ -4,7 +4,8 @@
 
 Writes a file of --lines lines (by default 1,000,000): those of the corpus, in random order, repeated as often as
 needed. Translates it with `translate_file`, after a file of a tenth of the lines, which compiles kernels and shows
-whether memory depends on the size. Prints a Markdown table with a row for each file.
+whether memory depends on the size. Prints a Markdown table with a row for each file. The memory is that of the main
+process; worker processes on a CPU are not included.
 """
 
 import argparse
@@ -91,7 +92,8 @@ def main() -> None:
             source, output = (Path(folder, f"{count}.{side}") for side in ("source", "output"))
             write_shuffled(source, lines, count)
             rows.append(translate(translator, source, output, config))
-    print(f"\n{options.method}, beam {options.beam}, precision {options.precision}, {translator.device}\n")
+    search = f"beam {options.beam}" if options.method == "beam" else "greedy"
+    print(f"\n{search}, precision {options.precision}, {translator.device}, torch {torch.__version__}\n")
     print(table(HEADER, rows))
 
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -59,7 +60,7 @@ class DecodingShape:
     def config(self) -> TransformerConfig | GPTConfig:
         """The model: a post-norm Transformer (Marian in transformers), or a GPT-2."""
         max_len = -(-(self.source + self.target) // 64) * 64
-        sizes = dict(width=self.width, heads=self.heads, feedforward=self.feedforward)
+        sizes: dict[str, Any] = dict(width=self.width, heads=self.heads, feedforward=self.feedforward)
         if self.is_decoder_only:
             return gpt2(**sizes, layers=self.layers, vocab=self.vocabulary, max_len=max_len)
         return TransformerConfig(
@@ -76,8 +77,7 @@ class DecodingShape:
     def decode_config(self, beam: int) -> DecodeConfig:
         """Outputs of exactly `target` tokens, of which the last is `<eos>`."""
         length = self.target - 1
-        method = "beam" if beam > 1 else "greedy"
-        return DecodeConfig(method, beam, min_len=length, max_len=length, max_extra=length)
+        return DecodeConfig("beam" if beam > 1 else "greedy", beam, min_len=length, max_len=length, max_extra=length)
 
 
 _GPU_CASES = ((1, 1), (8, 1), (64, 1), (512, 1), (64, 4), (512, 4))
