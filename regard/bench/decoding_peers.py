@@ -160,9 +160,12 @@ class CTranslate2Decoder:
 
         if (workers, threads) not in self.runners:
             options: dict[str, Any] = {"inter_threads": workers, "intra_threads": threads}
+            before = torch.get_num_threads()
             self.runners[workers, threads] = ctranslate2.Translator(
                 str(self.folder), self.device, compute_type=self.kind, **options
             )
+            # CTranslate2 sets the number of OpenMP threads of the calling thread, which is also that of torch.
+            torch.set_num_threads(before)
         return self.runners[workers, threads]
 
     def prepare(self, sources: Sources, config: DecodeConfig) -> Callable[[], list[list[str]]]:

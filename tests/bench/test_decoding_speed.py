@@ -162,6 +162,18 @@ def test_faster_arrangement_of_ctranslate2_is_chosen_for_one_sentence(monkeypatc
     assert decoder.note == "workers: 3, threads per worker: 1"
 
 
+def test_ctranslate2_leaves_the_threads_of_torch_alone(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        decoder = decoding_peers.CTranslate2Decoder(sharp_model(TINY), SEQ2SEQ_TOKENS, "float32", tmp_path)
+        decoder.prepare(sources(TINY, 4), TINY.decode_config(1))()
+        assert decoder.note == "workers: 2, threads per worker: 1"
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_sizes_of_the_default_shapes():
     counts = {}
     for name, shape in decoding_speed.SHAPES["cuda"].items():
