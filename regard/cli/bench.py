@@ -34,7 +34,7 @@ BENCH_OPTIONS: dict[str, tuple[str, ...]] = {
     "attention": ("lengths", "scores", "masks", "compiled"),
     "growth": ("lengths", "scores", "compiled"),
     "training": ("compiled",),
-    "decoding": (),
+    "decoding": ("shapes", "compiled"),
     "recording": ("lengths",),
     "scores": ("scores", "data", "steps", "family"),
 }
@@ -50,7 +50,8 @@ class Options:
 
     training: tokens per second of full training steps, compared with models of the same shape in other libraries.
 
-    decoding: sentences per second of greedy and beam search, compared with transformers and CTranslate2.
+    decoding: tokens per second of greedy and beam search at several batch sizes, compared with transformers and
+    CTranslate2 on the same weights.
 
     recording: cost of recording the attention weights of a language model, compared with transformers.
 
@@ -68,6 +69,10 @@ class Options:
     """scores to measure"""
     masks: Annotated[tuple[str, ...], tyro.conf.arg(metavar="MASK", help_behavior_hint="(default: all)")] = ()
     """masks to measure: none, causal, padding, causal+padding"""
+    shapes: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="SHAPE", help_behavior_hint="(default: chosen for the device)")
+    ] = ()
+    """decoding: shapes to measure: small, base, gpt2"""
     rounds: Annotated[
         int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: depends on the benchmark)")
     ] = None
@@ -95,7 +100,7 @@ def run(argv: list[str]) -> int:
             raise RegardError(f"{path}: expected the extension {' or '.join(forms)}.", "Change the file extension.")
     if options.rounds is not None and options.rounds < 1:
         raise RegardError(f"--rounds must be at least 1 (got {options.rounds}).", "Pass a positive number.")
-    for name in ("lengths", "scores", "masks", "data", "steps", "family", "rounds", "plot"):
+    for name in ("lengths", "scores", "masks", "shapes", "data", "steps", "family", "rounds", "plot"):
         supported = (*BENCH_OPTIONS[options.benchmark], *(() if options.benchmark == "scores" else ("rounds", "plot")))
         if getattr(options, name) not in (None, ()) and name not in supported:
             raise RegardError(f"bench {options.benchmark} does not support --{name}.", "Leave it out.")
