@@ -50,6 +50,8 @@ class DecodingJob:
     special: SpecialTokens
     continues_source: bool
     """whether the output continues the source (language models)"""
+    is_compiled: bool = False
+    """whether compiled CPU kernels may be used"""
     on_token: OnToken | None = None
     on_result: Callable[[int, NBest], None] | None = None
     pending: list[int] = field(init=False)
@@ -74,7 +76,8 @@ class DecodingJob:
         """A job of these sentences, without callbacks."""
         columns: tuple[Any, ...] = (self.sources, self.prefixes, self.limits, self.sample_indices)
         sources, prefixes, limits, sample_indices = ([column[i] for i in indices] for column in columns)
-        return DecodingJob(sources, prefixes, limits, sample_indices, self.config, self.special, self.continues_source)
+        options = self.config, self.special, self.continues_source, self.is_compiled
+        return DecodingJob(sources, prefixes, limits, sample_indices, *options)
 
     def first_position(self, index: int) -> int:
         """The cache position of the first token that the decoder processes."""
