@@ -13,11 +13,23 @@ _BLOCK = 128
 
 
 @jit
-def best_tokens_rows(y, row_scale, scale, bias, positions, columns, banned, eos, forced, ban_eos, top, ids):
-    """The log-probabilities and ids of the most probable allowed tokens of each row, best first, as in `best_tokens`.
+def start_rows(top, ids, statistics):
+    """Empty lists of tokens. `statistics` of a row: its maximum m, Σ exp(logit - m) and the logit of a forced token."""
+    infinity = np.float32(np.inf)
+    top[:] = -infinity
+    ids[:] = 0
+    statistics[:] = -infinity
+    statistics[:, 1] = np.float32(0)
+
+
+@jit
+def best_tokens_rows(
+    y, row_scale, scale, bias, first, positions, columns, banned, eos, forced, ban_eos, top, ids, statistics
+):
+    """Update the best allowed tokens of each row, best first, with the logits of tokens `first` onwards.
 
     Row r belongs to slot r // columns, which is empty if its position is negative. `y`, `row_scale`, `scale` and `bias`
-    are the matrix product of the output layer, see `decode_rows_cpu`.
+    are the matrix product of a part of the output layer, see `decode_rows_cpu`.
     """
     V, count = y.shape[1], top.shape[1]
     logits = np.empty(_BLOCK, np.float32)
@@ -27,9 +39,7 @@ def best_tokens_rows(y, row_scale, scale, bias, positions, columns, banned, eos,
         if positions[b] < 0:
             continue
         best, best_ids, factor = top[r], ids[r], row_scale[r]
-        best[:] = -infinity
-        best_ids[:] = 0
-        largest, total, threshold, forced_logit = -infinity, np.float32(0), -infinity, -infinity
+        largest, total, threshold = statistics[r, 0], statistics[r, 1], best[count - 1]
         for start in range(0, V, _BLOCK):
             size = min(_BLOCK, V - start)
             sums, scales, biases = y[r, start : start + size], scale[start : start + size], bias[start : start + size]
@@ -43,30 +53,42 @@ def best_tokens_rows(y, row_scale, scale, bias, positions, columns, banned, eos,
             for j in range(size):
                 block_total += exp_float(logits[j] - largest)
             total += block_total
-            if forced[b] >= start and forced[b] < start + size:
-                forced_logit = logits[forced[b] - start]
+            token = first + start  # of the first logit
+            if forced[b] >= token and forced[b] < token + size:
+                statistics[r, 2] = logits[forced[b] - token]
             if not block_max > threshold:
                 continue
-            for token in banned:
-                if token >= start and token < start + size:
-                    logits[token - start] = -infinity
-            if ban_eos[b] and eos >= start and eos < start + size:
-                logits[eos - start] = -infinity
+            for other in banned:
+                if other >= token and other < token + size:
+                    logits[other - token] = -infinity
+            if ban_eos[b] and eos >= token and eos < token + size:
+                logits[eos - token] = -infinity
             for j in range(size):
                 if logits[j] > threshold:
                     i = count - 1
                     while i > 0 and logits[j] > best[i - 1]:
                         best[i], best_ids[i] = best[i - 1], best_ids[i - 1]
                         i -= 1
-                    best[i], best_ids[i] = logits[j], start + j
+                    best[i], best_ids[i] = logits[j], token + j
                     threshold = best[count - 1]
-        if forced[b] >= 0:
-            best[:] = -infinity
-            best[0] = forced_logit
-            best_ids[:] = forced[b]
-        log_sum = largest + np.float32(np.log(total))
-        for i in range(count):
-            best[i] -= log_sum
+        statistics[r, 0], statistics[r, 1] = largest, total
+
+
+@jit
+def finish_rows(forced, columns, top, ids, statistics):
+    """Turn the logits of the best tokens into log-probabilities; a forced token is the only one."""
+    for r in range(len(top)):
+        token = forced[r // columns]
+        if token >= 0:
+            top[r] = -np.float32(np.inf)
+            top[r, 0] = statistics[r, 2]
+            ids[r] = token
+        if statistics[r, 1] == 0:  # the row of an empty slot
+            top[r] = np.float32(0)
+        else:
+            log_sum = statistics[r, 0] + np.float32(np.log(statistics[r, 1]))
+            for i in range(top.shape[1]):
+                top[r, i] -= log_sum
 
 
 @jit

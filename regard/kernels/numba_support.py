@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-# Sums may be reordered and fused; infinities keep their meaning.
-_FASTMATH = {"reassoc", "contract", "nsz", "nnan"}
+# Sums may be reordered and fused; infinities and NaN keep their meaning.
+_FASTMATH = {"reassoc", "contract", "nsz"}
 
 
 @cache

@@ -34,10 +34,16 @@ def test_best_tokens(vocabulary, count, min_len):
     assert positions.tolist() == [1, 4, 5, 2, -1]
     assert_close(torch.from_numpy(forced), constraints.forced_tokens(step))
     top, ids = np.zeros((B * K, count), np.float32), np.zeros((B * K, count), np.int64)
-    kernels.best_tokens_rows(
-        *(y.numpy(), np.ones(B * K, np.float32), np.ones(vocabulary, np.float32), bias.numpy(), positions, K),
-        *(np.array(constraints.banned), 3, forced, ban_eos, top, ids),
-    )
+    statistics = np.empty((B * K, 3), np.float32)
+    kernels.start_rows(top, ids, statistics)
+    for first in range(0, vocabulary, 300):  # in parts
+        part = slice(first, first + 300)
+        scale = np.ones(vocabulary, np.float32)[part]
+        kernels.best_tokens_rows(
+            *(y[:, part].contiguous().numpy(), np.ones(B * K, np.float32), scale, bias[part].numpy(), first, positions),
+            *(K, np.array(constraints.banned), 3, forced, ban_eos, top, ids, statistics),
+        )
+    kernels.finish_rows(forced, K, top, ids, statistics)
     expected, expected_ids = best_tokens((y + bias).view(B, K, -1), count, constraints, step)
     rows = 4 * K  # the last slot is done
     assert_close(torch.from_numpy(top[:rows]), expected.flatten(0, 1)[:rows])

@@ -48,6 +48,12 @@ def test_largest_value(values):
     assert kernels.largest_value(row, len(row)) == row.max()
 
 
+def test_multiply_few_rows():
+    x, weight, y = torch.randn(3, E), torch.randn(50, E), np.zeros((3, 50), np.float32)
+    kernels.multiply_few_rows(x.numpy(), weight.numpy(), y)
+    assert_close(torch.from_numpy(y), x @ weight.t())
+
+
 @pytest.mark.parametrize("is_int8", [True, False])
 def test_quantize_rows(is_int8):
     x = torch.randn(R, E)

@@ -26,9 +26,6 @@ from regard.decode.engine.static_decoder import StaticDecoder
 from regard.decode.engine.workspace import Workspace
 from regard.kernels import decode_attention_cpu, decode_choice_cpu, decode_rows_cpu
 
-# Rows of the output layer that are computed at once: their products stay in the cache of the processor.
-OUTPUT_ROWS = 32
-
 
 class CpuDecoder(StaticDecoder):
     """A `StaticDecoder` whose step runs compiled kernels, for greedy decoding and beam search."""
@@ -36,7 +33,7 @@ class CpuDecoder(StaticDecoder):
     def __init__(self, model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> None:
         super().__init__(model, slots, hypotheses, capacity, source_capacity)
         self.packed = packed = packed_decoder(model)
-        self.workspace = Workspace(packed.output.weight.dtype == torch.int8)
+        self.workspace = Workspace(packed.output[0].is_int8)
         self.encoder = None
         if packed.encoder is not None:
             self.encoder = CpuEncoder(packed.encoder, packed.blocks, self.workspace)
@@ -87,7 +84,7 @@ class CpuDecoder(StaticDecoder):
         x = self.x[:rows]
         decode_rows_cpu.embed_rows(last, self.positions, *self.packed.embedding.arguments, x)
         inputs = self._run_layers(x, arrays.get("ancestors"))
-        V = len(self.packed.output.weight)
+        V = sum(part.outputs for part in self.packed.output)
         count = min(2 * K, V) if isinstance(state, BeamState) else 1
         if len(self.top) != rows:
             self.top, self.ids = np.zeros((rows, count), np.float32), np.zeros((rows, count), np.int64)
@@ -116,9 +113,9 @@ class CpuDecoder(StaticDecoder):
 
     def _self_attention(self, packed: PackedAttention, i: int, ancestors: Any, inputs: Tensor) -> Array:
         workspace, keys, values = self.workspace, *self.self_caches[i]
-        joint, rows = packed.inputs, len(inputs)
+        joint, rows = packed.inputs, inputs.shape[0]
         y = workspace.multiply(inputs, joint)
-        out, array = workspace.inputs(rows, packed.out.weight.shape[1])
+        out, array = workspace.inputs(rows, packed.out.inputs)
         decode_attention_cpu.self_attention(
             *(y, workspace.scales, joint.scale, joint.bias, keys, values, ancestors, self.positions, packed.factor),
             *(self.distance_bias, packed.q_gain, packed.k_gain, packed.eps, self.rotary, array, workspace.scales),
@@ -128,7 +125,7 @@ class CpuDecoder(StaticDecoder):
     def _cross_attention(self, packed: PackedAttention, i: int, inputs: Tensor) -> Array:
         workspace, keys, values = self.workspace, *self.cross_caches[i]
         y = workspace.multiply(inputs, packed.inputs)
-        out, array = workspace.inputs(len(inputs), packed.out.weight.shape[1])
+        out, array = workspace.inputs(inputs.shape[0], packed.out.inputs)
         decode_attention_cpu.cross_attention(
             *(y, workspace.scales, packed.inputs.scale, packed.inputs.bias, keys, values, self.lengths),
             *(self.positions, packed.factor, packed.q_gain, packed.eps, array, workspace.scales),
@@ -136,17 +133,19 @@ class CpuDecoder(StaticDecoder):
         return workspace.multiply(out, packed.out)
 
     def _choose(self, inputs: Tensor, constraints: Any) -> None:
-        """The best tokens of every row, in chunks of whole slots."""
-        K, output, special = self.hypotheses, self.packed.output, constraints.special
-        banned = np.array(constraints.banned, np.int64)
-        chunk = max(1, OUTPUT_ROWS // K)
-        for slot in range(0, len(self.positions), chunk):
-            slots, rows = slice(slot, slot + chunk), slice(slot * K, (slot + chunk) * K)
-            y = self.workspace.multiply(inputs[rows], output)
+        """The best tokens of every row."""
+        special, banned = constraints.special, np.array(constraints.banned, np.int64)
+        statistics = np.empty((inputs.shape[0], 3), np.float32)
+        decode_choice_cpu.start_rows(self.top, self.ids, statistics)
+        first = 0
+        for part in self.packed.output:
+            y = self.workspace.multiply(inputs, part)
             decode_choice_cpu.best_tokens_rows(
-                *(y, self.workspace.scales[rows], output.scale, output.bias, self.positions[slots], K, banned),
-                *(special.eos, self.forced[slots], self.ban_eos[slots], self.top[rows], self.ids[rows]),
+                *(y, self.workspace.scales, part.scale, part.bias, first, self.positions, self.hypotheses, banned),
+                *(special.eos, self.forced, self.ban_eos, self.top, self.ids, statistics),
             )
+            first += part.outputs
+        decode_choice_cpu.finish_rows(self.forced, self.hypotheses, self.top, self.ids, statistics)
 
 
 @cache

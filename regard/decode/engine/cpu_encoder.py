@@ -54,7 +54,7 @@ class CpuEncoder:
     def _attention(self, starts: Array, packed: PackedAttention, inputs: Tensor) -> Array:
         workspace, joint = self.workspace, packed.inputs
         y = workspace.multiply(inputs, joint)
-        out, array = workspace.inputs(len(inputs), packed.out.weight.shape[1])
+        out, array = workspace.inputs(inputs.shape[0], packed.out.inputs)
         decode_attention_cpu.encoder_attention(
             *(y, workspace.scales, joint.scale, joint.bias, starts, packed.heads, packed.kv_heads),
             *(packed.factor, array, workspace.scales),

@@ -22,6 +22,8 @@ from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
 
 Array = np.ndarray[Any, Any]
+# Tokens in a part of the output layer.
+OUTPUT_COLUMNS = 2048
 EMPTY = np.empty(0, np.float32)
 EMPTY_TABLE = np.empty((0, 0), np.float32)
 
@@ -35,10 +37,41 @@ def to_array(tensor: Tensor) -> Array:
 class PackedLinear:
     """A linear layer: y * row_scale * scale + bias, where y are the products with an int8 or float32 weight."""
 
-    weight: Tensor
     transposed: Tensor
+    """(inputs, outputs); float32 weights share the memory of the model where possible"""
+    array: Array | None
+    """the float32 weight (outputs, inputs)"""
     scale: Array
     bias: Array
+
+    @property
+    def inputs(self) -> int:
+        return self.transposed.shape[0]
+
+    @property
+    def outputs(self) -> int:
+        return self.transposed.shape[1]
+
+    @property
+    def is_int8(self) -> bool:
+        return self.array is None
+
+    def split(self, size: int) -> "list[PackedLinear]":
+        """Layers with at most `size` of the outputs each."""
+        starts = range(0, self.outputs, size)
+        return [
+            PackedLinear.from_parts(
+                self.transposed[:, i : i + size].t(), self.scale[i : i + size], self.bias[i : i + size]
+            )
+            for i in starts
+        ]
+
+    @staticmethod
+    def from_parts(weight: Tensor, scale: Array, bias: Array) -> "PackedLinear":
+        if weight.dtype == torch.int8:
+            # This layout makes products of int8 up to 25 % faster.
+            return PackedLinear(weight.t().contiguous(), None, scale, bias)
+        return PackedLinear(weight.t(), to_array(weight), scale, bias)
 
     @staticmethod
     def from_modules(modules: Sequence[Any]) -> "PackedLinear":
@@ -49,7 +82,7 @@ class PackedLinear:
         scales = [module.scale if is_int8 else torch.ones(size) for module, size in zip(modules, sizes)]
         biases = [torch.zeros(n) if m.bias is None else m.bias.detach() for m, n in zip(modules, sizes)]
         weight = weights[0].contiguous() if len(weights) == 1 else torch.cat(weights)
-        return PackedLinear(weight, weight.t(), to_array(torch.cat(scales)), to_array(torch.cat(biases)))
+        return PackedLinear.from_parts(weight, to_array(torch.cat(scales)), to_array(torch.cat(biases)))
 
 
 @dataclass(frozen=True)
@@ -209,7 +242,8 @@ class PackedDecoder:
     norm_first: bool
     final_norm: PackedNorm
     """of pre-norm models"""
-    output: PackedLinear
+    output: list[PackedLinear]
+    """parts of the output layer, so that their products stay in the cache of the processor"""
     encoder: PackedEncoder | None
     """None: the kernels do not support the encoder, or there is none"""
 
@@ -225,7 +259,7 @@ class PackedDecoder:
             [PackedBlock.from_module(block) for block in blocks],
             blocks[0].norm_first,
             norm,
-            PackedLinear.from_modules([model.output]),
+            PackedLinear.from_modules([model.output]).split(OUTPUT_COLUMNS),
             PackedEncoder.from_model(model) if _supports_encoder(model) else None,
         )
 

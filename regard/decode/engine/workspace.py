@@ -10,6 +10,9 @@ from torch import Tensor
 from regard.decode.engine.packed_weights import Array, PackedFeedForward, PackedLinear, PackedNorm
 from regard.kernels import decode_rows_cpu
 
+# Up to this many rows, the memory of float32 weights limits the speed.
+FEW_ROWS = 3
+
 
 class Workspace:
     """Buffers for rows of activations, used again by every step; they grow when needed.
@@ -45,9 +48,12 @@ class Workspace:
 
     def multiply(self, inputs: Tensor, linear: PackedLinear) -> Array:
         """The products of rows and the weight of a linear layer."""
-        tensor, array = self._view("products", len(inputs), len(linear.weight))
-        if self.is_int8:
+        rows = inputs.shape[0]
+        tensor, array = self._view("products", rows, linear.outputs)
+        if linear.array is None:
             torch._int_mm(inputs, linear.transposed, out=tensor)
+        elif rows <= FEW_ROWS:
+            decode_rows_cpu.multiply_few_rows(inputs.numpy(), linear.array, array)
         else:
             torch.mm(inputs, linear.transposed, out=tensor)
         return array
@@ -56,7 +62,7 @@ class Workspace:
         """The products of the outer layer of a feed-forward network."""
         inner = packed.inner
         y = self.multiply(inputs, inner)
-        hidden, array = self.inputs(len(inputs), packed.outer.weight.shape[1])
+        hidden, array = self.inputs(inputs.shape[0], packed.outer.inputs)
         decode_rows_cpu.activate_rows(y, self.scales, inner.scale, inner.bias, packed.activation, array, self.scales)
         return self.multiply(hidden, packed.outer)
 
@@ -71,7 +77,7 @@ class Workspace:
         the matrix product after them. x is overwritten.
         """
         # A function may need larger buffers, which replace the current ones.
-        widest = max(packed.output_layer.weight.shape[1] for packed, _ in sublayers)
+        widest = max(packed.output_layer.inputs for packed, _ in sublayers)
         self.inputs(len(x), max(widest, x.shape[1]))
         inputs, array = self.inputs(len(x), x.shape[1])
         scales = self.scales
