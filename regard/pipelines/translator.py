@@ -338,7 +338,7 @@ class Translator(TextPipeline):
             forced = [start + self.encode_target(texts[i], name=f"prefix {i + 1}", truncate=truncate) for i in nonempty]
         model = self.model if not self.ensemble_members else Ensemble(self.models)
         for member in self.models:
-            if member.training:
+            if getattr(member, "training", True):  # exported graphs have no mode
                 member.eval()
         translations: list[list[Translation]] = [[] for _ in lines]
         results = decode_all(

@@ -28,6 +28,7 @@ from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SpecialTokens
 from regard.decode.sampling import OnToken
+from regard.kernels.numba_support import numba_available
 from regard.kernels.triton_support import next_power_of_two
 from regard.models.gpt import GPT
 from regard.models.lengths import length_limit
@@ -42,6 +43,8 @@ GPU_ROWS = 2048
 SMALL_GPU_ROWS = 16
 # CUDA graphs kept per model, each with its caches.
 KEPT_GRAPHS = 4
+# Sentences in a process from which on compiled CPU kernels are used.
+COMPILED_SENTENCES = 16
 # Sentences per CPU worker: fewer are not worth a second process.
 MIN_SENTENCES = 8
 
@@ -128,6 +131,7 @@ def decode_sentences(
         continues_source=isinstance(model, GPT),
         token_lists=token_lists,
         vocab=vocab,
+        is_compiled=uses_compiled_kernels(len(sources)),
         on_token=on_token if config.method != "beam" else None,
         on_result=on_result,
     )
@@ -158,6 +162,20 @@ def _length_limits(
     return Constraints.from_config(batch, config, special, prefixes, max_total_len).limit.tolist()
 
 
+_decoded = 0  # sentences that this process decoded
+
+
+def uses_compiled_kernels(sentences: int) -> bool:
+    """Whether to decode these sentences with compiled CPU kernels.
+
+    Importing numba takes half a second, more than decoding a few sentences: it is worth it if there are
+    COMPILED_SENTENCES in this call, or if this process decoded that many before.
+    """
+    global _decoded
+    _decoded += sentences
+    return _decoded >= COMPILED_SENTENCES and numba_available()
+
+
 def uses_graphs(model: Any, hypotheses: int) -> bool:
     """Whether the steps of a model are captured in a CUDA graph."""
     if not isinstance(model, Transformer | GPT) or not next(model.parameters()).is_cuda:
@@ -182,6 +200,14 @@ def run_job(model: Any, job: DecodingJob, budget: int) -> None:
     rows = min(CPU_ROWS if device.type == "cpu" else GPU_ROWS, budget // longest)
     slots = max(1, min(len(job.pending), rows // job.hypotheses))
     capacity = job.capacity
+    if job.is_compiled and job.token_lists is None and job.config.method != "sample" and device.type == "cpu":
+        from regard.decode.engine import cpu_decoder  # imports numba
+
+        if cpu_decoder.supports(model):
+            cpu_decoder.log_compilation()
+            decoder = cpu_decoder.CpuDecoder(model, slots, job.hypotheses, capacity, longest)
+            cpu_decoder.CpuSlotDecoder(decoder, job, slots, capacity, device, job.prefix_len).run()
+            return
     static = make_static_model(model, slots, job.hypotheses, capacity, longest)
     SlotDecoder(static, job, slots, capacity, device, job.prefix_len).run()
 

@@ -57,6 +57,8 @@ class DecodingJob:
     """the allowed tokens of each sentence; None: all"""
     vocab: int = 0
     """size of the target vocabulary, with `token_lists`"""
+    is_compiled: bool = False
+    """whether compiled CPU kernels may be used"""
     on_token: OnToken | None = None
     on_result: Callable[[int, NBest], None] | None = None
     pending: list[int] = field(init=False)

@@ -1,0 +1,165 @@
+"""Transformer decoders on a CPU: compiled kernels between the matrix products of a decoding step."""
+
+import logging
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.decode.constraints import check_no_nan
+from regard.decode.engine.beam_state import BeamState
+from regard.decode.engine.cpu_encoder import CpuEncoder
+from regard.decode.engine.packed_weights import (
+    EMPTY_TABLE,
+    Array,
+    PackedAttention,
+    packed_decoder,
+    to_array,
+)
+from regard.decode.engine.packed_weights import supports as supports
+from regard.decode.engine.slot_decoder import SlotDecoder
+from regard.decode.engine.static_decoder import StaticDecoder
+from regard.decode.engine.workspace import Workspace
+from regard.kernels import decode_attention_cpu, decode_choice_cpu, decode_rows_cpu
+
+
+class CpuDecoder(StaticDecoder):
+    """A `StaticDecoder` whose step runs compiled kernels, for greedy decoding and beam search."""
+
+    def __init__(self, model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> None:
+        super().__init__(model, slots, hypotheses, capacity, source_capacity)
+        self.packed = packed = packed_decoder(model)
+        self.workspace = Workspace(packed.output[0].is_int8)
+        self.encoder = None
+        if packed.encoder is not None:
+            self.encoder = CpuEncoder(packed.encoder, packed.blocks, self.workspace)
+        self.x = np.zeros((slots * hypotheses, packed.embedding.width), np.float32)
+        self.rotary = EMPTY_TABLE
+        rotary = self.blocks[0].attention.rotary
+        if rotary is not None:
+            angle = torch.arange(capacity)[:, None].float() * rotary.rates
+            self.rotary = to_array(torch.cat((angle.cos(), angle.sin()), dim=1))
+        bias = self.self_attention[0].distance_bias
+        self.distance_bias = EMPTY_TABLE if bias is None else to_array(bias.float())
+        self._take_views()
+
+    def _take_views(self) -> None:
+        """Arrays that share the memory of the caches."""
+        self.self_caches = [tuple(attention.cache.numpy()) for attention in self.self_attention]
+        self.cross_caches = [tuple(attention.cache.numpy()) for attention in self.cross_attention]
+        self.lengths = self.source_lengths.numpy()
+        slots = len(self.lengths)
+        self.positions, self.forced = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        self.ban_eos = np.zeros(slots, np.bool_)
+        self.top, self.ids = EMPTY_TABLE, np.empty((0, 0), np.int64)
+
+    def load(self, slots: list[int], sources: list[list[int]]) -> None:
+        """Encode new source sentences, or process all but the last token of new prompts."""
+        if self.encoder is None:
+            super().load(slots, sources)
+            return
+        self.encoder.load(slots, sources, self.cross_caches)
+        self.lengths[slots] = [len(source) for source in sources]
+        for slot, ids in zip(slots, sources):
+            self.host_lengths[slot] = len(ids)
+
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
+        super().select_slots(slots)
+        self._take_views()
+
+    def advance(self, state: Any, offsets: Array, constraints: Any) -> None:
+        """One step of all slots: embeddings, layers, the choice of tokens, and the bookkeeping of the search."""
+        K = self.hypotheses
+        arrays = {name: getattr(state, name).numpy() for name in state.tensors()}
+        special, limit, last = constraints.special, constraints.limit.numpy(), arrays["last"]
+        rows = last.size
+        decode_choice_cpu.start_step(
+            *(arrays["step"], arrays["done"], offsets, limit, constraints.prefix.numpy(), special.eos),
+            *(constraints.min_len, self.positions, self.forced, self.ban_eos),
+        )
+        x = self.x[:rows]
+        decode_rows_cpu.embed_rows(last, self.positions, *self.packed.embedding.arguments, x)
+        inputs = self._run_layers(x, arrays.get("ancestors"))
+        V = sum(part.outputs for part in self.packed.output)
+        count = min(2 * K, V) if isinstance(state, BeamState) else 1
+        if len(self.top) != rows:
+            self.top, self.ids = np.zeros((rows, count), np.float32), np.zeros((rows, count), np.int64)
+        self._choose(inputs, constraints)
+        check_no_nan(torch.from_numpy(self.top[:, 0]))
+        if isinstance(state, BeamState):
+            decode_choice_cpu.beam_update(
+                *(self.top, self.ids, self.positions, limit, special.eos),
+                *(float(state.config.length_penalty), float(state.config.patience)),
+                **arrays,
+            )
+        else:
+            names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
+            decode_choice_cpu.greedy_update(self.top, self.ids, special.eos, *(arrays[name] for name in names))
+
+    def _run_layers(self, x: Array, ancestors: Any) -> Tensor:
+        """The rows that enter the output layer."""
+        sublayers: list[Any] = []
+        for i, block in enumerate(self.packed.blocks):
+            attention, cross, feedforward = block.attention, block.cross, block.feedforward
+            sublayers.append((attention, partial(self._self_attention, attention, i, ancestors)))
+            if cross is not None:
+                sublayers.append((cross, partial(self._cross_attention, cross, i)))
+            sublayers.append((feedforward, partial(self.workspace.feedforward, packed=feedforward)))
+        return self.workspace.run_sublayers(x, sublayers, self.packed.norm_first, self.packed.final_norm)
+
+    def _self_attention(self, packed: PackedAttention, i: int, ancestors: Any, inputs: Tensor) -> Array:
+        workspace, keys, values = self.workspace, *self.self_caches[i]
+        joint, rows = packed.inputs, inputs.shape[0]
+        y = workspace.multiply(inputs, joint)
+        out, array = workspace.inputs(rows, packed.out.inputs)
+        decode_attention_cpu.self_attention(
+            *(y, workspace.scales, joint.scale, joint.bias, keys, values, ancestors, self.positions, packed.factor),
+            *(self.distance_bias, packed.q_gain, packed.k_gain, packed.eps, self.rotary, array, workspace.scales),
+        )
+        return workspace.multiply(out, packed.out)
+
+    def _cross_attention(self, packed: PackedAttention, i: int, inputs: Tensor) -> Array:
+        workspace, keys, values = self.workspace, *self.cross_caches[i]
+        y = workspace.multiply(inputs, packed.inputs)
+        out, array = workspace.inputs(inputs.shape[0], packed.out.inputs)
+        decode_attention_cpu.cross_attention(
+            *(y, workspace.scales, packed.inputs.scale, packed.inputs.bias, keys, values, self.lengths),
+            *(self.positions, packed.factor, packed.q_gain, packed.eps, array, workspace.scales),
+        )
+        return workspace.multiply(out, packed.out)
+
+    def _choose(self, inputs: Tensor, constraints: Any) -> None:
+        """The best tokens of every row."""
+        special, banned = constraints.special, np.array(constraints.banned, np.int64)
+        statistics = np.empty((inputs.shape[0], 3), np.float32)
+        decode_choice_cpu.start_rows(self.top, self.ids, statistics)
+        first = 0
+        for part in self.packed.output:
+            y = self.workspace.multiply(inputs, part)
+            decode_choice_cpu.best_tokens_rows(
+                *(y, self.workspace.scales, part.scale, part.bias, first, self.positions, self.hypotheses, banned),
+                *(special.eos, self.forced, self.ban_eos, self.top, self.ids, statistics),
+            )
+            first += part.outputs
+        decode_choice_cpu.finish_rows(self.forced, self.hypotheses, self.top, self.ids, statistics)
+
+
+@cache
+def log_compilation() -> None:
+    """Log, once, that the kernels are compiled, unless they are stored on disk."""
+    stored: Any = getattr(decode_attention_cpu.cross_attention, "_cache", None)
+    if stored is not None and not list(Path(stored.cache_path).glob("decode_attention_cpu.cross_attention*.nbi")):
+        logging.getLogger("regard").info("Compiling the CPU kernels of the decoding engine (once per machine).")
+
+
+class CpuSlotDecoder(SlotDecoder):
+    """A `SlotDecoder` with a `CpuDecoder`."""
+
+    model: CpuDecoder
+
+    def _step(self) -> None:
+        self.model.advance(self.state, self.offsets.numpy(), self.constraints)
