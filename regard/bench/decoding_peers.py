@@ -30,7 +30,7 @@ Sources = Sequence[Sequence[int]]
 COMPILE_SECONDS = 25.0
 
 
-class Decoder(Protocol):
+class BenchDecoder(Protocol):
     """An implementation of decoding. `prepare` returns a function that decodes the sources; it sets `note`."""
 
     note: str

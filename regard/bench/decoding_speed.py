@@ -18,7 +18,7 @@ import torch
 
 from regard.bench.attention_speed import DTYPES
 from regard.bench.bench_report import BenchReport, format_seconds, format_si
-from regard.bench.decoding_peers import CTranslate2Decoder, Decoder, RegardDecoder, TransformersDecoder
+from regard.bench.decoding_peers import BenchDecoder, CTranslate2Decoder, RegardDecoder, TransformersDecoder
 from regard.bench.measurement import Ceilings, Implementation, Measurement, Work, compare, measure_ceilings
 from regard.bench.peers import is_installed
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS
@@ -173,12 +173,12 @@ def _bench_shape(
 
 def make_decoders(
     shape: DecodingShape, device: torch.device, dtype: torch.dtype, compiled: bool, folder: Path
-) -> dict[str, Decoder]:
+) -> dict[str, BenchDecoder]:
     """Regard and the installed peers, by name, all with the same random weights."""
     torch.manual_seed(0)
     model = make_model(shape.config()).eval().to(device, dtype)
     special = CAUSAL_LM_TOKENS if shape.is_decoder_only else SEQ2SEQ_TOKENS
-    decoders: dict[str, Decoder] = {f"Regard, {str(dtype).removeprefix('torch.')}": RegardDecoder(model, special)}
+    decoders: dict[str, BenchDecoder] = {f"Regard, {str(dtype).removeprefix('torch.')}": RegardDecoder(model, special)}
     if device.type == "cpu":
         decoders["Regard, int8"] = RegardDecoder(model, special, "int8")
     if is_installed("transformers"):
@@ -192,7 +192,7 @@ def make_decoders(
 
 
 def _add_note(
-    row: Measurement, rows: Sequence[Measurement], decoders: dict[str, Decoder], work: Work, sentences: int
+    row: Measurement, rows: Sequence[Measurement], decoders: dict[str, BenchDecoder], work: Work, sentences: int
 ) -> Measurement:
     """Add the speed of Regard relative to each peer, the arrangement of a peer, and the rate of reading weights."""
     if row.seconds is None:

@@ -42,7 +42,7 @@ def test_growth_benchmark(capsys, tmp_path):
     assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
 
 
-@pytest.mark.parametrize("option", ["lengths", "scores", "masks"])
+@pytest.mark.parametrize("option", ["lengths", "scores", "masks", "shapes"])
 def test_unsupported_options(capsys, option):
     value = "8" if option == "lengths" else "dot"
     assert main(["bench", "training", f"--{option}", value]) == 2
