@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from regard.decode import DecodeConfig
+from regard.errors import RegardError
 from regard.pipelines import load
 from tests.conftest import number_pairs
 
@@ -50,10 +51,18 @@ def test_quality_table(monkeypatch, capsys, transformer_folder, test_set, beam):
 
 def test_unsupported_precision_is_a_row(monkeypatch, transformer_folder):
     module = importlib.import_module("decoding_quality")
-    monkeypatch.setitem(module.PRECISIONS, "cpu", ("fp8",))
+    translator = load(transformer_folder, "cpu")
+    translate = translator.translate
+
+    def refuse_int8(lines, config=None, **options):
+        if config.precision == "int8":
+            raise RegardError("precision int8 is for CPUs.", "Use float16.")
+        return translate(lines, config, **options)
+
+    monkeypatch.setattr(translator, "translate", refuse_int8)
     lines, references = zip(*number_pairs(4, seed=9))
-    table = module.compare_searches(load(transformer_folder, "cpu"), lines, references, "greedy", 1)
-    assert "| engine, fp8 | precision fp8 needs an NVIDIA GPU" in table.splitlines()[-1]
+    table = module.compare_searches(translator, lines, references, "greedy", 1)
+    assert "| engine, int8 | precision int8 is for CPUs" in table.splitlines()[-1]
 
 
 def test_gap_of_competing_hypotheses(transformer_folder):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.decode import DecodeConfig, Ensemble, LexicalConstraints, Shortlist, TokenTexts, decode_all, explain
-from regard.decode.engine import engine as engine_module
+from regard.decode.engine import engine_runner as engine_module
 from regard.decode.protocol import SpecialTokens
 from regard.errors import RegardError
 from regard.layers.packed import pack

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Dot, ScaledDot
-from regard.decode.engine.precision import weight_versions
+from regard.decode.engine.model_precision import weight_versions
 from regard.kernels.decode_rows_cpu import ACTIVATIONS
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import FeedForward

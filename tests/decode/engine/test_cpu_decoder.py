@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from regard.decode import DecodeConfig, Ensemble, decode_all
-from regard.decode.engine import engine as engine_module
-from regard.decode.engine.precision import convert_model
+from regard.decode.engine import engine_runner as engine_module
+from regard.decode.engine.model_precision import convert_model
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from tests.decode.engine.helpers import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.decode import DecodeConfig
-from regard.decode.engine import captured_load, cuda_decoder, engine, graph_decoder
+from regard.decode.engine import captured_load, cuda_decoder, engine_runner, graph_decoder
 from regard.kernels import search_update_cuda, topk_log_softmax_cuda
 from regard.kernels.start_step_cuda import StepTables, plain_start_step, start_step
 from regard.kernels.triton_support import is_interpreted, triton_available
@@ -66,8 +66,8 @@ def kernels(monkeypatch):
     monkeypatch.setattr(captured_load.CapturedLoad, "_capture", capture_load)
     monkeypatch.setattr(torch.cuda, "Event", FinishedEvent)
     monkeypatch.setattr(graph_decoder, "UNROLLED_STEPS", 2)
-    monkeypatch.setattr(engine, "uses_graphs", lambda model, hypotheses: True)
-    monkeypatch.setattr(engine, "can_fork", lambda: False)
+    monkeypatch.setattr(engine_runner, "uses_graphs", lambda model, hypotheses: True)
+    monkeypatch.setattr(engine_runner, "can_fork", lambda: False)
     limits = search_update_cuda.MAX_BEAM
     monkeypatch.setattr(topk_log_softmax_cuda, "supports", lambda logits, k: k <= topk_log_softmax_cuda.MAX_K)
     monkeypatch.setattr(search_update_cuda, "supports", lambda logits, beams, candidates: beams <= limits)
@@ -94,7 +94,7 @@ def test_many_rows_use_matrix_products(kernels, monkeypatch):
 
 
 def test_slots_are_refilled(kernels, monkeypatch):
-    monkeypatch.setattr(engine, "GPU_ROWS", 2)
+    monkeypatch.setattr(engine_runner, "GPU_ROWS", 2)
     model, sources = MODELS["pre-norm"]().to(DEVICE), few_sources(5, longest=4)
     prefixes = [[5] * (i % 3) for i in range(5)]
     assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"], prefixes=prefixes), tolerance=1e-4)
@@ -103,13 +103,13 @@ def test_slots_are_refilled(kernels, monkeypatch):
 def test_graphs_are_reused_until_the_weights_change(kernels):
     model, sources = MODELS["pre-norm"]().to(DEVICE), few_sources(2, longest=4)
     assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"]), tolerance=1e-4)
-    first = list(engine._graphs[model].values())
+    first = list(engine_runner._graphs[model].values())
     assert_equal_search(*decode_both(model, sources[::-1], CONFIGS["greedy"]), tolerance=1e-4)
-    assert list(engine._graphs[model].values()) == first
+    assert list(engine_runner._graphs[model].values()) == first
     with torch.no_grad():
         model.output.weight.mul_(-1)
     assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"]), tolerance=1e-4)
-    assert len(engine._graphs[model]) == 2
+    assert len(engine_runner._graphs[model]) == 2
 
 
 @pytest.mark.parametrize("prefix_len", [0, 3])

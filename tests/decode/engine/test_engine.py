@@ -5,7 +5,7 @@ import torch
 
 from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, decode_all
-from regard.decode.engine import engine as engine_module
+from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import plain_search_reason, slot_decoder, static_decoder
 from regard.errors import RegardError
 from regard.layers.packed import pack

@@ -18,7 +18,7 @@ from regard.decode.constraints import Constraints
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine.cuda_decoder import CudaDecoder
 from regard.decode.engine.graph_decoder import GraphSlotDecoder
-from regard.decode.engine.precision import convert_model, model_modules, weight_versions
+from regard.decode.engine.model_precision import convert_model, model_modules, weight_versions
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
 from regard.decode.engine.static_decoder import StaticDecoder
 from regard.decode.engine.static_ensemble import StaticEnsemble
