@@ -41,6 +41,11 @@ class RowNorm(NamedTuple):
     kind: Literal["layer", "rms"]
 
 
+def is_faster(rows: int, width: int) -> bool:
+    """Whether the kernel is faster than cuBLAS with separate norms and sums, for a model of this width (measured)."""
+    return rows <= MAX_ROWS and (width <= 512 or rows <= 2)
+
+
 def supports(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernel runs on rows x and a weight."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32)

@@ -54,7 +54,7 @@ class CudaDecoder(StaticDecoder):
         )
         self.rows = slots * hypotheses
         # Few rows: every sublayer is one kernel that reads its weights once. Many: matrix products of cuBLAS.
-        self.is_skinny = self.rows <= skinny_linear_cuda.MAX_ROWS
+        self.is_skinny = skinny_linear_cuda.is_faster(self.rows, model.config.width)
         self.norm_first: bool = self.blocks[0].norm_first
         self.fused = [self._fuse_block(i) for i in range(len(self.blocks))]
         self.last_norm = model.decoder_norm if isinstance(model, Transformer) else model.norm
