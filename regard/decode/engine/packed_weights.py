@@ -23,7 +23,7 @@ from regard.models.transformer import Transformer
 
 Array = np.ndarray[Any, Any]
 # Tokens in a part of the output layer.
-OUTPUT_COLUMNS = 2048
+OUTPUT_COLUMNS = 1024
 EMPTY = np.empty(0, np.float32)
 EMPTY_TABLE = np.empty((0, 0), np.float32)
 
