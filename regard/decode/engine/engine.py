@@ -17,7 +17,7 @@ from regard.decode.constraints import Constraints
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine.cuda_decoder import CudaDecoder
 from regard.decode.engine.graph_decoder import GraphSlotDecoder
-from regard.decode.engine.precision import convert_model, weight_versions
+from regard.decode.engine.precision import convert_model, iterate_modules, weight_versions
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
 from regard.decode.engine.static_decoder import StaticDecoder
 from regard.decode.engine.static_ensemble import StaticEnsemble
@@ -70,7 +70,7 @@ def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = Fal
             return f"{type(member).__name__} has no static decoder"
         if member.training:
             return "the model is in training mode"
-        if any(module._forward_hooks or module._forward_pre_hooks for module in member.modules()):
+        if any(module._forward_hooks or module._forward_pre_hooks for module in iterate_modules(member)):
             return "the model has forward hooks"
         if isinstance(member, Transformer) and member.decoder_bias is not None:
             score = member.config.decoder_score
