@@ -159,8 +159,10 @@ def _make_ctranslate2(translator: Translator, device: torch.device, kind: str, f
     on_cpu = copy.deepcopy(translator)
     on_cpu.model.to("cpu", torch.float32)
     export_ctranslate2(on_cpu, folder)
-    workers = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = torch.get_num_threads()
+    workers = threads if device.type == "cpu" else 1
     runner = ctranslate2.Translator(str(folder), device.type, compute_type=kind, inter_threads=workers, intra_threads=1)
+    torch.set_num_threads(threads)  # CTranslate2 changes the number of OpenMP threads of the whole process
 
     def translate(lines: Sequence[str], config: DecodeConfig) -> Any:
         pieces = [line.split() for line in lines]
