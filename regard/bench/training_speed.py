@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.allocator import keep_freed_memory
 from regard.bench.bench_report import BenchReport
 from regard.bench.measurement import Ceilings, Measurement, measure_ceilings
 from regard.bench.peers import is_installed
 from regard.devices import Device, find_device
 from regard.models import TransformerConfig
 from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, run_recipe
-from regard.training.runtime.allocator import keep_freed_memory
 from regard.training.runtime.precision import resolve_precision
 
 MAX_LEN = 64

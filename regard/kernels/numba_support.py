@@ -1,6 +1,6 @@
 """Compiled CPU kernels: numba is optional, and without it the same functions run as plain Python."""
 
-import importlib.util
+import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,16 +11,20 @@ _FASTMATH = {"reassoc", "contract", "nsz"}
 
 @cache
 def numba_available() -> bool:
-    """Whether kernels can be compiled; imports nothing.
+    """Whether kernels can be compiled: numba is installed and supports the installed numpy. Imports it: half a second.
 
     >>> numba_available() in (True, False)
     True
     """
-    return importlib.util.find_spec("numba") is not None
+    try:
+        importlib.import_module("numba")
+    except ImportError:
+        return False
+    return True
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel on its first call; compiled code is kept on disk.
+    """Compile a kernel on its first call; compiled code is kept on disk where a folder for it is writable.
 
     Kernels run in one thread. Modules with kernels import numba: import them where they are needed only.
 
@@ -31,5 +35,10 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     import numba
 
-    is_stored = function.__name__ != "<lambda>"
-    return numba.njit(nogil=True, cache=is_stored, fastmath=_FASTMATH, error_model="numpy")(function)
+    options: dict[str, Any] = {"nogil": True, "fastmath": _FASTMATH, "error_model": "numpy"}
+    if function.__name__ == "<lambda>":
+        return numba.njit(**options)(function)
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no writable folder
+        return numba.njit(**options)(function)

@@ -23,8 +23,8 @@ from regard.decode.engine.packed_weights import (
 from regard.decode.engine.packed_weights import supports as supports
 from regard.decode.engine.slot_decoder import SlotDecoder
 from regard.decode.engine.static_decoder import StaticDecoder
-from regard.decode.engine.workspace import Workspace
-from regard.kernels import decode_attention_cpu, decode_choice_cpu, decode_rows_cpu
+from regard.decode.engine.workspace import FEW_ROWS, Workspace
+from regard.kernels import decode_attention_cpu, decode_choice_cpu, decode_layers_cpu, decode_rows_cpu
 
 
 class CpuDecoder(StaticDecoder):
@@ -33,7 +33,7 @@ class CpuDecoder(StaticDecoder):
     def __init__(self, model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> None:
         super().__init__(model, slots, hypotheses, capacity, source_capacity)
         self.packed = packed = packed_decoder(model)
-        self.workspace = Workspace(packed.output[0].is_int8)
+        self.workspace = Workspace(packed.output.is_int8)
         self.encoder = None
         if packed.encoder is not None:
             self.encoder = CpuEncoder(packed.encoder, packed.blocks, self.workspace)
@@ -51,6 +51,9 @@ class CpuDecoder(StaticDecoder):
         """Arrays that share the memory of the caches."""
         self.self_caches = [tuple(attention.cache.numpy()) for attention in self.self_attention]
         self.cross_caches = [tuple(attention.cache.numpy()) for attention in self.cross_attention]
+        no_source = (np.empty((0, 0, 0, 0), np.float32),) * 2
+        sources = self.cross_caches or [no_source] * len(self.self_caches)
+        self.caches = tuple((*own, *source) for own, source in zip(self.self_caches, sources))
         self.lengths = self.source_lengths.numpy()
         slots = len(self.lengths)
         self.positions, self.forced = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
@@ -83,12 +86,14 @@ class CpuDecoder(StaticDecoder):
         )
         x = self.x[:rows]
         decode_rows_cpu.embed_rows(last, self.positions, *self.packed.embedding.arguments, x)
-        inputs = self._run_layers(x, arrays.get("ancestors"))
-        V = sum(part.outputs for part in self.packed.output)
+        V = self.packed.output.outputs
         count = min(2 * K, V) if isinstance(state, BeamState) else 1
         if len(self.top) != rows:
             self.top, self.ids = np.zeros((rows, count), np.float32), np.zeros((rows, count), np.int64)
-        self._choose(inputs, constraints)
+        if rows <= (1 if self.packed.output.is_int8 else FEW_ROWS):
+            self._step_few_rows(x, arrays["ancestors"], constraints)
+        else:
+            self._choose(self._run_layers(x, arrays["ancestors"]), constraints)
         check_no_nan(torch.from_numpy(self.top[:, 0]))
         if isinstance(state, BeamState):
             decode_choice_cpu.beam_update(
@@ -99,6 +104,31 @@ class CpuDecoder(StaticDecoder):
         else:
             names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
             decode_choice_cpu.greedy_update(self.top, self.ids, special.eos, *(arrays[name] for name in names))
+
+    def _step_few_rows(self, x: Array, ancestors: Array, constraints: Any) -> None:
+        """The layers and the best tokens of a few rows, in two calls."""
+        packed, workspace, special = self.packed, self.workspace, constraints.special
+        inputs, products = workspace.flat(len(x), packed.widest, max(packed.widest, packed.output.outputs))
+        workspace.start(x, packed.norm_first, packed.blocks[0].attention.norm)
+        decode_layers_cpu.run_layers(
+            *(
+                x,
+                inputs,
+                products,
+                workspace.scales,
+                packed.layers,
+                self.caches,
+                ancestors,
+                self.positions,
+                self.lengths,
+            ),
+            *(self.distance_bias, self.rotary, packed.norm_first),
+        )
+        statistics, banned = np.empty((len(x), 3), np.float32), np.array(constraints.banned, np.int64)
+        decode_layers_cpu.choose_tokens(
+            *(inputs, products, workspace.scales, packed.output.arguments, self.positions, self.hypotheses, banned),
+            *(special.eos, self.forced, self.ban_eos, self.top, self.ids, statistics),
+        )
 
     def _run_layers(self, x: Array, ancestors: Any) -> Tensor:
         """The rows that enter the output layer."""
@@ -138,7 +168,7 @@ class CpuDecoder(StaticDecoder):
         statistics = np.empty((inputs.shape[0], 3), np.float32)
         decode_choice_cpu.start_rows(self.top, self.ids, statistics)
         first = 0
-        for part in self.packed.output:
+        for part in self.packed.output_parts:
             y = self.workspace.multiply(inputs, part)
             decode_choice_cpu.best_tokens_rows(
                 *(y, self.workspace.scales, part.scale, part.bias, first, self.positions, self.hypotheses, banned),

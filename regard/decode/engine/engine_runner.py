@@ -1,5 +1,6 @@
 """Entry point of the decoding engine: which calls it supports, and how it divides the work."""
 
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from regard.decode.constraints import Constraints
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine.cuda_decoder import CudaDecoder
 from regard.decode.engine.graph_decoder import GraphSlotDecoder
-from regard.decode.engine.model_precision import convert_model, model_modules, weight_versions
+from regard.decode.engine.model_precision import convert_model, iterate_modules, weight_versions
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
 from regard.decode.engine.static_decoder import StaticDecoder
 from regard.decode.engine.static_ensemble import StaticEnsemble
@@ -73,7 +74,7 @@ def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = Fal
             return f"{type(member).__name__} has no static decoder"
         if member.training:
             return "the model is in training mode"
-        if any(module._forward_hooks or module._forward_pre_hooks for module in model_modules(member)):
+        if any(module._forward_hooks or module._forward_pre_hooks for module in iterate_modules(member)):
             return "the model has forward hooks"
         if isinstance(member, Transformer) and member.decoder_bias is not None:
             score = member.config.decoder_score
@@ -251,8 +252,14 @@ def _rows_in_memory(model: Any, capacity: int) -> int:
 
 
 def _decode_in_parallel(model: Any, job: DecodingJob, budget: int, workers: int) -> None:
-    """Decode a part of the sentences in this process, and the others in worker processes."""
-    pool = _worker_pool(model, workers - 1)
+    """Decode a part of the sentences in this process, and the others in worker processes.
+
+    While another thread uses the workers of the model, all sentences are decoded in this process.
+    """
+    pool = _acquire_pool(model, workers - 1)
+    if pool is None:
+        run_job(model, job, budget)
+        return
     # Sentences are dealt out by length, so that all parts take about the same time.
     parts = [job.pending[i::workers] for i in range(workers)]
     try:
@@ -281,26 +288,39 @@ def _decode_in_parallel(model: Any, job: DecodingJob, budget: int, workers: int)
             receive(min(running))
     except BaseException:
         # A worker may be in the middle of its task: the next call starts new ones.
-        _pools.pop(model, None)
+        with _pools_lock:
+            _pools.pop(model, None)
         pool.close()
         raise
+    finally:
+        pool.lock.release()
 
 
 _pools: "WeakKeyDictionary[Any, tuple[Any, WorkerPool]]" = WeakKeyDictionary()
 
 
-def _worker_pool(model: Any, count: int) -> WorkerPool:
-    """The workers of a model. They hold the weights as they were when the workers started."""
+_pools_lock = threading.Lock()
+
+
+def _acquire_pool(model: Any, count: int) -> WorkerPool | None:
+    """The workers of a model, with their lock; None if another thread uses them.
+
+    They hold the weights as they were when the workers started.
+    """
     members = member_models(model)
     key = count, tuple((id(member), *weight_versions(member)) for member in members)
-    cached_key, pool = _pools.get(model, (None, None))
-    if cached_key != key or pool is None:
-        if pool is not None:
-            pool.close()
-        # The handler must not keep the model alive in this process: the entry of a model ends with it.
-        reference = weakref.ref(model)
-        pool = WorkerPool(lambda task: _handle(reference(), *task), count)
-        _pools[model] = key, pool
+    with _pools_lock:
+        cached_key, pool = _pools.get(model, (None, None))
+        if pool is not None and not pool.lock.acquire(blocking=False):
+            return None
+        if cached_key != key or pool is None:
+            if pool is not None:
+                pool.close()
+            # The handler must not keep the model alive in this process: the entry of a model ends with it.
+            reference = weakref.ref(model)
+            pool = WorkerPool(lambda task: _handle(reference(), *task), count)
+            pool.lock.acquire()
+            _pools[model] = key, pool
     return pool
 
 

@@ -1,6 +1,7 @@
 """Copies of a model in the precision of decoding: int8 on a CPU, bfloat16 or float16 on a GPU."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,20 +45,25 @@ def convert_model(model: Any, precision: Precision) -> Any:
     return converted
 
 
-def weight_versions(model: nn.Module, modules: list[nn.Module] | None = None) -> tuple[Any, ...]:
+def weight_versions(model: nn.Module) -> tuple[Any, ...]:
     """Identifies the current values of the weights: changes when one of them is modified or replaced."""
-    dictionaries = [d for m in modules or model_modules(model) for d in (m._parameters, m._buffers) if d]
+    dictionaries = [d for module in iterate_modules(model) for d in (module._parameters, module._buffers) if d]
     tensors = [tensor for dictionary in dictionaries for tensor in dictionary.values() if tensor is not None]
     pointers = [tensor.data_ptr() for tensor in tensors]
     return tuple(pointers), tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])
 
 
-def model_modules(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model: those of `model.modules()`, in a fraction of the time."""
-    modules = [model]
-    for module in modules:  # grows meanwhile
-        modules += [child for child in module._modules.values() if child is not None]
-    return modules
+def iterate_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """All modules of a model, shared ones several times: ten times as fast as `model.modules()`.
+
+    >>> len(list(iterate_modules(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))))
+    3
+    """
+    pending: list[nn.Module] = [model]
+    while pending:
+        module = pending.pop()
+        yield module
+        pending += [child for child in module._modules.values() if child is not None]
 
 
 def _convert_ensemble(ensemble: Ensemble, precision: Precision) -> Ensemble:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Dot, ScaledDot
-from regard.decode.engine.model_precision import weight_versions
+from regard.decode.engine.model_precision import iterate_modules, weight_versions
 from regard.kernels.decode_rows_cpu import ACTIVATIONS
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import FeedForward
@@ -23,7 +24,7 @@ from regard.models.transformer import Transformer
 
 Array = np.ndarray[Any, Any]
 # Tokens in a part of the output layer.
-OUTPUT_COLUMNS = 2048
+OUTPUT_COLUMNS = 1024
 EMPTY = np.empty(0, np.float32)
 EMPTY_TABLE = np.empty((0, 0), np.float32)
 
@@ -39,8 +40,8 @@ class PackedLinear:
 
     transposed: Tensor
     """(inputs, outputs); float32 weights share the memory of the model where possible"""
-    array: Array | None
-    """the float32 weight (outputs, inputs)"""
+    array: Array
+    """the weight (outputs, inputs)"""
     scale: Array
     bias: Array
 
@@ -54,23 +55,23 @@ class PackedLinear:
 
     @property
     def is_int8(self) -> bool:
-        return self.array is None
+        return self.transposed.dtype == torch.int8
+
+    @property
+    def arguments(self) -> tuple[Array, Array, Array]:
+        return self.array, self.scale, self.bias
 
     def split(self, size: int) -> "list[PackedLinear]":
         """Layers with at most `size` of the outputs each."""
-        starts = range(0, self.outputs, size)
-        return [
-            PackedLinear.from_parts(
-                self.transposed[:, i : i + size].t(), self.scale[i : i + size], self.bias[i : i + size]
-            )
-            for i in starts
-        ]
+        parts = [slice(i, i + size) for i in range(0, self.outputs, size)]
+        weight = torch.from_numpy(self.array)
+        return [PackedLinear.from_parts(weight[part], self.scale[part], self.bias[part]) for part in parts]
 
     @staticmethod
     def from_parts(weight: Tensor, scale: Array, bias: Array) -> "PackedLinear":
         if weight.dtype == torch.int8:
             # This layout makes products of int8 up to 25 % faster.
-            return PackedLinear(weight.t().contiguous(), None, scale, bias)
+            return PackedLinear(weight.t().contiguous(), to_array(weight), scale, bias)
         return PackedLinear(weight.t(), to_array(weight), scale, bias)
 
     @staticmethod
@@ -131,6 +132,11 @@ class PackedAttention:
     def output_layer(self) -> PackedLinear:
         return self.out
 
+    def arguments(self, norm: PackedNorm) -> tuple[Any, ...]:
+        """For `run_layers`, with the norm after the sublayer."""
+        heads = self.factor, self.q_gain, self.k_gain, self.eps
+        return self.inputs.arguments, self.out.arguments, norm.arguments, heads
+
     @staticmethod
     def from_module(attention: MultiHead, norm: nn.Module) -> "PackedAttention":
         is_cross = attention.kind == "cross"
@@ -163,6 +169,10 @@ class PackedFeedForward:
     @property
     def output_layer(self) -> PackedLinear:
         return self.outer
+
+    def arguments(self, norm: PackedNorm) -> tuple[Any, ...]:
+        """For `run_layers`, with the norm after the sublayer."""
+        return self.inner.arguments, self.outer.arguments, norm.arguments, self.activation
 
     @staticmethod
     def from_module(module: FeedForward, norm: nn.Module) -> "PackedFeedForward":
@@ -242,10 +252,35 @@ class PackedDecoder:
     norm_first: bool
     final_norm: PackedNorm
     """of pre-norm models"""
-    output: list[PackedLinear]
-    """parts of the output layer, so that their products stay in the cache of the processor"""
+    output: PackedLinear
     encoder: PackedEncoder | None
     """None: the kernels do not support the encoder, or there is none"""
+
+    @cached_property
+    def output_parts(self) -> list[PackedLinear]:
+        """Parts of the output layer, so that their products stay in the cache of the processor."""
+        return self.output.split(OUTPUT_COLUMNS)
+
+    @cached_property
+    def widest(self) -> int:
+        """The largest number of inputs or outputs of a linear layer before the output layer."""
+        sublayers = [sublayer for layer in self.layers for sublayer in layer]
+        return max(max(array.shape) for sublayer in sublayers for array in (sublayer[0][0], sublayer[1][0]))
+
+    @cached_property
+    def layers(self) -> tuple[Any, ...]:
+        """The arguments of `run_layers`."""
+        parts = [(block.attention, block.cross, block.feedforward) for block in self.blocks]
+        sublayers = [part for block in parts for part in block if part is not None]
+        norms = [part.norm for part in sublayers]
+        norms = [*norms[1:], self.final_norm] if self.norm_first else norms
+        arguments = [part.arguments(norm) for part, norm in zip(sublayers, norms)]
+        if len(sublayers) == 3 * len(parts):
+            return tuple(tuple(arguments[i : i + 3]) for i in range(0, len(arguments), 3))
+        empty = np.empty((0, 0), self.output.array.dtype), EMPTY, EMPTY
+        none = empty, empty, PackedNorm(EMPTY, EMPTY, np.float32(0), False).arguments
+        no_cross = *none, (np.float32(0), EMPTY, EMPTY, np.float32(0))
+        return tuple((arguments[i], no_cross, arguments[i + 1]) for i in range(0, len(arguments), 2))
 
     @staticmethod
     def from_model(model: Transformer | GPT) -> "PackedDecoder":
@@ -259,7 +294,7 @@ class PackedDecoder:
             [PackedBlock.from_module(block) for block in blocks],
             blocks[0].norm_first,
             norm,
-            PackedLinear.from_modules([model.output]).split(OUTPUT_COLUMNS),
+            PackedLinear.from_modules([model.output]),
             PackedEncoder.from_model(model) if _supports_encoder(model) else None,
         )
 
@@ -287,7 +322,8 @@ def supports(model: Any) -> bool:
     """
     if not isinstance(model, Transformer | GPT):
         return False
-    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
+    parameters = [p for module in iterate_modules(model) for p in module._parameters.values() if p is not None]
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in parameters):
         return False
     embedding = model.target_embedding if isinstance(model, Transformer) else model.embedding
     if not _supports_embedding(embedding):

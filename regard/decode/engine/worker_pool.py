@@ -7,6 +7,7 @@ operations. Workers are forked, as by PyTorch's data loader: they share the memo
 import os
 import signal
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from regard.allocator import keep_freed_memory
 from regard.errors import RegardError
 
 _Handler = Callable[[Any], Iterator[Any]]
@@ -26,6 +28,10 @@ def can_fork() -> bool:
 
 
 _is_worker = False
+# The ends of all pipes in this process. A worker closes its copies: an end that stays open in another worker would keep
+# the pipe open when this process closes it. The lock: no process is forked between the start and the end of another.
+_parent_ends: "weakref.WeakSet[Connection]" = weakref.WeakSet()
+_fork_lock = threading.Lock()
 
 
 class WorkerPool:
@@ -40,12 +46,15 @@ class WorkerPool:
         context = get_context("fork")
         self.connections: list[Connection] = []
         self.processes = []
+        self.lock = threading.Lock()
+        """held by the thread that uses the workers"""
         for _ in range(count):
-            ours, theirs = context.Pipe()
-            others = [*self.connections, ours]
-            process = context.Process(target=_work, args=(handler, theirs, others), daemon=True, name="regard-decode")
-            process.start()
-            theirs.close()
+            with _fork_lock:
+                ours, theirs = context.Pipe()
+                _parent_ends.add(ours)
+                process = context.Process(target=_work, args=(handler, theirs), daemon=True, name="regard-decode")
+                process.start()
+                theirs.close()
             self.connections.append(ours)
             self.processes.append(process)
         weakref.finalize(self, _close, self.connections)
@@ -98,12 +107,13 @@ def _close(connections: list[Connection]) -> None:
         connection.close()
 
 
-def _work(handler: _Handler, connection: Connection, others: list[Connection]) -> None:
+def _work(handler: _Handler, connection: Connection) -> None:
     """Entry point of a worker: run tasks until the parent closes the connection."""
     global _is_worker
     _is_worker = True
-    for other in others:
+    for other in list(_parent_ends):
         other.close()
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what happens
     torch.set_num_threads(1)
     try:

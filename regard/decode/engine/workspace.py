@@ -50,7 +50,7 @@ class Workspace:
         """The products of rows and the weight of a linear layer."""
         rows = inputs.shape[0]
         tensor, array = self._view("products", rows, linear.outputs)
-        if linear.array is None:
+        if linear.is_int8:
             torch._int_mm(inputs, linear.transposed, out=tensor)
         elif rows <= FEW_ROWS:
             decode_rows_cpu.multiply_few_rows(inputs.numpy(), linear.array, array)
@@ -66,6 +66,21 @@ class Workspace:
         decode_rows_cpu.activate_rows(y, self.scales, inner.scale, inner.bias, packed.activation, array, self.scales)
         return self.multiply(hidden, packed.outer)
 
+    def start(self, x: Array, norm_first: bool, norm: PackedNorm) -> tuple[Tensor, Array]:
+        """The input of the first sublayer."""
+        inputs, array = self.inputs(len(x), x.shape[1])
+        if norm_first:
+            decode_rows_cpu.norm_rows(x, *norm.arguments, array, self.scales)
+        else:
+            decode_rows_cpu.quantize_rows(x, array, self.scales)
+        return inputs, array
+
+    def flat(self, rows: int, widest: int, outputs: int) -> tuple[Array, Array]:
+        """The buffers of inputs and products with room for rows of these widths."""
+        self.inputs(rows, widest)
+        self._view("products", rows, outputs)
+        return self._buffers["inputs"].numpy(), self._buffers["products"].numpy()
+
     def run_sublayers(
         self,
         x: Array,
@@ -79,14 +94,10 @@ class Workspace:
         # A function may need larger buffers, which replace the current ones.
         widest = max(packed.output_layer.inputs for packed, _ in sublayers)
         self.inputs(len(x), max(widest, x.shape[1]))
-        inputs, array = self.inputs(len(x), x.shape[1])
-        scales = self.scales
         norms = [packed.norm for packed, _ in sublayers]
-        if norm_first:
-            decode_rows_cpu.norm_rows(x, *norms[0].arguments, array, scales)
-            norms = [*norms[1:], final_norm]
-        else:
-            decode_rows_cpu.quantize_rows(x, array, scales)
+        inputs, array = self.start(x, norm_first, norms[0])
+        scales = self.scales
+        norms = [*norms[1:], final_norm] if norm_first else norms
         for (packed, function), norm in zip(sublayers, norms):
             layer = packed.output_layer
             decode_rows_cpu.add_norm_rows(

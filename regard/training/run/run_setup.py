@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from regard.allocator import keep_freed_memory
 from regard.attention import SCORES
 from regard.data.batching.pair_batches import Batch
 from regard.devices import find_device
@@ -23,7 +24,6 @@ from regard.training.pretrained_embeddings import VectorCoverage, init_embedding
 from regard.training.recipe import Recipe, recipe_to_dict
 from regard.training.run.run_folder import lock_folder
 from regard.training.run.state import TrainState
-from regard.training.runtime.allocator import keep_freed_memory
 from regard.training.runtime.workers import usable_workers
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, BatchSource, Task

@@ -60,6 +60,16 @@ def test_equals_plain_search(steps, name, config):
     assert steps[0]
 
 
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_single_sentences_equal_plain_search(steps, name):
+    """All layers run in one call."""
+    make, options = SUPPORTED[name]
+    for source in make_sources(3):
+        for config in (CONFIGS["greedy"], DecodeConfig(beam=2, max_len=9)):
+            assert_equal_search(*decode_both(make(**options), [source], config))
+    assert steps[0]
+
+
 def test_slots_are_refilled_and_dropped(steps, monkeypatch):
     monkeypatch.setattr(engine_module, "CPU_ROWS", 12)
     for make in (transformer, gpt):

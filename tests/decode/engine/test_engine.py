@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from regard.decode.engine.precision import convert_model
 
 from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import plain_search_reason, slot_decoder, static_decoder
+from regard.decode.engine.worker_pool import WorkerPool, can_fork
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from tests.decode.engine.helpers import (
@@ -147,6 +149,52 @@ def test_stopped_worker_is_reported_and_replaced(monkeypatch):
         assert decode_all(model, sources, pack, config) == first
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def two_workers(monkeypatch):
+    """Calls divide their sentences between this process and one worker process."""
+    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_workers_are_kept_when_precisions_alternate(two_workers):
+    model, sources = transformer(), make_sources(8)
+    pools = []
+    for precision in ("int8", "auto", "int8", "auto"):
+        config = DecodeConfig("greedy", max_len=5, precision=precision)
+        decode_all(model, sources, pack, config)
+        pools.append(engine_module._pools[convert_model(model, precision)][1])
+    assert pools[0] is pools[2]
+    assert pools[1] is pools[3]
+
+
+def test_second_thread_decodes_without_workers(two_workers):
+    model, sources = transformer(), make_sources(8)
+    first = decode_all(model, sources, pack, CONFIGS["greedy"])
+    pool = engine_module._pools[model][1]
+    with pool.lock:  # another thread uses the workers
+        assert decode_all(model, sources, pack, CONFIGS["greedy"]) == first
+    assert decode_all(model, sources, pack, CONFIGS["greedy"]) == first
+    assert engine_module._pools[model][1] is pool
+
+
+def test_workers_end_with_their_pool_while_later_ones_run():
+    """Later workers do not hold the ends of the pipes of earlier ones."""
+    if not can_fork():
+        pytest.skip("no worker processes on this system")
+    first = WorkerPool(lambda task: iter([task]), 1)
+    second = WorkerPool(lambda task: iter([task]), 1)
+    for connection in first.connections:
+        connection.close()
+    first.processes[0].join(timeout=10)
+    assert first.processes[0].exitcode == 0
+    second.submit(0, 5)
+    assert list(second.results(0)) == [5]
+    second.close()
 
 
 def test_progress_counts_every_sentence():

@@ -1,4 +1,4 @@
-"""Allocator settings for training on a CPU: glibc keeps freed memory instead of returning it to the system."""
+"""Allocator settings of processes that compute on a CPU: glibc keeps freed memory instead of returning it."""
 
 import ctypes
 import sys

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from regard.training.runtime.allocator import keep_freed_memory
+from regard.allocator import keep_freed_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library has these settings")
@@ -17,7 +17,7 @@ def test_freed_blocks_are_reused():
     """
     script = """
 import resource, sys, torch
-from regard.training.runtime.allocator import keep_freed_memory
+from regard.allocator import keep_freed_memory
 if sys.argv[1] == "kept": assert keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20): torch.ones(12_000_000)
