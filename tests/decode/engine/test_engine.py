@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from regard.decode.engine.precision import convert_model
 
 from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import plain_search_reason, slot_decoder, static_decoder
+from regard.decode.engine.model_precision import convert_model
 from regard.decode.engine.worker_pool import WorkerPool, can_fork
 from regard.errors import RegardError
 from regard.layers.packed import pack
