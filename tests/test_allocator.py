@@ -20,7 +20,7 @@ import resource, sys, torch
 from regard.allocator import keep_freed_memory
 if sys.argv[1] == "kept": assert keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20): torch.ones(12_000_000)
+for _ in range(60): torch.ones(12_000_000)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     run = [sys.executable, "-c", script]
