@@ -18,6 +18,7 @@ from regard.bench.measurement import Unsupported
 from regard.data import Tokenizer
 from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig, decode_all
+from regard.decode.engine.engine_runner import COMPILED_SENTENCES
 from regard.interop import export_ctranslate2
 from regard.interop.huggingface.encoder_decoder_models import write_encoder_decoder
 from regard.interop.huggingface.gpt_models import write_gpt_model
@@ -52,6 +53,9 @@ class RegardDecoder:
 
     def prepare(self, sources: Sources, config: DecodeConfig) -> Callable[[], list[list[int]]]:
         config = dataclasses.replace(config, precision=self.precision)
+        if self.device.type == "cpu":  # as in a process that has decoded a few sentences: with compiled kernels
+            short = dataclasses.replace(config, method="greedy", n_best=1, min_len=0, max_len=1)
+            decode_all(self.model, list(sources[:1]) * COMPILED_SENTENCES, self._pack, short, special=self.special)
 
         def call() -> list[list[int]]:
             results = decode_all(self.model, sources, self._pack, config, special=self.special)
