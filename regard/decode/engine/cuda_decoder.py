@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from regard.attention import Dot, ScaledDot
 from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.slot_constraints import SlotConstraints
 from regard.decode.engine.static_attention import CachedAttention, StaticCrossAttention
@@ -70,7 +71,7 @@ class CudaDecoder(StaticDecoder):
                     continue
                 weight = attention.out.weight
                 cache = weight.new_empty(1, attention.kv_heads, 1, 1, attention.head_width)
-                is_dot = type(attention.score).__name__ in ("Dot", "ScaledDot")
+                is_dot = type(attention.score) in (Dot, ScaledDot)
                 if not is_dot or not supports_attention(weight, cache, hypotheses, attention.heads):
                     return False
         return True

@@ -57,7 +57,7 @@ def topk_log_softmax(
     SPLITS: tl.constexpr, COUNT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr, ROUNDS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The result of a row; with SPLITS > 1, what `merge_parts` needs of a part of `part_len` logits.
+    """The result of a row; with SPLITS > 1, the partial result of `part_len` logits for `merge_parts`.
 
     ROUNDS: blocks per part, rounded up to a power of two.
     """
