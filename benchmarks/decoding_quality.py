@@ -21,7 +21,7 @@ from regard.decode import DecodeConfig, SearchHistory
 from regard.evaluation import text_scores
 from regard.pipelines import Translation, Translator, load
 
-PRECISIONS = {"cpu": ("int8",), "cuda": ("bfloat16", "float16"), "mps": ("float16",)}
+PRECISIONS = {"cpu": ("int8",), "cuda": ("bfloat16", "float16", "float8"), "mps": ("float16",)}
 HEADER = ["search", "BLEU", "change", "sentences that differ", "largest gap", "lines/s"]
 
 

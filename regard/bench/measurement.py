@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import platform
 import re
 import statistics
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from regard.diagnostics.machine_facts import processor_name
 
 ROUNDS = 5
 MIN_TIMED_SECONDS = 0.02
@@ -238,14 +239,8 @@ def free_memory(device: torch.device) -> int:
 
 def describe_machine(device: torch.device, dtype: torch.dtype) -> str:
     """Name of the processor, dtype and torch version."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{_processor_name()}, {_thread_count()}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor_name()}, {_thread_count()}"
     return f"{name}, {str(dtype).removeprefix('torch.')}, torch {torch.__version__}"
-
-
-def _processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    match = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
-    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def _thread_count() -> str:

@@ -10,7 +10,7 @@ from regard.ranges import Natural, NonNegative, Range, Seed, check_ranges
 Hypotheses = Annotated[int, Range(low=1, high=1000)]
 # Logits divided by a smaller temperature would overflow.
 Temperature = Annotated[float, Range(low=0.001, high=1000, hint="For the most probable token use method greedy.")]
-Precision = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+Precision = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class DecodeConfig:
     shortlist: bool = False
     """translate with the tokens of the model's shortlist only (see `regard shortlist`): faster, may lower quality"""
     precision: Precision = "auto"
-    """precision of the weights in the decoding engine: that of the model (auto); int8 is for CPUs, bfloat16 and
-    float16 for GPUs"""
+    """precision of the weights in the decoding engine: that of the model (auto); int8 is for CPUs, bfloat16,
+    float16 and float8 for GPUs"""
 
     def __post_init__(self) -> None:
         check_ranges(self)

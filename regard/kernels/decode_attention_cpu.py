@@ -5,8 +5,19 @@ Plain twins: tests/kernels/test_decode_attention_cpu.py.
 
 import numpy as np
 
+from regard.kernels.attend_head_cpu import attend_head_32, attend_head_64, attend_head_128
 from regard.kernels.decode_rows_cpu import exp_float, largest_value, read_row, write_row
-from regard.kernels.numba_support import jit
+from regard.kernels.numba_support import jit, numba_available
+from regard.kernels.vector_code import LANES
+
+_HAS_VECTOR_CODE = numba_available()
+
+
+@jit
+def make_row_buffers(capacity):
+    """Buffers for the scores and the row numbers of at most `capacity` keys: 0, 1, 2, … and, as padding, the last."""
+    padded = -(-capacity // LANES) * LANES
+    return np.empty(padded, np.float32), np.minimum(np.arange(padded), capacity - 1)
 
 
 @jit
@@ -14,7 +25,7 @@ def attend_rows(query, start, keys, values, rows, shift, count, factor, bias, bi
     """Attention of one head: its query begins at `start` of `query`, its output at `start` of `result`.
 
     Its keys and values are rows[s] + shift of (N, D) matrices, for s < count. Row `bias_row` of `bias`, unless that is
-    empty, is added to the scores by distance from the last key.
+    empty, is added to the scores by distance from the last key. `rows` and `scores` are made by `make_row_buffers`.
     """
     D = keys.shape[1]
     q, head = query[start : start + D], result[start : start + D]
@@ -63,6 +74,31 @@ def attend_rows(query, start, keys, values, rows, shift, count, factor, bias, bi
         for d in range(D):
             head[d] += t0 * values[a, d]
         s += 1
+
+
+@jit
+def attend_heads(query, keys, values, rows, shift, head_rows, group, count, factor, bias, scores, result):
+    """Attention of all heads of a query: see `attend_rows`. The rows of a group of heads begin at `shift`, those of the
+    next group `head_rows` later.
+    """
+    D = keys.shape[1]
+    H = len(result) // D
+    if not (_HAS_VECTOR_CODE and len(bias) == 0 and (D == 32 or D == 64 or D == 128)):
+        for h in range(H):
+            attend_rows(
+                query, h * D, keys, values, rows, shift + h // group * head_rows, count, factor, bias, h, scores, result
+            )  # fmt: skip
+        return
+    q_start, k_start, v_start = query.ctypes.data, keys.ctypes.data, values.ctypes.data
+    rows_start, scores_start, out = rows.ctypes.data, scores.ctypes.data, result.ctypes.data
+    for h in range(H):
+        q, first, head = q_start + 4 * h * D, 4 * D * (shift + h // group * head_rows), out + 4 * h * D
+        if D == 32:
+            attend_head_32(q, k_start + first, v_start + first, rows_start, count, factor, scores_start, head)
+        elif D == 64:
+            attend_head_64(q, k_start + first, v_start + first, rows_start, count, factor, scores_start, head)
+        else:
+            attend_head_128(q, k_start + first, v_start + first, rows_start, count, factor, scores_start, head)
 
 
 @jit
@@ -123,7 +159,7 @@ def self_attention(
     group = H // G
     flat_keys, flat_values = keys.reshape(-1, D), values.reshape(-1, D)
     row, result = np.empty(y.shape[1], np.float32), np.empty(H * D, np.float32)
-    scores, rows = np.empty(capacity, np.float32), np.empty(capacity, np.int64)
+    scores, rows = make_row_buffers(capacity)
     for b in range(B):
         p = positions[b]
         if p < 0:
@@ -140,21 +176,10 @@ def self_attention(
                 rows[s] = s * K + (ancestors[b, k, s] if K > 1 else 0)
             for h in range(H):
                 transform_head(row, h * D, D, q_gain, eps, rotary, p)
-                shift = (b * G + h // group) * capacity * K
-                attend_rows(
-                    row,
-                    h * D,
-                    flat_keys,
-                    flat_values,
-                    rows,
-                    shift,
-                    p + 1,
-                    query_factor,
-                    distance_bias,
-                    h,
-                    scores,
-                    result,
-                )
+            attend_heads(
+                row, flat_keys, flat_values, rows, b * G * capacity * K, capacity * K, group, p + 1, query_factor,
+                distance_bias, scores, result,
+            )  # fmt: skip
             write_row(result, out, out_scale, r)
 
 
@@ -168,7 +193,7 @@ def cross_attention(
     group = H // G
     flat_keys, flat_values = keys.reshape(-1, D), values.reshape(-1, D)
     row, result = np.empty(H * D, np.float32), np.empty(H * D, np.float32)
-    scores, rows, empty = np.empty(capacity, np.float32), np.arange(capacity), np.empty((0, 0), np.float32)
+    (scores, rows), empty = make_row_buffers(capacity), np.empty((0, 0), np.float32)
     for b in range(B):
         if positions[b] < 0:
             continue
@@ -177,10 +202,10 @@ def cross_attention(
             read_row(y, r, 0, row_scale, scale, bias, row)
             for h in range(H):
                 transform_head(row, h * D, D, q_gain, eps, empty, 0)
-                shift = (b * G + h // group) * capacity
-                attend_rows(
-                    row, h * D, flat_keys, flat_values, rows, shift, lengths[b], query_factor, empty, 0, scores, result
-                )
+            attend_heads(
+                row, flat_keys, flat_values, rows, b * G * capacity, capacity, group, lengths[b], query_factor,
+                empty, scores, result,
+            )  # fmt: skip
             write_row(result, out, out_scale, r)
 
 
@@ -192,7 +217,7 @@ def encoder_attention(y, row_scale, scale, bias, starts, heads, kv_heads, query_
     for b in range(len(starts) - 1):
         longest = max(longest, starts[b + 1] - starts[b])
     row, result = np.empty(y.shape[1], np.float32), np.empty(heads * D, np.float32)
-    scores, rows, empty = np.empty(longest, np.float32), np.arange(longest), np.empty((0, 0), np.float32)
+    (scores, rows), empty = make_row_buffers(longest), np.empty((0, 0), np.float32)
     keys, values = np.empty((kv_heads * longest, D), np.float32), np.empty((kv_heads * longest, D), np.float32)
     group = heads // kv_heads
     for b in range(len(starts) - 1):
@@ -204,9 +229,7 @@ def encoder_attention(y, row_scale, scale, bias, starts, heads, kv_heads, query_
                 copy_head(row, (heads + kv_heads + g) * D, values[g * longest + s])
         for s in range(count):
             read_row(y, first + s, 0, row_scale, scale, bias, row)
-            for h in range(heads):
-                shift = h // group * longest
-                attend_rows(row, h * D, keys, values, rows, shift, count, query_factor, empty, 0, scores, result)
+            attend_heads(row, keys, values, rows, 0, longest, group, count, query_factor, empty, scores, result)
             write_row(result, out, out_scale, first + s)
 
 

@@ -3,10 +3,13 @@
 Plain twin: regard.decode.engine.best_tokens.
 """
 
+from typing import Any
+
 import numpy as np
 
 from regard.kernels.decode_rows_cpu import exp_float, largest_value
-from regard.kernels.numba_support import jit
+from regard.kernels.numba_support import jit, numba_available
+from regard.kernels.vector_code import LANES, VectorCode
 
 # Tokens per block: most blocks contain none of the best tokens and are not searched.
 _BLOCK = 128
@@ -22,17 +25,42 @@ def start_rows(top, ids, statistics):
     statistics[:, 1] = np.float32(0)
 
 
+def _make_lanes_above() -> Any:
+    """A function of the address of LANES values and a threshold: bit j of the result is set if value j exceeds it."""
+    if not numba_available():
+        return None
+    from numba import types
+    from numba.extending import intrinsic
+
+    @intrinsic
+    def lanes_above(typing_context, address, threshold):  # type: ignore[no-untyped-def]
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            code = VectorCode(builder)
+            values, limit = code.load(arguments[0], code.floats), code.broadcast(arguments[1])
+            bits = builder.bitcast(builder.fcmp_ordered(">", values, limit), code.ir.IntType(LANES))
+            return builder.zext(bits, code.int64)
+
+        return types.int64(types.int64, types.float32), generate
+
+    return lanes_above
+
+
+_HAS_VECTOR_CODE, _lanes_above = numba_available(), _make_lanes_above()
+
+
 @jit
 def best_tokens_rows(
-    y, row_scale, scale, bias, first, positions, columns, banned, eos, forced, ban_eos, top, ids, statistics
+    y, row_scale, scale, bias, first, positions, columns, refused, banned, eos, forced, ban_eos, top, ids, statistics
 ):
     """Update the best allowed tokens of each row, best first, with the logits of tokens `first` onwards.
 
     Row r belongs to slot r // columns, which is empty if its position is negative. `y`, `row_scale`, `scale` and `bias`
-    are the matrix product of a part of the output layer, see `decode_rows_cpu`.
+    are the matrix product of a part of the output layer, see `decode_rows_cpu`. `refused` (slots, tokens) is True for
+    tokens that a slot excludes from the softmax; without tokens: none.
     """
     V, count = y.shape[1], top.shape[1]
     logits = np.empty(_BLOCK, np.float32)
+    address = logits.ctypes.data
     infinity = np.float32(np.inf)
     for r in range(len(y)):
         b = r // columns
@@ -45,7 +73,13 @@ def best_tokens_rows(
             sums, scales, biases = y[r, start : start + size], scale[start : start + size], bias[start : start + size]
             for j in range(size):
                 logits[j] = np.float32(sums[j]) * factor * scales[j] + biases[j]
+            if refused.shape[1]:
+                is_refused = refused[b, first + start : first + start + size]
+                for j in range(size):
+                    logits[j] = -infinity if is_refused[j] else logits[j]
             block_max = largest_value(logits, size)
+            if block_max == -infinity:  # all tokens are refused
+                continue
             if block_max > largest:
                 total *= exp_float(largest - block_max)
                 largest = block_max
@@ -63,14 +97,18 @@ def best_tokens_rows(
                     logits[other - token] = -infinity
             if ban_eos[b] and eos >= token and eos < token + size:
                 logits[eos - token] = -infinity
-            for j in range(size):
-                if logits[j] > threshold:
-                    i = count - 1
-                    while i > 0 and logits[j] > best[i - 1]:
-                        best[i], best_ids[i] = best[i - 1], best_ids[i - 1]
-                        i -= 1
-                    best[i], best_ids[i] = logits[j], token + j
-                    threshold = best[count - 1]
+            logits[size:] = -infinity
+            for group in range(0, size, LANES):
+                if _HAS_VECTOR_CODE and _lanes_above(address + 4 * group, threshold) == 0:
+                    continue
+                for j in range(group, group + LANES):
+                    if logits[j] > threshold:
+                        i = count - 1
+                        while i > 0 and logits[j] > best[i - 1]:
+                            best[i], best_ids[i] = best[i - 1], best_ids[i - 1]
+                            i -= 1
+                        best[i], best_ids[i] = logits[j], token + j
+                        threshold = best[count - 1]
         statistics[r, 0], statistics[r, 1] = largest, total
 
 

@@ -40,7 +40,7 @@ def quantize_rows(x: Float[Tensor, "M K"]) -> tuple[Int8[Tensor, "M K"], Float[T
             [   0,    0]], dtype=torch.int8)
     """
     scale = x.abs().amax(1, keepdim=True).mul_(1 / 127).clamp_(min=1e-30)
-    return (x / scale).round_().to(torch.int8), scale
+    return (x * scale.reciprocal()).round_().to(torch.int8), scale
 
 
 def int8_linear(

@@ -23,6 +23,7 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.is_cuda
         and x.dim() == 2
         and bias is not None
+        and weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and _compute_dtype(x) in (torch.bfloat16, torch.float16)
     )
 

@@ -13,7 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.kernels.triton_support import contiguous_rows, dependent_launch, next_power_of_two, triton_available
+from regard.kernels.triton_support import (
+    contiguous_rows,
+    dependent_launch,
+    is_interpreted,
+    next_power_of_two,
+    triton_available,
+)
 
 MAX_ROWS, MAX_NORM_WIDTH = 16, 4096
 # More results than this, of rows that are not wider than MAX_DOT_WIDTH, are computed by matrix units.
@@ -46,6 +52,11 @@ def is_faster(rows: int, width: int) -> bool:
     return rows <= MAX_ROWS and (width <= 512 or rows <= 2)
 
 
+def supports_float8(device: torch.device) -> bool:
+    """Whether the kernel reads float8 weights: on GPUs with compute capability 8.9 and later."""
+    return is_interpreted() or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9))
+
+
 def supports(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernel runs on rows x and a weight."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
@@ -55,7 +66,7 @@ def supports(x: Tensor, weight: Tensor) -> bool:
         and x.dim() == 2
         and 1 <= len(x) <= MAX_ROWS
         and x.dtype in dtypes
-        and weight.dtype in dtypes
+        and (weight.dtype in dtypes or (weight.dtype == torch.float8_e4m3fn and supports_float8(x.device)))
         and weight.stride(1) == 1
         and x.shape[1] <= MAX_NORM_WIDTH
     )
@@ -66,6 +77,7 @@ def skinny_linear(
     weight: Float[Tensor, "E_out E_in"],
     bias: Float[Tensor, "E_out"] | None = None,
     *,
+    scale: Float[Tensor, "E_out"] | None = None,
     norm: RowNorm | None = None,
     activation: LinearActivation = "none",
     residual: Float[Tensor, "R E_out"] | None = None,
@@ -76,27 +88,29 @@ def skinny_linear(
 
     With `residual_norm` (post-norm) the residual is the sum before the norm of the previous sublayer. The result has
     the dtype of the residual or, without one, of the weight, unless `out_dtype` is given. The weight must not be the
-    result of another kernel of the same CUDA graph: it is read before previous kernels end.
+    result of another kernel of the same CUDA graph: it is read before previous kernels end. A float8 weight has a
+    float32 `scale` per output, W = scale * weight; the result then has the dtype of x instead of the weight.
     """
     from regard.kernels.triton import skinny_linear_triton
 
     x = contiguous_rows(x)
     R, E_out = len(x), len(weight)
-    out = torch.empty(R, E_out, dtype=out_dtype or (weight if residual is None else residual).dtype, device=x.device)
+    out = torch.empty(R, E_out, dtype=out_dtype or _result_dtype(x, weight, residual), device=x.device)
     residual = None if residual is None else contiguous_rows(residual)
     no_norm = None, None, 0.0, "none"
     gain, norm_bias, eps, kind = norm or no_norm
     residual_gain, residual_bias, residual_eps, residual_kind = residual_norm or no_norm
-    blocks = _blocks(R, x.shape[1], E_out, weight.dtype)
+    blocks = _blocks(R, x.shape[1], E_out, _product_dtype(x, weight))
     grid = min(MAX_PROGRAMS, -(-E_out // blocks["BLOCK_O"])), -(-R // blocks["BLOCK_R"])
     skinny_linear_triton.skinny_linear[grid](
-        *(x, weight, bias, gain, norm_bias, residual, residual_gain, residual_bias, out),
+        *(x, weight, scale, bias, gain, norm_bias, residual, residual_gain, residual_bias, out),
         *(x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0), eps, residual_eps, R),
         E_IN=x.shape[1],
         E_OUT=E_out,
         ACTIVATION=activation,
         NORM=kind,
         RESIDUAL_NORM=residual_kind,
+        HAS_SCALE=scale is not None,
         HAS_BIAS=bias is not None,
         HAS_NORM_BIAS=norm_bias is not None,
         HAS_RESIDUAL=residual is not None,
@@ -112,6 +126,7 @@ def plain_skinny_linear(
     weight: Float[Tensor, "E_out E_in"],
     bias: Float[Tensor, "E_out"] | None = None,
     *,
+    scale: Float[Tensor, "E_out"] | None = None,
     norm: RowNorm | None = None,
     activation: LinearActivation = "none",
     residual: Float[Tensor, "R E_out"] | None = None,
@@ -123,10 +138,21 @@ def plain_skinny_linear(
     >>> plain_skinny_linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [-1.0, 0.0]]), activation="relu")
     tensor([[3., 0.]])
     """
-    x = _normalize(x, norm).to(weight.dtype)
+    dtype = out_dtype or _result_dtype(x, weight, residual)
+    x, weight = _normalize(x, norm).to(_product_dtype(x, weight)), weight.to(_product_dtype(x, weight))
+    if scale is not None:
+        weight = weight * scale.to(weight.dtype)[:, None]
     y = _ACTIVATIONS[activation](nn.functional.linear(x, weight, bias))
-    dtype = out_dtype or (weight if residual is None else residual).dtype
     return (y if residual is None else _normalize(residual, residual_norm) + y).to(dtype)
+
+
+def _product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """The dtype in which rows and weights are multiplied."""
+    return x.dtype if weight.dtype == torch.float8_e4m3fn else weight.dtype
+
+
+def _result_dtype(x: Tensor, weight: Tensor, residual: Tensor | None) -> torch.dtype:
+    return _product_dtype(x, weight) if residual is None else residual.dtype
 
 
 def _normalize(x: Tensor, norm: RowNorm | None) -> Tensor:

@@ -15,6 +15,7 @@ class Int8Linear(nn.Module):
     torch.Size([2, 5, 3])
     """
 
+    dtype = torch.float32
     weight: Tensor
     scale: Tensor
     bias: Tensor | None

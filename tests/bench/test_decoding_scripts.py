@@ -1,4 +1,4 @@
-"""The scripts benchmarks/decoding_quality.py and benchmarks/decoding_million.py, on a tiny model."""
+"""The scripts decoding_quality.py, decoding_million.py and decoding_float8.py of benchmarks, on tiny models."""
 
 import dataclasses
 import importlib
@@ -10,6 +10,7 @@ import pytest
 
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.kernels.triton_support import triton_available
 from regard.pipelines import load
 from tests.conftest import number_pairs
 
@@ -103,6 +104,16 @@ def test_large_file(monkeypatch, capsys, transformer_folder, test_set):
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [row[1].strip() for row in rows[2:]] == ["10", "100"]
     assert all(float(row[2].replace(",", "")) > 0 for row in rows[2:])
+
+
+@pytest.mark.skipif(not triton_available(), reason="needs Triton")
+def test_float8_tables(monkeypatch, capsys):
+    run(monkeypatch, "decoding_float8", "--tiny", "--rounds", 1)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows if row][-2:] == ["base", "gpt2"]
+    errors = [float(row[5]) for row in rows if len(row) == 6 and row[1].isdigit()]
+    assert len(errors) == 4
+    assert 0 < max(errors) < 1e-2
 
 
 def test_shuffled_lines_are_repeated(tmp_path):

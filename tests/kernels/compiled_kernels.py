@@ -104,6 +104,8 @@ def launch_decoding_kernels() -> None:
             x, weight = torch.zeros(rows, 512), torch.zeros(512, 512, dtype=dtype)
             options = {"norm": norm, "activation": "gelu", "residual": x, "residual_norm": norm}
             skinny_linear_cuda.skinny_linear(x, weight, norm.bias, **options)
+            weight = weight.to(torch.float8_e4m3fn)
+            skinny_linear_cuda.skinny_linear(x.to(dtype), weight, scale=torch.ones(512), **options)
         for rows, k in ((300, 1), (300, 8), (1, 1), (1, 16)):
             logits, forced = torch.zeros(rows, 32000, dtype=dtype), torch.zeros(rows, dtype=torch.int32)
             topk_log_softmax_cuda.topk_log_softmax(

@@ -67,10 +67,16 @@ def test_self_attention(has_rotary, has_norm, has_bias):
     assert not out[K : 2 * K].any()
 
 
-def test_cross_attention():
+# 32, 64 and 128 have their own code.
+@pytest.mark.parametrize("D", [6, 32, 64, 128])
+@pytest.mark.parametrize("S", [11, 32, 37])
+def test_cross_attention(D, S):
+    torch.manual_seed(0)
     y, value = linear(B * K, H * D)
     keys, values = torch.randn(2, B, G, S, D)
     lengths = np.array([3, S, 1])
+    for b, n in enumerate(lengths):  # what is beyond the end of a source has no effect
+        keys[b, :, n:] = values[b, :, n:] = torch.nan
     out, scale = np.zeros((B * K, H * D), np.float32), np.ones(B * K, np.float32)
     kernels.cross_attention(
         *(*y, keys.numpy(), values.numpy(), lengths, np.zeros(B, np.int64), np.float32(1), EMPTY, np.float32(0)),

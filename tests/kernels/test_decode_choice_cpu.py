@@ -17,13 +17,19 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("vocabulary", [7, 128, 1000])
 @pytest.mark.parametrize("count", [1, 6])
 @pytest.mark.parametrize("min_len", [0, 4])
-def test_best_tokens(vocabulary, count, min_len):
+@pytest.mark.parametrize("has_shortlist", [False, True])
+def test_best_tokens(vocabulary, count, min_len, has_shortlist):
     B, K = 5, 3
     torch.manual_seed(0)
     y, bias = torch.randn(B * K, vocabulary) * 5, torch.randn(vocabulary)
     config = DecodeConfig(min_len=min_len, max_len=9, unknown=False)
     constraints = SlotConstraints(B, 2, config, SpecialTokens(), CPU)
     constraints.set_slots(range(B), [9, 9, 9, 2, 9], [[], [5, 6], [], [], []])
+    refused = np.zeros((0, 0), np.bool_)
+    if has_shortlist:  # all tokens are in the list of the last slot; blocks of the other slots are empty
+        lists = [[*range(7), *range(7 + 150 * b, min(vocabulary, 107 + 200 * b))] for b in range(B - 1)]
+        constraints.set_token_lists(range(B), [*map(np.array, lists), np.arange(vocabulary)], vocabulary)
+        refused = constraints.shortlist.refused.numpy()
     step = torch.tensor([1, 1, 5, 2, 0])
     done = torch.tensor([False, False, False, False, True])
     positions, forced, ban_eos = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.bool_)
@@ -41,7 +47,7 @@ def test_best_tokens(vocabulary, count, min_len):
         scale = np.ones(vocabulary, np.float32)[part]
         kernels.best_tokens_rows(
             *(y[:, part].contiguous().numpy(), np.ones(B * K, np.float32), scale, bias[part].numpy(), first, positions),
-            *(K, np.array(constraints.banned), 3, forced, ban_eos, top, ids, statistics),
+            *(K, refused, np.array(constraints.banned), 3, forced, ban_eos, top, ids, statistics),
         )
     kernels.finish_rows(forced, K, top, ids, statistics)
     expected, expected_ids = best_tokens((y + bias).view(B, K, -1), count, constraints, step)

@@ -6,6 +6,7 @@ import torch
 from regard.kernels import skinny_linear_cuda
 from regard.kernels.skinny_linear_cuda import RowNorm, plain_skinny_linear, skinny_linear
 from regard.kernels.triton_support import is_interpreted, triton_available
+from regard.layers.float8_linear import quantize_float8
 from tests.attention.helpers import FakeCudaTensor
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
@@ -39,9 +40,10 @@ def assert_equals_float64(x, weight, bias=None, **options):
     expected = plain_skinny_linear(*map(to_double, (x, weight, bias)), **{k: to_double(v) for k, v in options.items()})
     out = skinny_linear(x, weight, bias, **options)
     assert out.shape == expected.shape
-    assert out.dtype == (weight if options.get("residual") is None else options["residual"]).dtype
+    product_dtype = x.dtype if "scale" in options else weight.dtype
+    assert out.dtype == (product_dtype if options.get("residual") is None else options["residual"].dtype)
     assert torch.isfinite(out).all()
-    assert (out.double() - expected).norm() <= TOLERANCE[weight.dtype] * expected.norm()
+    assert (out.double() - expected).norm() <= TOLERANCE[product_dtype] * expected.norm()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -84,6 +86,20 @@ def test_residual_stream_in_float32(rows):
     assert plain_skinny_linear(x, weight, out_dtype=torch.float32).dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 40, 7), (2, 1500, 20), (5, 24, 33)])
+def test_float8_weights(rows, width, outputs, dtype):
+    torch.manual_seed(0)
+    x, bias, residual = (random(*shape, dtype=dtype) for shape in ((rows, width), (outputs,), (rows, outputs)))
+    gains = torch.logspace(-2, 1, outputs, device=DEVICE)
+    weight, scale = quantize_float8(random(outputs, width, dtype=torch.float32) * gains[:, None])
+    assert len(scale.unique()) > 3
+    assert_equals_float64(x, weight, bias, scale=scale)
+    norm = make_norm(width, dtype)
+    assert_equals_float64(x, weight, bias, scale=scale, norm=norm, activation="relu", residual=residual)
+    assert torch.equal(skinny_linear(x, weight, scale=scale), skinny_linear(x, weight, scale=4 * scale) / 4)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_several_tiles_per_program(rows, monkeypatch):
     monkeypatch.setattr(skinny_linear_cuda, "MAX_PROGRAMS", 2)
@@ -104,6 +120,8 @@ def test_supported_inputs():
     weight = torch.zeros(16, 8, dtype=torch.bfloat16)
     assert skinny_linear_cuda.supports(x, weight)
     assert skinny_linear_cuda.supports(x.float(), weight)
+    assert skinny_linear_cuda.supports(x, weight.to(torch.float8_e4m3fn))
+    assert not skinny_linear_cuda.supports(x, weight.to(torch.float8_e5m2))
     assert not skinny_linear_cuda.supports(x.as_subclass(torch.Tensor), weight)
     assert not skinny_linear_cuda.supports(x.double(), weight)
     assert not skinny_linear_cuda.supports(x, weight.new_zeros(8, 16).T)

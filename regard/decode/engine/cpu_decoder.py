@@ -1,9 +1,10 @@
 """Transformer decoders on a CPU: compiled kernels between the matrix products of a decoding step."""
 
 import logging
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -15,24 +16,31 @@ from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.cpu_encoder import CpuEncoder
 from regard.decode.engine.packed_weights import (
     EMPTY_TABLE,
+    OUTPUT_COLUMNS,
     Array,
     PackedAttention,
+    PackedLinear,
     packed_decoder,
     to_array,
 )
 from regard.decode.engine.packed_weights import supports as supports
 from regard.decode.engine.slot_decoder import SlotDecoder
 from regard.decode.engine.static_decoder import StaticDecoder
-from regard.decode.engine.workspace import FEW_ROWS, Workspace
+from regard.decode.engine.workspace import FEW_ROWS, CacheMemory, Workspace
 from regard.kernels import decode_attention_cpu, decode_choice_cpu, decode_layers_cpu, decode_rows_cpu
+
+NOTHING_REFUSED = np.zeros((0, 0), np.bool_)
 
 
 class CpuDecoder(StaticDecoder):
     """A `StaticDecoder` whose step runs compiled kernels, for greedy decoding and beam search."""
 
     def __init__(self, model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> None:
-        super().__init__(model, slots, hypotheses, capacity, source_capacity)
         self.packed = packed = packed_decoder(model)
+        self.memory = _take_memory(model)
+        # The torch code that processes prompts multiplies masked values, which must be finite.
+        allocate = torch.zeros if packed.encoder is None else self.memory.allocate
+        super().__init__(model, slots, hypotheses, capacity, source_capacity, allocate)
         self.workspace = Workspace(packed.output.is_int8)
         self.encoder = None
         if packed.encoder is not None:
@@ -45,7 +53,13 @@ class CpuDecoder(StaticDecoder):
             self.rotary = to_array(torch.cat((angle.cos(), angle.sin()), dim=1))
         bias = self.self_attention[0].distance_bias
         self.distance_bias = EMPTY_TABLE if bias is None else to_array(bias.float())
+        self.output_layer = packed.output
+        self.output_parts: list[PackedLinear] = [] if packed.output.has_panels else packed.output_parts
         self._take_views()
+
+    def prepare_layers(self) -> None:
+        if self.packed.encoder is None:  # torch code processes prompts, or encodes the source
+            super().prepare_layers()
 
     def _take_views(self) -> None:
         """Arrays that share the memory of the caches."""
@@ -70,6 +84,19 @@ class CpuDecoder(StaticDecoder):
         for slot, ids in zip(slots, sources):
             self.host_lengths[slot] = len(ids)
 
+    @cached_property
+    def _whole_output(self) -> PackedLinear:
+        """The output layer of all tokens, without panels."""
+        return PackedLinear.from_modules([self.model.output])
+
+    def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
+        """Compute the logits of these tokens only."""
+        layer = self._whole_output.select(tokens.numpy())
+        if self.packed.output.has_panels:
+            self.output_layer = layer.with_panels()
+        else:
+            self.output_layer, self.output_parts = layer, layer.split(OUTPUT_COLUMNS)
+
     def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
         super().select_slots(slots)
         self._take_views()
@@ -86,15 +113,18 @@ class CpuDecoder(StaticDecoder):
         )
         x = self.x[:rows]
         decode_rows_cpu.embed_rows(last, self.positions, *self.packed.embedding.arguments, x)
-        V = self.packed.output.outputs
-        count = min(2 * K, V) if isinstance(state, BeamState) else 1
-        if len(self.top) != rows:
+        count = min(2 * K, self.output_layer.outputs) if isinstance(state, BeamState) else 1
+        if self.top.shape != (rows, count):
             self.top, self.ids = np.zeros((rows, count), np.float32), np.zeros((rows, count), np.int64)
-        if rows <= (1 if self.packed.output.is_int8 else FEW_ROWS):
-            self._step_few_rows(x, arrays["ancestors"], constraints)
+        choice = self._choice_arguments(constraints)
+        if self.output_layer.has_panels or rows <= (1 if self.output_layer.is_int8 else FEW_ROWS):
+            self._step_in_one_call(x, arrays["ancestors"], choice)
         else:
-            self._choose(self._run_layers(x, arrays["ancestors"]), constraints)
-        check_no_nan(torch.from_numpy(self.top[:, 0]))
+            self._choose(self._run_layers(x, arrays["ancestors"]), choice)
+        if constraints.shortlist is not None:
+            self.ids = constraints.tokens(torch.from_numpy(self.ids)).numpy()
+        if np.isnan(self.top[:, 0]).any():
+            check_no_nan(torch.from_numpy(self.top[:, 0]))
         if isinstance(state, BeamState):
             decode_choice_cpu.beam_update(
                 *(self.top, self.ids, self.positions, limit, special.eos),
@@ -105,10 +135,19 @@ class CpuDecoder(StaticDecoder):
             names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
             decode_choice_cpu.greedy_update(self.top, self.ids, special.eos, *(arrays[name] for name in names))
 
-    def _step_few_rows(self, x: Array, ancestors: Array, constraints: Any) -> None:
-        """The layers and the best tokens of a few rows, in two calls."""
-        packed, workspace, special = self.packed, self.workspace, constraints.special
-        inputs, products = workspace.flat(len(x), packed.widest, max(packed.widest, packed.output.outputs))
+    def _choice_arguments(self, constraints: Any) -> tuple[Any, ...]:
+        """Arguments of `best_tokens_rows`. Tokens are columns of the output layer."""
+        forced, refused = self.forced, NOTHING_REFUSED
+        if constraints.shortlist is not None:
+            columns = constraints.columns(torch.from_numpy(forced).clamp(min=0)).numpy()
+            forced, refused = np.where(forced < 0, forced, columns), constraints.shortlist.refused.numpy()
+        banned = np.array(constraints.banned_columns, np.int64)
+        return self.positions, self.hypotheses, refused, banned, constraints.eos_column, forced, self.ban_eos
+
+    def _step_in_one_call(self, x: Array, ancestors: Array, choice: tuple[Any, ...]) -> None:
+        """The layers and the best tokens, without calls between the kernels."""
+        packed, workspace, output = self.packed, self.workspace, self.output_layer
+        inputs, products = workspace.flat(len(x), packed.widest, max(packed.widest, output.outputs))
         workspace.start(x, packed.norm_first, packed.blocks[0].attention.norm)
         decode_layers_cpu.run_layers(
             *(
@@ -124,10 +163,9 @@ class CpuDecoder(StaticDecoder):
             ),
             *(self.distance_bias, self.rotary, packed.norm_first),
         )
-        statistics, banned = np.empty((len(x), 3), np.float32), np.array(constraints.banned, np.int64)
+        statistics = np.empty((len(x), 3), np.float32)
         decode_layers_cpu.choose_tokens(
-            *(inputs, products, workspace.scales, packed.output.arguments, self.positions, self.hypotheses, banned),
-            *(special.eos, self.forced, self.ban_eos, self.top, self.ids, statistics),
+            inputs, products, workspace.scales, output.arguments, *choice, self.top, self.ids, statistics
         )
 
     def _run_layers(self, x: Array, ancestors: Any) -> Tensor:
@@ -162,20 +200,36 @@ class CpuDecoder(StaticDecoder):
         )
         return workspace.multiply(out, packed.out)
 
-    def _choose(self, inputs: Tensor, constraints: Any) -> None:
+    def _choose(self, inputs: Tensor, choice: tuple[Any, ...]) -> None:
         """The best tokens of every row."""
-        special, banned = constraints.special, np.array(constraints.banned, np.int64)
         statistics = np.empty((inputs.shape[0], 3), np.float32)
         decode_choice_cpu.start_rows(self.top, self.ids, statistics)
         first = 0
-        for part in self.packed.output_parts:
+        for part in self.output_parts:
             y = self.workspace.multiply(inputs, part)
             decode_choice_cpu.best_tokens_rows(
-                *(y, self.workspace.scales, part.scale, part.bias, first, self.positions, self.hypotheses, banned),
-                *(special.eos, self.forced, self.ban_eos, self.top, self.ids, statistics),
+                *(y, self.workspace.scales, part.scale, part.bias, first),
+                *(*choice, self.top, self.ids, statistics),
             )
             first += part.outputs
-        decode_choice_cpu.finish_rows(self.forced, self.hypotheses, self.top, self.ids, statistics)
+        forced = choice[-2]
+        decode_choice_cpu.finish_rows(forced, self.hypotheses, self.top, self.ids, statistics)
+
+
+# Memory of the caches of earlier decoders, by model. A decoder in use has taken its own out of the list.
+_memories: "WeakKeyDictionary[Any, list[CacheMemory]]" = WeakKeyDictionary()
+
+
+def _take_memory(model: Any) -> CacheMemory:
+    try:
+        return _memories.setdefault(model, []).pop()
+    except IndexError:
+        return CacheMemory()
+
+
+def _return_memory(model: Any, memory: CacheMemory) -> None:
+    memory.free()
+    _memories.setdefault(model, []).append(memory)
 
 
 @cache
@@ -190,6 +244,10 @@ class CpuSlotDecoder(SlotDecoder):
     """A `SlotDecoder` with a `CpuDecoder`."""
 
     model: CpuDecoder
+
+    def run(self) -> None:
+        super().run()
+        _return_memory(self.model.model, self.model.memory)
 
     def _step(self) -> None:
         self.model.advance(self.state, self.offsets.numpy(), self.constraints)

@@ -1,7 +1,7 @@
 """Transformer decoders on a GPU: fused kernels for one decoding step that needs nothing from the host."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from regard.attention import Dot, ScaledDot
 from regard.decode.engine.beam_state import BeamState
+from regard.decode.engine.projections import activation_dtype
 from regard.decode.engine.slot_constraints import SlotConstraints
 from regard.decode.engine.static_attention import CachedAttention, StaticCrossAttention
 from regard.decode.engine.static_decoder import StaticDecoder
@@ -17,12 +18,21 @@ from regard.decode.engine.stepwise_state import StepwiseState
 from regard.kernels import add_norm_cuda, search_update_cuda, skinny_linear_cuda, topk_log_softmax_cuda
 from regard.kernels.decode_attention_cuda import decode_attention, decode_cross_attention
 from regard.kernels.decode_attention_cuda import supports as supports_attention
-from regard.kernels.skinny_linear_cuda import RowNorm, skinny_linear
+from regard.kernels.skinny_linear_cuda import RowNorm, skinny_linear, supports_float8
 from regard.kernels.start_step_cuda import StepTables, start_step
 from regard.layers.feedforward import FeedForward, activate
+from regard.layers.float8_linear import Float8Linear
 from regard.layers.norms import RMSNorm
 from regard.layers.positions import Learned, Sinusoidal
 from regard.models.transformer import Transformer
+
+
+class LinearWeights(NamedTuple):
+    """The parameters of a linear layer; float8 weights have a scale per output."""
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
 
 
 class CudaDecoder(StaticDecoder):
@@ -56,10 +66,15 @@ class CudaDecoder(StaticDecoder):
         self.rows = slots * hypotheses
         # Few rows: every sublayer is one kernel that reads its weights once. Many: matrix products of cuBLAS.
         self.is_skinny = skinny_linear_cuda.is_faster(self.rows, model.config.width)
+        self.reads_float8 = self.is_skinny and supports_float8(self.device)
         self.norm_first: bool = self.blocks[0].norm_first
         self.fused = [self._fuse_block(i) for i in range(len(self.blocks))]
         self.last_norm = model.decoder_norm if isinstance(model, Transformer) else model.norm
         self.factor = model.output_factor if isinstance(model, Transformer) else 1.0
+        self.output_weights = self._weights(model.output)
+
+    def prepare_layers(self) -> None:
+        """The layers of `StaticDecoder.step` are not used."""
 
     @staticmethod
     def supports(model: Any, hypotheses: int) -> bool:
@@ -69,10 +84,10 @@ class CudaDecoder(StaticDecoder):
             for attention in (block.attention, getattr(block, "cross", None)):
                 if attention is None:
                     continue
-                weight = attention.out.weight
-                cache = weight.new_empty(1, attention.kv_heads, 1, 1, attention.head_width)
+                shape = (1, attention.kv_heads, 1, 1, attention.head_width)
+                cache = attention.out.weight.new_empty(shape, dtype=activation_dtype(attention.out))
                 is_dot = type(attention.score) in (Dot, ScaledDot)
-                if not is_dot or not supports_attention(weight, cache, hypotheses, attention.heads):
+                if not is_dot or not supports_attention(cache, cache, hypotheses, attention.heads):
                     return False
         return True
 
@@ -84,20 +99,38 @@ class CudaDecoder(StaticDecoder):
             sublayers.append((block.cross_norm, self._cross_attention(self.cross_attention[i])))
         return [*sublayers, (block.feedforward_norm, self._feedforward(block.feedforward))]
 
+    def _weights(self, *modules: Any) -> LinearWeights:
+        """The joint weights of linear layers with the same input.
+
+        Float8 weights are converted here, once, unless the kernel for few rows reads them.
+        """
+        bias = None if modules[0].bias is None else _concatenate([module.bias for module in modules])
+        if not isinstance(modules[0], Float8Linear):
+            return LinearWeights(_concatenate([module.weight for module in modules]), bias, None)
+        if not self.reads_float8:
+            return LinearWeights(_concatenate([module.dequantize() for module in modules]), bias, None)
+        weight, scale = (_concatenate([getattr(module, name) for module in modules]) for name in ("weight", "scale"))
+        return LinearWeights(weight, bias, scale)
+
     def _linear(
         self,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
+        weights: LinearWeights,
         norm: RowNorm | None = None,
         activation: Any = "none",
         residual: Tensor | None = None,
         residual_norm: RowNorm | None = None,
     ) -> Tensor:
         """A linear layer; with few rows, fused with the norm before it and the residual sum after it."""
+        weight, bias, scale = weights
         if self.is_skinny:
             return skinny_linear(
-                *(x, weight, bias), norm=norm, activation=activation, residual=residual, residual_norm=residual_norm
+                *(x, weight, bias),
+                scale=scale,
+                norm=norm,
+                activation=activation,
+                residual=residual,
+                residual_norm=residual_norm,
             )
         if activation == "relu" and bias is not None:
             return torch._addmm_activation(bias, x, weight.t())
@@ -106,9 +139,7 @@ class CudaDecoder(StaticDecoder):
 
     def _self_attention(self, cached: CachedAttention) -> Callable[..., Tensor]:
         attention = cached.attention
-        joint = [attention.query, attention.key_value]
-        weight = torch.cat([module.weight for module in joint])
-        bias = None if attention.query.bias is None else torch.cat([module.bias for module in joint])
+        joint, outer = self._weights(attention.query, attention.key_value), self._weights(attention.out)
         k_cache, v_cache = cached.cache
         rotary = None
         if attention.rotary is not None:
@@ -120,12 +151,12 @@ class CudaDecoder(StaticDecoder):
             options["bias"] = cached.distance_bias.float().contiguous()
 
         def run(x: Tensor, norm: RowNorm | None, residual: Tensor | None, residual_norm: RowNorm | None) -> Tensor:
-            qkv = self._linear(x, weight, bias, norm)
+            qkv = self._linear(x, joint, norm)
             if has_norm:
                 self._normalize_heads(qkv, attention)
             ancestors = self.ancestors if self.hypotheses > 1 else None
             out = decode_attention(qkv, k_cache, v_cache, ancestors, self.positions, **options)
-            return self._linear(out, attention.out.weight, attention.out.bias, None, "none", residual, residual_norm)
+            return self._linear(out, outer, None, "none", residual, residual_norm)
 
         return run
 
@@ -139,26 +170,27 @@ class CudaDecoder(StaticDecoder):
 
     def _cross_attention(self, cross: StaticCrossAttention) -> Callable[..., Tensor]:
         attention = cross.attention
+        query, outer = self._weights(attention.query), self._weights(attention.out)
         k, v = cross.cache
 
         def run(x: Tensor, norm: RowNorm | None, residual: Tensor | None, residual_norm: RowNorm | None) -> Tensor:
-            q = self._linear(x, attention.query.weight, attention.query.bias, norm)
+            q = self._linear(x, query, norm)
             if not isinstance(attention.query_norm, nn.Identity):
                 q = attention.query_norm(q.view(len(q), -1, attention.head_width)).flatten(1)
             out = decode_cross_attention(q, k, v, self.source_lengths, heads=attention.heads, scale=cross.scale)
-            return self._linear(out, attention.out.weight, attention.out.bias, None, "none", residual, residual_norm)
+            return self._linear(out, outer, None, "none", residual, residual_norm)
 
         return run
 
     def _feedforward(self, module: FeedForward) -> Callable[..., Tensor]:
-        inner, outer = module.inner, module.outer
+        inner, outer = self._weights(module.inner), self._weights(module.outer)
         name = "none" if module.is_gated else module.activation
 
         def run(x: Tensor, norm: RowNorm | None, residual: Tensor | None, residual_norm: RowNorm | None) -> Tensor:
-            hidden = self._linear(x, inner.weight, inner.bias, norm, name)
+            hidden = self._linear(x, inner, norm, name)
             if module.is_gated:
                 hidden = module.apply_gate(hidden)
-            return self._linear(hidden, outer.weight, outer.bias, None, "none", residual, residual_norm)
+            return self._linear(hidden, outer, None, "none", residual, residual_norm)
 
         return run
 
@@ -186,11 +218,10 @@ class CudaDecoder(StaticDecoder):
                     before = None if previous is None else row_norm(previous)
                     x, previous = sublayer(x, before, x, before), norm
         last = self.last_norm if self.norm_first else previous
-        weight, bias = self.model.output.weight, self.model.output.bias
         if self.factor != 1.0:
             assert last is not None
-            return skinny_linear(last(x) * self.factor, weight, bias)
-        return skinny_linear(x, weight, bias, norm=None if last is None else row_norm(last))
+            return self._linear(last(x) * self.factor, self.output_weights)
+        return self._linear(x, self.output_weights, None if last is None else row_norm(last))
 
     def _logits(self, x: Float[Tensor, "R E"]) -> Float[Tensor, "R V"]:
         sublayers = [pair for block in self.fused for pair in block]
@@ -203,7 +234,7 @@ class CudaDecoder(StaticDecoder):
             h = x
             for norm, sublayer in sublayers:
                 _, h = add_norm(h, sublayer(h, None, None, None), norm)
-        return linear(h * self.factor if self.factor != 1.0 else h, self.model.output.weight, self.model.output.bias)
+        return self._linear(h * self.factor if self.factor != 1.0 else h, self.output_weights)
 
     def _choose(self, state: Any, logits: Tensor, positions: Tensor, forced: Tensor, ban_eos: Tensor) -> None:
         special, K, V = self.constraints.special, self.hypotheses, logits.shape[1]
@@ -234,6 +265,11 @@ class CudaDecoder(StaticDecoder):
             search_update_cuda.greedy_update(
                 *(ids.view(-1, K), top.view(-1, K)), **{name: getattr(state, name) for name in names}, eos=special.eos
             )
+
+
+def _concatenate(tensors: list[Tensor]) -> Tensor:
+    """Tensors along the first axis; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def row_norm(norm: nn.Module) -> RowNorm:

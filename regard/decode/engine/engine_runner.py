@@ -201,7 +201,7 @@ def run_job(model: Any, job: DecodingJob, budget: int) -> None:
     rows = min(CPU_ROWS if device.type == "cpu" else GPU_ROWS, budget // longest)
     slots = max(1, min(len(job.pending), rows // job.hypotheses))
     capacity = job.capacity
-    if job.is_compiled and job.token_lists is None and job.config.method != "sample" and device.type == "cpu":
+    if job.is_compiled and job.config.method != "sample" and device.type == "cpu":
         from regard.decode.engine import cpu_decoder  # imports numba
 
         if cpu_decoder.supports(model):

@@ -1,7 +1,7 @@
-"""Copies of a model in the precision of decoding: int8 on a CPU, bfloat16 or float16 on a GPU."""
+"""Copies of a model in the precision of decoding: int8 on a CPU; bfloat16, float16 or float8 on a GPU."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +11,7 @@ from torch import nn
 from regard.decode.decode_config import Precision
 from regard.decode.ensemble import Ensemble
 from regard.errors import RegardError
+from regard.layers.float8_linear import Float8Linear
 from regard.layers.int8_linear import Int8Linear
 
 # The latest copy of each model, with the versions of the weights that it was made from.
@@ -34,11 +35,17 @@ def convert_model(model: Any, precision: Precision) -> Any:
         return model
     if precision == "int8" and device != "cpu":
         raise RegardError(f"precision int8 is for CPUs (the model is on {device}).", "Use bfloat16 or float16.")
+    if precision == "float8" and device != "cuda":
+        hint = "Use int8." if device == "cpu" else "Use float16."
+        raise RegardError(f"precision float8 is for CUDA GPUs (the model is on {device}).", hint)
     key = precision, device, weight_versions(model)
     cached_key, converted = _copies.get(model, (None, None))
     if cached_key != key:
         if precision == "int8":
-            converted = _quantize(model)
+            converted = _copy_modules(model)
+            _quantize(converted, Int8Linear)
+        elif precision == "float8":
+            converted = convert_to_float8(model, torch.bfloat16)
         else:
             converted = copy.deepcopy(model).to(getattr(torch, precision))
         _copies[model] = key, converted
@@ -72,15 +79,30 @@ def _convert_ensemble(ensemble: Ensemble, precision: Precision) -> Ensemble:
     return converted
 
 
-def _quantize(model: nn.Module) -> nn.Module:
-    """A copy with int8 linear layers; all other parameters are shared with the model."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    quantized = copy.deepcopy(model, shared)
-    layers: dict[int, Int8Linear] = {}
-    for parent in list(quantized.modules()):
+def convert_to_float8(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy with float8 linear layers, except in the encoder; activations and all other parameters are in `dtype`.
+
+    The weights of an encoder are read once per sentence, those of a decoder in every step.
+    """
+    converted = copy.deepcopy(model).to(dtype)
+    encoder = getattr(converted, "encoder", None)
+    _quantize(converted, Float8Linear, set() if encoder is None else set(encoder.modules()))
+    return converted
+
+
+def _copy_modules(model: nn.Module) -> nn.Module:
+    """A copy that shares all parameters with the model."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+
+
+def _quantize(
+    model: nn.Module, layer_class: type[Int8Linear] | type[Float8Linear], kept: Set[nn.Module] = frozenset()
+) -> None:
+    """Replace the linear layers of a model, except the children of the modules in `kept`."""
+    layers: dict[int, nn.Module] = {}
+    for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
-            if type(module) is nn.Linear:
+            if type(module) is nn.Linear and parent not in kept:
                 if id(module) not in layers:
-                    layers[id(module)] = Int8Linear.from_linear(module)
+                    layers[id(module)] = layer_class.from_linear(module)
                 setattr(parent, name, layers[id(module)])
-    return quantized

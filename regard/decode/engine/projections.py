@@ -9,9 +9,19 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from regard.kernels.int8_linear_cpu import int8_linear
+from regard.layers.float8_linear import Float8Linear
 from regard.layers.int8_linear import Int8Linear
 
 Projection = Callable[[Float[Tensor, "R I"]], Float[Tensor, "R O"]]
+
+
+def activation_dtype(module: Any) -> torch.dtype:
+    """The dtype of the inputs and outputs of a linear layer, quantized or not.
+
+    >>> activation_dtype(Int8Linear.from_linear(nn.Linear(8, 3)))
+    torch.float32
+    """
+    return module.dtype if isinstance(module, Int8Linear | Float8Linear) else module.weight.dtype
 
 
 def make_projection(module: Any, channels: Int[Tensor, "U"] | None = None) -> Projection:
@@ -22,12 +32,11 @@ def make_projection(module: Any, channels: Int[Tensor, "U"] | None = None) -> Pr
     >>> make_projection(nn.Linear(8, 3), torch.tensor([0, 2]))(torch.randn(5, 8)).shape
     torch.Size([5, 2])
     """
-    names = ("weight", "bias", "scale") if isinstance(module, Int8Linear) else ("weight", "bias")
-    weight, bias, *scales = (getattr(module, name) for name in names)
+    weight = module.dequantize() if isinstance(module, Float8Linear) else module.weight
+    bias, scale = module.bias, module.scale if isinstance(module, Int8Linear) else None
     if channels is not None:
-        weight, bias, *scales = (None if x is None else x[channels] for x in (weight, bias, *scales))
-    if scales:
-        (scale,) = scales
+        weight, bias, scale = (None if x is None else x[channels] for x in (weight, bias, scale))
+    if scale is not None:
         return lambda x: int8_linear(x, weight, scale, bias)
     return lambda x: linear(x, weight, bias)
 

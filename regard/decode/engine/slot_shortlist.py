@@ -42,7 +42,7 @@ class SlotShortlist:
         is_column = self.allowed.any(0)
         self.tokens: Int[Tensor, "U"] = is_column.nonzero().squeeze(1)
         self._column = (is_column.cumsum(0) - 1).clamp_(min=0)
-        self._refused = ~self.allowed[:, self.tokens]
+        self.refused: Bool[Tensor, "B U"] = ~self.allowed[:, self.tokens]
 
     def columns(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """The columns of tokens of the union."""
@@ -50,4 +50,4 @@ class SlotShortlist:
 
     def restrict(self, logits: Float[Tensor, "B K U"]) -> Float[Tensor, "B K U"]:
         """The logits, with -inf for the tokens that are not in the list of the slot."""
-        return logits.masked_fill(self._refused[:, None], -torch.inf)
+        return logits.masked_fill(self.refused[:, None], -torch.inf)

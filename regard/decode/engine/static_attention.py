@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Dot, ScaledDot, attend, causal, padding
-from regard.decode.engine.projections import make_joint_projection, make_projection
+from regard.decode.engine.projections import activation_dtype, make_joint_projection, make_projection
 from regard.layers.multihead import MultiHead
 from regard.layers.packed import Packed
 
@@ -44,16 +46,19 @@ class _HeadAttention:
         self.heads, self.kv_heads, self.head_width = attention.heads, attention.kv_heads, attention.head_width
         self.is_dot = type(attention.score) in (Dot, ScaledDot)
         self.scale = attention.head_width**-0.5 if type(attention.score) is ScaledDot else 1.0
-        self.out = make_projection(attention.out)
         self.transforms_queries = attention.rotary is not None or not isinstance(attention.query_norm, nn.Identity)
         # Scores of the first batch of products are never read (beta=0): an uninitialized tensor that broadcasts.
         self.unused = torch.empty((1, 1, 1), dtype=self.dtype, device=attention.out.weight.device)
 
+    @cached_property
+    def out(self) -> Callable[[Tensor], Tensor]:
+        """The output layer."""
+        return make_projection(self.attention.out)
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of keys and values."""
-        out = self.attention.out
-        return out.weight.dtype if out.weight.is_floating_point() else torch.float32
+        return activation_dtype(self.attention.out)
 
     def attend_flat(
         self,
@@ -90,13 +95,18 @@ class CachedAttention(_HeadAttention):
         capacity: int,
         columns: int,
         distance_bias: Float[Tensor, "H S"] | None = None,
+        allocate: Callable[..., Tensor] = torch.zeros,
     ) -> None:
         super().__init__(attention)
-        self.qkv = make_joint_projection([attention.query, attention.key_value])
         size = (2, slots, attention.kv_heads, capacity, columns, attention.head_width)
         # Zeros: masked keys and values take part in matrix products, where 0 * NaN would be NaN.
-        self.cache = torch.zeros(size, dtype=self.dtype, device=attention.out.weight.device)
+        self.cache = allocate(size, dtype=self.dtype, device=attention.out.weight.device)
         self.distance_bias = distance_bias
+
+    @cached_property
+    def qkv(self) -> Callable[[Tensor], Any]:
+        """The joint layer of queries, keys and values."""
+        return make_joint_projection([self.attention.query, self.attention.key_value])
 
     def __call__(self, x: Float[Tensor, "R E"], mask: TreeMask) -> Float[Tensor, "R E"]:
         """Attention of the last token of each hypothesis, whose key and value enter the cache."""
@@ -188,11 +198,17 @@ class CachedAttention(_HeadAttention):
 class StaticCrossAttention(_HeadAttention):
     """Cross-attention of one layer; the keys and values of the source exist once per slot."""
 
-    def __init__(self, attention: MultiHead, slots: int, capacity: int) -> None:
+    def __init__(
+        self, attention: MultiHead, slots: int, capacity: int, allocate: Callable[..., Tensor] = torch.zeros
+    ) -> None:
         super().__init__(attention)
-        self.query = make_projection(attention.query)
         size = (2, slots, attention.kv_heads, capacity, attention.head_width)
-        self.cache = torch.zeros(size, dtype=self.dtype, device=attention.out.weight.device)
+        self.cache = allocate(size, dtype=self.dtype, device=attention.out.weight.device)
+
+    @cached_property
+    def query(self) -> Callable[[Tensor], Tensor]:
+        """The layer of the queries."""
+        return make_projection(self.attention.query)
 
     def load(self, slots: Int[Tensor, "n"], memory: Float[Tensor, "M E"], source: Packed) -> None:
         """Compute the keys and values of new sentences."""

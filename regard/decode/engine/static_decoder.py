@@ -43,7 +43,13 @@ class StaticDecoder:
     """
 
     def __init__(
-        self, model: Transformer | GPT, slots: int, hypotheses: int, capacity: int, source_capacity: int = 0
+        self,
+        model: Transformer | GPT,
+        slots: int,
+        hypotheses: int,
+        capacity: int,
+        source_capacity: int = 0,
+        allocate: Callable[..., Tensor] = torch.zeros,
     ) -> None:
         self.model, self.hypotheses, self.capacity = model, hypotheses, capacity
         self.blocks: Sequence[Any] = list(model.decoder if isinstance(model, Transformer) else model.blocks)
@@ -56,18 +62,29 @@ class StaticDecoder:
             last, positions = torch.tensor([capacity - 1]), torch.arange(capacity)
             bias = model.decoder_bias(last.to(self.device), positions.to(self.device))[:, 0].flip(-1)
         self.self_attention = [
-            CachedAttention(block.attention, slots, capacity, hypotheses, bias) for block in self.blocks
+            CachedAttention(block.attention, slots, capacity, hypotheses, bias, allocate) for block in self.blocks
         ]
         self.cross_attention: list[StaticCrossAttention] = []
         if isinstance(model, Transformer):
-            self.cross_attention = [StaticCrossAttention(block.cross, slots, source_capacity) for block in self.blocks]
+            self.cross_attention = [
+                StaticCrossAttention(block.cross, slots, source_capacity, allocate) for block in self.blocks
+            ]
+        self.prepare_layers()
+        self.source_lengths = torch.ones(slots, dtype=torch.long, device=self.device)
+        self.host_lengths = [1] * slots
+
+    def prepare_layers(self) -> None:
+        """Make the functions of the layers. Weights are copied, which must not happen in a captured step."""
+        model = self.model
+        for attention in self.self_attention:
+            _ = attention.qkv, attention.out
+        for cross in self.cross_attention:
+            _ = cross.query, cross.out
         self.layers = [self._make_layer(i) for i in range(len(self.blocks))]
         final_norm = make_norm_function(model.decoder_norm if isinstance(model, Transformer) else model.norm)
         factor = model.output_factor if isinstance(model, Transformer) else 1.0
         self.final_norm = final_norm if factor == 1.0 else lambda x: final_norm(x) * factor
         self.output = make_projection(model.output)
-        self.source_lengths = torch.ones(slots, dtype=torch.long, device=self.device)
-        self.host_lengths = [1] * slots
 
     def _make_layer(self, i: int) -> list[tuple[Callable[..., Tensor], Callable[..., Tensor]]]:
         """The sublayers of a block, each with its norm."""

@@ -1,10 +1,12 @@
 """Recurrent decoders with states for a fixed number of slots, for the decoding engine."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.decode.engine.projections import make_projection
+from regard.decode.engine.projections import activation_dtype, make_projection
 from regard.decode.engine.static_attention import StepPositions
 from regard.layers.kv_cache import CrossAttentionCache
 from regard.layers.packed import pack
@@ -17,13 +19,15 @@ class StaticSeq2Seq:
     def __init__(self, model: Seq2Seq, slots: int, hypotheses: int, source_capacity: int) -> None:
         self.model, self.hypotheses = model, hypotheses
         decoder, config = model.decoder, model.config
-        weight = decoder.combine.weight
-        self.device = weight.device
-        state = weight.new_zeros(1, config.layers, decoder.layers[0].parts, config.width)
-        self.cells = state[:, None].repeat(slots, hypotheses, 1, 1, 1)
+        self.device = decoder.combine.weight.device
+        options: Any = {"dtype": activation_dtype(decoder.combine), "device": self.device}
+        parts = decoder.layers[0].parts
+        self.cells = torch.zeros(slots, hypotheses, config.layers, parts, config.width, **options)
         self.output = make_projection(model.output)
         self.lengths = torch.ones(slots, dtype=torch.long, device=self.device)
-        self.memory = None if decoder.variant == "none" else weight.new_zeros(slots, 1, source_capacity, config.width)
+        self.memory: Tensor | None = None
+        if decoder.variant != "none":
+            self.memory = torch.zeros(slots, 1, source_capacity, config.width, **options)
 
     def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
         """Compute the logits of these tokens only."""

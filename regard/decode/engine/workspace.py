@@ -1,5 +1,6 @@
 """Buffers and sublayers of Transformers that run compiled CPU kernels between matrix products."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,37 @@ from torch import Tensor
 
 from regard.decode.engine.packed_weights import Array, PackedFeedForward, PackedLinear, PackedNorm
 from regard.kernels import decode_rows_cpu
+from regard.kernels.packed_product_cpu import multiply_panels
 
 # Up to this many rows, the memory of float32 weights limits the speed.
 FEW_ROWS = 3
+# Memory of caches that a model keeps between calls.
+MAX_KEPT_BYTES = 1 << 26
+
+
+class CacheMemory:
+    """Memory of key/value caches that is used again by the next decoder: new pages cost more than a short search."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Tensor] = []
+        self.in_use = 0
+
+    def allocate(self, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialized tensor; the tensors of a decoder do not overlap."""
+        count = math.prod(size)
+        if self.in_use == len(self.buffers):
+            self.buffers.append(torch.empty(0))
+        buffer = self.buffers[self.in_use]
+        if len(buffer) < count or buffer.dtype != dtype:
+            buffer = self.buffers[self.in_use] = torch.empty(count, dtype=dtype, device=device)
+        self.in_use += 1
+        return buffer[:count].view(size)
+
+    def free(self) -> None:
+        """End the use of all tensors; large buffers are returned to the system."""
+        self.in_use = 0
+        if sum(buffer.nbytes for buffer in self.buffers) > MAX_KEPT_BYTES:
+            self.buffers = []
 
 
 class Workspace:
@@ -50,10 +79,12 @@ class Workspace:
         """The products of rows and the weight of a linear layer."""
         rows = inputs.shape[0]
         tensor, array = self._view("products", rows, linear.outputs)
-        if linear.is_int8:
+        if linear.has_panels:
+            multiply_panels(inputs.numpy(), linear.weight, 0, array)
+        elif linear.is_int8:
             torch._int_mm(inputs, linear.transposed, out=tensor)
         elif rows <= FEW_ROWS:
-            decode_rows_cpu.multiply_few_rows(inputs.numpy(), linear.array, array)
+            decode_rows_cpu.multiply_few_rows(inputs.numpy(), linear.weight, array)
         else:
             torch.mm(inputs, linear.transposed, out=tensor)
         return array

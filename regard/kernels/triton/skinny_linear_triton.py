@@ -73,11 +73,12 @@ def _activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def skinny_linear(
-    x, weight, bias, norm_gain, norm_bias, residual, residual_gain, residual_bias, out,
+    x, weight, weight_scale, bias, norm_gain, norm_bias, residual, residual_gain, residual_bias, out,
     x_row, weight_row, residual_row, eps, residual_eps, R,
     E_IN: tl.constexpr, E_OUT: tl.constexpr, ACTIVATION: tl.constexpr, NORM: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_RESIDUAL_BIAS: tl.constexpr,
-    PDL: tl.constexpr, USE_DOT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_E: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HAS_RESIDUAL_BIAS: tl.constexpr, PDL: tl.constexpr, USE_DOT: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     step = tl.num_programs(0) * BLOCK_O
@@ -90,7 +91,8 @@ def skinny_linear(
     mean, scale = tl.zeros((BLOCK_R,), tl.float32), tl.zeros((BLOCK_R,), tl.float32)
     if NORM != "none":
         mean, scale = _statistics(x, x_row, r, R, NORM, eps, E_IN, BLOCK_R)
-    row_dtype = weight.dtype.element_ty if USE_DOT else tl.float32
+    # Float8 weights are converted to the dtype of the rows, exactly, and scaled after the products.
+    row_dtype = (x if HAS_SCALE else weight).dtype.element_ty if USE_DOT else tl.float32
     rows = _load_rows(x, x_row, r, R, 0, mean, scale, norm_gain, norm_bias, E_IN, NORM, HAS_NORM_BIAS, BLOCK_E)
     rows = rows.to(row_dtype)
     for begin_o in range(first, E_OUT, step):
@@ -111,11 +113,13 @@ def skinny_linear(
                     x, x_row, r, R, begin, mean, scale, norm_gain, norm_bias, E_IN, NORM, HAS_NORM_BIAS, BLOCK_E
                 ).to(row_dtype)
             if USE_DOT:
-                acc = tl.dot(rows, tl.trans(w), acc, input_precision="ieee")
+                acc = tl.dot(rows, tl.trans(w.to(row_dtype)), acc, input_precision="ieee")
             else:
-                products += rows[:, None, :] * w.to(tl.float32)[None, :, :]
+                products += rows[:, None, :] * w.to(row_dtype)[None, :, :]
         if not USE_DOT:
             acc = tl.sum(products, 2)
+        if HAS_SCALE:
+            acc *= tl.load(weight_scale + o, mask=o < E_OUT, other=0.0)[None, :]
         if HAS_BIAS:
             acc += tl.load(bias + o, mask=o < E_OUT, other=0.0).to(tl.float32)[None, :]
         acc = _activate(acc, ACTIVATION)

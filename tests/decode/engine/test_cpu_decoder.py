@@ -1,15 +1,19 @@
 """Compiled CPU kernels give the same outputs as the plain search."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, Ensemble, decode_all
+from regard.decode import DecodeConfig, Ensemble, Shortlist, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine.model_precision import convert_model
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from tests.decode.engine.helpers import (
     CONFIGS,
+    VOCAB,
     assert_equal_search,
     decode_both,
     gpt,
@@ -18,9 +22,11 @@ from tests.decode.engine.helpers import (
     transformer,
 )
 from tests.decode.engine.test_engine import GPT2_OPTIONS, T5_OPTIONS
+from tests.decode.test_shortlist import SHORTLIST
 
 pytest.importorskip("numba")
-from regard.decode.engine import cpu_decoder
+from regard.decode.engine import cpu_decoder, packed_weights
+from regard.kernels import packed_product_cpu
 
 SUPPORTED = {
     "transformer": (transformer, {}),
@@ -76,6 +82,85 @@ def test_slots_are_refilled_and_dropped(steps, monkeypatch):
         for config in (CONFIGS["greedy"], CONFIGS["beam"]):
             assert_equal_search(*decode_both(make(), make_sources(40, longest=20), config))
     assert steps[0]
+
+
+@pytest.mark.parametrize("has_panels", [True, False])
+@pytest.mark.parametrize("config", [config for config in CONFIGS if "sample" not in config])
+@pytest.mark.parametrize("name", ["transformer", "output bias, swiglu", "GPT"])
+def test_shortlists_equal_plain_search(steps, monkeypatch, name, config, has_panels):
+    """Slots are refilled and dropped, so the columns of the logits change while a sentence is decoded."""
+    if not has_panels:
+        monkeypatch.setattr(packed_weights, "packing_available", lambda is_int8: False)
+    make, options = SUPPORTED[name]
+    model, search = make(**options), replace(CONFIGS[config], shortlist=True)
+    if model.output.bias is not None:
+        torch.nn.init.normal_(model.output.bias)
+    sources = make_sources(3 if search.beam > 100 else 14, longest=14)
+    prefixes = [source[1:-1][: i % 3] for i, source in enumerate(reversed(sources))]
+    monkeypatch.setattr(engine_module, "CPU_ROWS", 5 * search.beam if search.method == "beam" else 5)
+    assert_equal_search(*decode_both(model, sources, search, shortlist=SHORTLIST, prefixes=prefixes))
+    assert_equal_search(*decode_both(model, sources[:1], search, shortlist=SHORTLIST))
+    assert steps[0]
+
+
+@pytest.mark.parametrize("has_panels", [True, False])
+def test_int8_with_shortlist(steps, monkeypatch, has_panels):
+    """Results do not depend on the batch, nor on the columns of other tokens."""
+    if not has_panels:
+        monkeypatch.setattr(packed_weights, "packing_available", lambda is_int8: False)
+    monkeypatch.setattr(engine_module, "CPU_ROWS", 12)
+    model, sources = transformer(width=32), make_sources(20)
+    config = DecodeConfig(beam=3, max_len=8, precision="int8", shortlist=True)
+    options = {"shortlist": SHORTLIST, **special_options(model)}
+    together = decode_all(model, sources, pack, config, **options)
+    alone = [decode_all(model, [source], pack, config, **options)[0] for source in sources]
+    assert_equal_search(together, alone)
+    everything = replace(SHORTLIST, frequent=np.arange(VOCAB, dtype=np.int32))
+    all_tokens = decode_all(model, sources, pack, config, **(options | {"shortlist": everything}))
+    without = decode_all(model, sources, pack, replace(config, shortlist=False), **special_options(model))
+    assert all_tokens == without
+    assert steps[0]
+
+
+def test_lists_of_special_tokens(steps):
+    """Fewer tokens than candidates of a beam."""
+    empty = Shortlist(np.full((VOCAB, 1), -1, np.int32), np.zeros(0, np.int32), VOCAB)
+    for name in ("greedy", "beam"):
+        search = replace(CONFIGS[name], shortlist=True)
+        assert_equal_search(*decode_both(transformer(), make_sources(3), search, shortlist=empty))
+    assert steps[0]
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_weights_without_panels(steps, monkeypatch, precision):
+    """Processors without instructions for packed products, and large float32 models, use the products of torch."""
+    if not packed_product_cpu.packing_available(precision == "int8"):
+        pytest.skip("this processor has no instructions for packed products")
+    config = DecodeConfig(beam=3, max_len=8, precision=precision)
+    packed, unpacked = [], []
+    for results, is_available in ((packed, True), (unpacked, False)):
+        monkeypatch.setattr(packed_weights, "packing_available", lambda is_int8, found=is_available: found)
+        for make in (transformer, gpt):
+            model = make(width=32)
+            results += decode_all(model, make_sources(20), pack, config, **special_options(model))
+            results += decode_all(model, make_sources(1), pack, config, **special_options(model))
+    assert steps[0]
+    difference = [abs(a[0].score - b[0].score) for a, b in zip(packed, unpacked)]
+    assert max(difference) < 1e-5
+
+
+def test_memory_of_caches_is_used_again(steps):
+    """Also while another decoder of the same model is at work."""
+    model, sources = transformer(), make_sources(12)
+    config, options = CONFIGS["beam"], special_options(model)
+    expected = decode_all(model, sources, pack, config, **options)
+    nested = []
+    for _ in range(2):
+        for progress in (None, lambda *_: nested.append(decode_all(model, sources, pack, config, **options))):
+            results = decode_all(model, sources, pack, config, **options, progress=progress)
+            assert results == expected
+    assert nested
+    assert all(results == expected for results in nested)
 
 
 def test_forced_prefixes(steps):

@@ -5,11 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from regard.decode import DecodeConfig
+from regard.decode import DecodeConfig, decode_all
 from regard.decode.engine import captured_load, cuda_decoder, engine_runner, graph_decoder
+from regard.decode.engine.model_precision import convert_model, convert_to_float8
 from regard.kernels import search_update_cuda, topk_log_softmax_cuda
 from regard.kernels.start_step_cuda import StepTables, plain_start_step, start_step
 from regard.kernels.triton_support import is_interpreted, triton_available
+from regard.layers.packed import pack
 from tests.decode.engine.helpers import assert_equal_search, decode_both, gpt, make_sources, transformer
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
@@ -91,6 +93,28 @@ def test_many_rows_use_matrix_products(kernels, monkeypatch):
     for name in ("pre-norm", "post-norm"):  # both orders of norm and residual sum
         model = MODELS[name]().to(DEVICE)
         assert_equal_search(*decode_both(model, few_sources(2, longest=5), CONFIGS["beam"]), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("reader", ["kernel", "kernel without float8", "matrix products"])
+def test_float8_equals_plain_search(kernels, monkeypatch, reader):
+    is_skinny = reader != "matrix products"
+    monkeypatch.setattr(cuda_decoder.skinny_linear_cuda, "is_faster", lambda rows, width: is_skinny)
+    monkeypatch.setattr(cuda_decoder, "supports_float8", lambda device: reader != "kernel without float8")
+    for name in ("pre-norm", "rotary, grouped heads")[: 2 if reader == "kernel" else 1]:
+        model = convert_to_float8(MODELS[name](), torch.float32).to(DEVICE)
+        assert_equal_search(*decode_both(model, few_sources(2, longest=5), CONFIGS["greedy"]), tolerance=1e-4)
+        (decoder,) = engine_runner._graphs[model].values()
+        is_float8 = decoder.model.output_weights.weight.dtype == torch.float8_e4m3fn
+        assert is_float8 == (decoder.model.output_weights.scale is not None) == (reader == "kernel")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_float8_on_a_gpu():
+    model, sources = MODELS["pre-norm"]().to(DEVICE), few_sources(9, longest=5)
+    config = DecodeConfig("greedy", max_len=3, precision="float8")
+    engine, plain = decode_both(convert_model(model, "float8"), sources, CONFIGS["greedy"])
+    assert [n_best[0].ids for n_best in decode_all(model, sources, pack, config)] == [n[0].ids for n in engine]
+    assert sum(a[0].ids == b[0].ids for a, b in zip(engine, plain)) >= 6  # bfloat16 rounds differently
 
 
 def test_slots_are_refilled(kernels, monkeypatch):

@@ -7,9 +7,10 @@ from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import plain_search_reason, slot_decoder, static_decoder
-from regard.decode.engine.model_precision import convert_model
+from regard.decode.engine.model_precision import convert_model, convert_to_float8
 from regard.decode.engine.worker_pool import WorkerPool, can_fork
 from regard.errors import RegardError
+from regard.layers.float8_linear import Float8Linear
 from regard.layers.packed import pack
 from tests.decode.engine.helpers import (
     CONFIGS,
@@ -149,6 +150,36 @@ def test_stopped_worker_is_reported_and_replaced(monkeypatch):
         assert decode_all(model, sources, pack, config) == first
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("make", "precision"), [(transformer, "float8"), (gpt, "float8"), (seq2seq, "float8"), (seq2seq, "int8")]
+)
+def test_quantized_models_equal_their_plain_search(monkeypatch, make, precision):
+    monkeypatch.setattr(engine_module, "uses_compiled_kernels", lambda sentences: False)  # float8 is for GPUs
+    model, sources = make(), make_sources(4)
+    quantized = convert_model(model, "int8") if precision == "int8" else convert_to_float8(model, torch.float32)
+    for config in (CONFIGS["greedy"], CONFIGS["beam"]):
+        engine, plain = decode_both(quantized, sources, config)
+        assert_equal_search(engine, plain, tolerance=1e-4)
+        assert engine != decode_both(model, sources, config)[0]
+
+
+def test_float8_layers_of_a_model():
+    model = transformer()
+    quantized = convert_to_float8(model, torch.bfloat16)
+    names = {name for name, module in quantized.named_modules() if isinstance(module, Float8Linear)}
+    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert names == {name for name in linears if not name.startswith("encoder.")}
+    assert "output" in names
+    assert {parameter.dtype for parameter in quantized.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_float8_needs_a_gpu():
+    with pytest.raises(RegardError, match=r"float8 is for CUDA GPUs \(the model is on cpu\)") as caught:
+        decode_all(transformer(), make_sources(1), pack, DecodeConfig(precision="float8"))
+    assert "Use int8." in str(caught.value) + str(caught.value.hint)
 
 
 @pytest.fixture
