@@ -10,6 +10,7 @@ kills, and no process may be left running. Prints a Markdown table. Exit status 
 """
 
 import argparse
+import contextlib
 import hashlib
 import random
 import signal
@@ -52,7 +53,6 @@ log_every = 2
 device = "cpu"
 workers = {workers}
 """
-WEIGHTS = ("model.safetensors", "state/last.safetensors")
 COMMAND = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -71,8 +71,14 @@ def start_training(recipe: Path, out: Path) -> subprocess.Popen:
 
 
 def partial_files(out: Path) -> set[tuple[Path, int]]:
-    """Files of an unfinished save, each with its modification time."""
-    return {(part, part.stat().st_mtime_ns) for pattern in ("*.part", "state/*.part") for part in out.glob(pattern)}
+    """Files of an unfinished save and folders of unfinished checkpoints, each with its modification time."""
+    parts = {part for pattern in ("*.part", "state/*/*.part") for part in out.glob(pattern)}
+    parts |= {folder for folder in out.glob("state/step-*") if not (folder / "checksums.json").exists()}
+    found = set()
+    for part in parts:
+        with contextlib.suppress(FileNotFoundError):
+            found.add((part, part.stat().st_mtime_ns))
+    return found
 
 
 def progress(out: Path) -> int:
@@ -83,12 +89,11 @@ def progress(out: Path) -> int:
 def wait_for_kill(process: subprocess.Popen, out: Path, rng: random.Random, aim: str) -> None:
     """Return at the time of the kill, or when the process has ended."""
     if aim == "save":
-        part = out / (WEIGHTS[1] + ".part")
-        part.unlink(missing_ok=True)  # left by the previous kill
+        before = partial_files(out)  # left by the previous kill
         for skipped in reversed(range(rng.randint(1, 3))):
-            while process.poll() is None and not part.exists():
+            while process.poll() is None and not partial_files(out) - before:
                 time.sleep(0.0002)
-            while skipped and process.poll() is None and part.exists():
+            while skipped and process.poll() is None and partial_files(out) - before:
                 time.sleep(0.0002)
     if aim == "training":
         before = progress(out)
@@ -134,7 +139,10 @@ def count_survivors(children: list[Path], timeout: float = 5.0) -> int:
 
 
 def digests(out: Path) -> dict[str, str]:
-    return {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in WEIGHTS}
+    """SHA-256 of the files with weights: the best model, and the last checkpoint."""
+    checkpoint = max(out.glob("state/step-*/state.safetensors"))
+    files = (out / "model.safetensors", checkpoint)
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def finish(process: subprocess.Popen) -> None:
@@ -187,7 +195,8 @@ def main() -> int:
             tally.left_behind += count_survivors(children)
             print(f"kill {tally.kills}, {aim}{', inside a save' * is_inside_save}", file=sys.stderr)
         finish(start_training(recipe, out))
-        differs = [name for name, digest in digests(out).items() if digest != expected[name]]
+        found = digests(out)
+        differs = [name for name in expected if found.get(name) != expected[name]]
         is_clean = not partial_files(out)
     if differs:
         print(f"Different: {', '.join(differs)}.", file=sys.stderr)

@@ -7,13 +7,16 @@ from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from regard.decode import DecodeConfig as DecodeConfig
+    from regard.diagnostics import doctor as doctor
     from regard.errors import RegardError as RegardError
     from regard.evaluation import evaluate as evaluate
     from regard.pipelines import Translator as Translator
     from regard.pipelines import load as load
     from regard.pipelines import save as save
     from regard.training.api import train as train
+    from regard.training.planning import plan as plan
     from regard.training.recipe import Recipe as Recipe
+    from regard.training.shards.preparation import prepare as prepare
     from regard.viewer import compare as compare
     from regard.viewer import look as look
 
@@ -24,9 +27,12 @@ _PUBLIC = {
     "RegardError": "regard.errors",
     "Translator": "regard.pipelines",
     "compare": "regard.viewer",
+    "doctor": "regard.diagnostics",
     "evaluate": "regard.evaluation",
     "load": "regard.pipelines",
     "look": "regard.viewer",
+    "plan": "regard.training.planning",
+    "prepare": "regard.training.shards.preparation",
     "save": "regard.pipelines",
     "train": "regard.training.api",
 }

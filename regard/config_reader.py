@@ -6,6 +6,7 @@ Recipes, config.json of a model folder and configs of other formats are read her
 import dataclasses
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from regard.ranges import check_value, default_hint, format_value, is_list
 
 MAX_DEPTH = 50
 """maximum nesting of lists and tables in a file"""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 REPLACE_FILE = "Restore the file from a good copy."
 
 Config = TypeVar("Config")
@@ -54,7 +56,7 @@ def read_json(path: Path, *, unique_keys: bool = True) -> dict[str, Any]:
         return table
 
     try:
-        table = json.loads(read_file(path).decode(), object_pairs_hook=unique if unique_keys else None)
+        table = parse_json(read_file(path).decode(), object_pairs_hook=unique if unique_keys else None)
     except ValueError as error:
         raise RegardError(f"{path}: not JSON ({error}).", REPLACE_FILE) from None
     except RecursionError:
@@ -62,6 +64,21 @@ def read_json(path: Path, *, unique_keys: bool = True) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise RegardError(f"{path}: not a JSON object.", REPLACE_FILE)
     return _checked_depth(table, path)
+
+
+def parse_json(text: str, **options: Any) -> Any:
+    r"""json.loads, except that half a surrogate pair, which cannot be encoded as UTF-8, is a ValueError.
+
+    >>> parse_json('"\\ud83d\\ude00"') == "😀"
+    True
+    >>> parse_json('"\\ud83d"')
+    Traceback (most recent call last):
+    UnicodeEncodeError: 'utf-8' codec can't encode character '\ud83d' in position 1: surrogates not allowed
+    """
+    value = json.loads(text, **options)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def json_bytes(table: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,9 @@
 """Errors that a user can act on."""
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class RegardError(Exception):
@@ -22,13 +24,23 @@ class RegardError(Exception):
 
 
 class Interrupted(RegardError):
-    """Stopped by Ctrl-C or SIGTERM after the work so far was saved.
+    """Stopped by Ctrl-C after the work so far was saved.
 
     >>> Interrupted("Interrupted at step 7.", "The same command resumes the run.").exit_code
     130
     """
 
     exit_code = 130
+
+
+class Preempted(Interrupted):
+    """Stopped by SIGTERM or SIGUSR1 after the work so far was saved: a cluster can start the same command again.
+
+    >>> Preempted("Interrupted at step 7.").exit_code  # EX_TEMPFAIL
+    75
+    """
+
+    exit_code = 75
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -39,3 +51,16 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """
     matches = difflib.get_close_matches(name, list(known), n=1)
     return f"Did you mean {matches[0]}?" if matches else otherwise
+
+
+def require_package(name: str, extra: str) -> Any:
+    """Import an optional package; if it is missing, the error names the extra of Regard that installs it.
+
+    >>> require_package("no_such_package", "onnx")
+    Traceback (most recent call last):
+    regard.errors.RegardError: no_such_package is not installed. Install it with: pip install "regard[onnx]"
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise RegardError(f"{name} is not installed.", f'Install it with: pip install "regard[{extra}]"') from None

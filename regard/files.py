@@ -10,6 +10,9 @@ from pathlib import Path
 from regard.errors import RegardError
 
 STDOUT = Path("-")
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+# Errors of systems that cannot open or flush directories.
+_NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
 
 
 def read_file(path: str | Path) -> bytes:
@@ -45,7 +48,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         else:
             _replace(Path(os.path.realpath(path)), content, status)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL_DISK:
             raise RegardError(
                 f"{path}: no space left on the device ({len(content) / 2**20:.0f} MiB needed).",
                 "The previous version of the file is intact; free some space and run the same command again.",
@@ -95,7 +98,21 @@ def _replace(path: Path, content: bytes, replaced: os.stat_result | None) -> Non
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+        sync_directory(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def sync_directory(folder: Path) -> None:
+    """Flush a directory to disk, so that new and renamed files in it survive a power failure."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise

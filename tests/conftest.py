@@ -25,8 +25,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
 
-# A script that needs Triton.
-collect_ignore = ["kernels/compiled_kernels.py"]
+# Scripts that need Triton and atheris.
+collect_ignore = ["kernels/compiled_kernels.py", "fuzz/fuzz.py"]
 
 # Packages in whose tests the shapes in signatures are checked; elsewhere that is too slow.
 SHAPE_CHECKED = ("attention", "kernels", "layers", "models")

@@ -25,7 +25,9 @@ from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
-from regard.pipelines.file_processing import FileProgress, FileSummary, InputItems
+from regard.pipelines.file_processing import FileProgress, FileSummary
+from regard.pipelines.input_items import InputItems, find_shards, is_pattern
+from regard.pipelines.ray_workers import Cluster
 from regard.pipelines.resumable_file import check_output
 from regard.progress import OnProgress, progress_bar, show_progress, show_status
 
@@ -48,8 +50,8 @@ Data = Annotated[
     tuple[str, ...],
     tyro.conf.arg(
         metavar="FILE",
-        help='two parallel files, or TSV, CSV or JSONL; plain or compressed; "-": standard input; phrasebook: the '
-        "built-in test split; images: a folder, .csv, .npz or idx",
+        help='two parallel files, or TSV, CSV, JSONL or Parquet; plain or compressed; "-": standard input; phrasebook: '
+        "the built-in test split; images: a folder, .csv, .npz or idx",
     ),
 ]
 Columns = Annotated[
@@ -93,6 +95,13 @@ Overwrite = Annotated[
     bool,
     tyro.conf.arg(
         help="replace an existing output file; start again if settings or input changed", help_behavior_hint=NO_HINT
+    ),
+]
+ClusterOption = Annotated[
+    Cluster | None,
+    tyro.conf.arg(
+        help="cluster that does the work, with --output: ray (of RAY_ADDRESS, or of this machine)",
+        help_behavior_hint=NO_HINT,
     ),
 ]
 Quiet = Annotated[bool, tyro.conf.arg(help="print only results and errors", help_behavior_hint=NO_HINT)]
@@ -174,6 +183,15 @@ Input = Annotated[
         metavar="FILE", help="input file with one text per line, plain or compressed", help_behavior_hint=NO_HINT
     ),
 ]
+InputShards = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="FILE",
+        help="input file with one text per line, plain or compressed; a quoted pattern such as 'part-*.txt': several, "
+        "with a folder as --output",
+        help_behavior_hint=NO_HINT,
+    ),
+]
 
 
 def read_texts(texts: tuple[str, ...], file: Path | None, prompt: str) -> Iterator[tuple[str, str]]:
@@ -218,6 +236,13 @@ def input_texts(
     return dataclasses.replace(source, read=read_checked)
 
 
+def input_shards(
+    texts: tuple[str, ...], file: Path | None, prompt: str, unknown: "UnknownCharacters"
+) -> InputItems[str] | Path:
+    """The input texts of a command, see `input_texts`, or a pattern for several input files."""
+    return file if file is not None and is_pattern(file) and not texts else input_texts(texts, file, prompt, unknown)
+
+
 def is_stream(output: Path | None) -> bool:
     """Whether an output is standard output, a named pipe or a device, which is written directly."""
     if output is None or output == STDOUT:
@@ -237,6 +262,33 @@ def open_stream(output: Path | None) -> Iterator[TextIO]:
         return
     with open(output, "w", encoding="utf-8") as stream:
         yield stream
+
+
+def check_shard_options(
+    input: Path | None,
+    output: Path | None,
+    overwrite: bool,
+    device: str,
+    cluster: Cluster | None,
+    extension: str | None = None,
+) -> None:
+    """Check the options of input and output, which may be several files, before a model is loaded."""
+    if cluster is not None:
+        if output is None or is_stream(output):
+            raise RegardError(f"--cluster {cluster} needs --output.", "Pass --output FILE.")
+        if device != "auto":
+            raise RegardError(
+                f"--device {device} and --cluster {cluster} cannot be combined.",
+                "Leave out --device: the workers use the GPUs of the cluster, or its CPUs if it has none.",
+            )
+    if not is_pattern(input):
+        check_file_options(output, overwrite, [input])
+        return
+    assert input is not None
+    if output is None or is_stream(output):
+        raise RegardError(f"--input {input} names several files: they need an output folder.", "Pass --output FOLDER.")
+    for source, path in find_shards(input, output, extension):
+        check_file_options(path, overwrite, source.files)
 
 
 def check_file_options(output: Path | None, overwrite: bool, inputs: Sequence[str | Path | None]) -> None:

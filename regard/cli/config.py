@@ -10,10 +10,12 @@ import tyro
 
 from regard.cli.common import Model, parse
 from regard.cli.train_options import as_toml
-from regard.config_reader import read_json
+from regard.config_reader import REPLACE_FILE, read_json
+from regard.errors import RegardError
 from regard.models import family_name
 from regard.pipelines import read_config
 from regard.pipelines.migration import migrate_recipe
+from regard.ranges import format_value
 from regard.training.recipe import DERIVED, Recipe, recipe_to_dict
 
 
@@ -45,7 +47,10 @@ def run(argv: list[str]) -> int:
 def _read_recipe(model: Path) -> dict[str, Any]:
     """The recipe that a model was trained with; empty if there is none."""
     path = model / "training.json"
-    return migrate_recipe(read_json(path).get("recipe", {})) if path.exists() else {}
+    recipe = read_json(path).get("recipe", {}) if path.exists() else {}
+    if not isinstance(recipe, dict):
+        raise RegardError(f"{path}: recipe must be an object (got {format_value(recipe)}).", REPLACE_FILE)
+    return migrate_recipe(recipe)
 
 
 def recipe_toml(recipe: Recipe) -> str:

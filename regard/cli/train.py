@@ -13,8 +13,10 @@ from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
 from regard.training import TASKS, Recipe, read_toml, recipe_from_dict
-from regard.training.api import resolve_recipe
+from regard.training.api import add_shards_task, resolve_recipe
 from regard.training.run.run_plan import metric_name
+from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
+from regard.training.shards.shard_folder import is_shard_folder
 from regard.training.trainer import run_recipe
 
 COMMAND_LINE = "the command line"
@@ -40,7 +42,7 @@ class Arguments:
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """Parse the arguments; the recipe may be at any position.
+    """Parse the arguments; the recipe, or a folder of token shards, may be at any position.
 
     >>> parse_arguments(["--data", "pairs.tsv", "--out", "m", "r.toml"]).recipe
     'r.toml'
@@ -53,6 +55,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             options[key] = [word for word in options[key] if not _is_recipe(word)]
             if not options[key]:
                 raise RegardError(f"{option_name(key)}: expected at least one file.", "Pass the data files after it.")
+    if shards := [word for word in words if is_shard_folder(word)]:
+        words = [word for word in words if word not in shards]
+        options["data.files"] = [*options.get("data.files", ()), *shards]
     files = [word for word in words if not _is_recipe(word)]
     if len(words) > 1:
         if len(files) == len(words):
@@ -85,11 +90,16 @@ def run(argv: list[str]) -> int:
         table["task"] = options["task"]
     if "model.family" in options and isinstance(table.setdefault("model", {}), dict):
         table["model"]["family"] = options["model.family"]
+    table = add_shards_task(table, options.get("data.files"))
     origin = arguments.recipe or COMMAND_LINE
     plain = recipe_from_dict(table, origin=origin)
     family = family_name(plain.model)
     if arguments.help:
         print((full_help if arguments.help == "full" else short_help)(plain.task, family, table))
+        return 0
+    if torchrun_rank():  # another rank reads the data, prints and writes
+        if not arguments.dry_run:
+            run_torchrun_rank()
         return 0
     recipe, dataset = resolve_recipe(
         table,

@@ -86,8 +86,8 @@ class Alias(NamedTuple):
 ALIASES = {
     "data": Alias(
         "data.files",
-        "two parallel files, or one TSV, CSV or JSONL; plain or compressed; - for standard input; phrasebook for the "
-        "built-in pairs; images: a folder, .csv, .npz or idx",
+        "two parallel files, or one TSV, CSV, JSONL or Parquet; plain or compressed; - for standard input; a folder of "
+        "token shards (regard prepare); phrasebook for the built-in pairs; images: a folder, .csv, .npz or idx",
     ),
     "validation": Alias("data.validation", "validation data in the same format", "a split of the data"),
     "columns": Alias("data.columns"),

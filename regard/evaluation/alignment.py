@@ -29,7 +29,7 @@ Link = tuple[int, int]
 WordSplitter = Callable[[str], list[str]]
 """Splits a text into words."""
 
-_PHARAOH = re.compile(r"(\d+)-(\d+)")
+_PHARAOH = re.compile(r"(\d{1,9})-(\d{1,9})")
 
 
 def align(

@@ -10,10 +10,10 @@ from torch import Tensor
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.interop.foreign_config import describe_unsupported, unsupported_fields
-from regard.interop.optional_packages import require_package
 from regard.interop.weight_mapping import CONCATENATED, FUSED_QKV, MappingRow, MappingTable, write_weights
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.optional_packages import require_package
 from regard.pipelines import Translator, write_tokenizers
 
 # -- mapping tables: parameter names, and paths in the specification of CTranslate2 -----------------------------------

@@ -1,4 +1,4 @@
-"""Ordered processing of blocks by several threads, one per copy of a model."""
+"""Ordered processing of blocks by several threads, one per copy of a model, here or on another machine."""
 
 import contextlib
 import threading
@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from regard.errors import RegardError
+
 B = TypeVar("B")
 R = TypeVar("R")
 OnBatch = Callable[[int, int], None]
 """called with the finished part of a block and its total"""
 BlockWorker = Callable[[B, OnBatch], R]
 """returns the result of a block, and reports its progress"""
+# A block is given up after it was lost this often: it is probably what ends the workers.
+MAX_LOSSES = 5
 # Seconds between two reports while a block is processed.
 REPORT_INTERVAL = 0.5
 # Seconds to wait for the threads after an error; they stop at the next report of progress.
@@ -23,6 +27,10 @@ _JOIN_SECONDS = 10.0
 
 class _Stopped(Exception):
     """Raised inside a worker to end its work early."""
+
+
+class WorkerLost(Exception):
+    """Raised by a worker that died, or that cannot be reached: another one processes its block."""
 
 
 @dataclass
@@ -35,6 +43,8 @@ class _Task(Generic[B, R]):
     error: BaseException | None = None
     share: float = 0.0
     """finished share of the block, from 0 to 1"""
+    losses: int = 0
+    """number of workers that were lost while they processed the block"""
 
 
 def process_blocks(
@@ -45,6 +55,9 @@ def process_blocks(
     At most one block more than there are workers is read ahead. An error from `blocks` is raised after the results of
     the blocks before it. `on_wait` is called now and then with the blocks in progress and their finished shares.
 
+    A worker may have a method `wait_until_ready(is_stopped)`, which is called before its first block and after a
+    `WorkerLost`; it returns once the worker can take a block, or `is_stopped()`.
+
     >>> list(process_blocks(iter([1, 2, 3]), [lambda block, on_batch: 10 * block] * 2, lambda blocks: None))
     [(1, 10), (2, 20), (3, 30)]
     """
@@ -52,12 +65,17 @@ def process_blocks(
     is_stopped = threading.Event()
 
     def run(worker: BlockWorker[B, R]) -> None:
-        while (task := queue.get()) is not None:
-            try:
-                task.result = worker(task.block, _share_reporter(task, is_stopped))
-            except BaseException as error:
-                task.error = error
-            task.is_done.set()
+        while True:
+            error = _wait_until_ready(worker, is_stopped)
+            while (task := queue.get()) is not None:
+                if error is not None:
+                    task.error = error
+                elif _is_lost(task, worker, is_stopped):
+                    queue.put(task)
+                    break
+                task.is_done.set()
+            else:
+                return
 
     # Daemon threads in a copy of this context, so that settings in context variables apply.
     threads = [threading.Thread(target=copy_context().run, args=(run, worker), daemon=True) for worker in workers]
@@ -97,6 +115,33 @@ def process_blocks(
             queue.put(None)
         for thread in threads:
             thread.join(_JOIN_SECONDS)
+
+
+def _wait_until_ready(worker: BlockWorker[B, R], is_stopped: threading.Event) -> Exception | None:
+    """Wait for a worker. Returns the error if it cannot start."""
+    try:
+        if hasattr(worker, "wait_until_ready"):
+            worker.wait_until_ready(is_stopped.is_set)
+    except Exception as error:
+        return error
+    return None
+
+
+def _is_lost(task: _Task[B, R], worker: BlockWorker[B, R], is_stopped: threading.Event) -> bool:
+    """Process a task. Returns True if the worker is lost, so that the task must be processed again."""
+    try:
+        task.result = worker(task.block, _share_reporter(task, is_stopped))
+    except WorkerLost as error:
+        task.losses, task.share = task.losses + 1, 0.0
+        if task.losses < MAX_LOSSES:
+            return True
+        task.error = RegardError(
+            f"{task.losses} workers were lost, one after another, with the same block: {error}.",
+            "Check the memory of the machines.",
+        )
+    except BaseException as error:
+        task.error = error
+    return False
 
 
 def _share_reporter(task: _Task[B, R], is_stopped: threading.Event) -> OnBatch:

@@ -1,94 +1,27 @@
 """Processing of files of any size with a model: constant memory, resumable, on several devices."""
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from logging import getLogger
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
-from regard.data.text.compression import STDIN, InputStream
-from regard.data.text.readers import OnOpen, display_name, numbered_lines, stream_pairs
 from regard.errors import Interrupted, RegardError
 from regard.pipelines.block_workers import OnBatch, process_blocks
-from regard.pipelines.resumable_file import AllowedChange, ResumableFile, check_output
+from regard.pipelines.input_items import InputItems, T
+from regard.pipelines.resumable_file import AllowedChange, ResumableFile, check_output, remove_journal
 
 logger = getLogger("regard")
 
-T = TypeVar("T", str, tuple[str, str])
 # A block ends after this many items or characters. It is sorted by length into batches; an interruption loses at most
 # the blocks in progress.
 BLOCK_ITEMS, BLOCK_CHARACTERS = 4096, 1 << 22
-
-
-@dataclass
-class InputItems(Generic[T]):
-    """The items of an input, in order: lines, or pairs of source and target."""
-
-    name: str
-    """name in messages"""
-    read: Callable[[OnOpen], Iterator[T]]
-    """returns an iterator over the items, and calls its argument with each stream that it opens"""
-    unit: str = "line"
-    files: tuple[str | Path, ...] = ()
-    streams: list[InputStream] = field(default_factory=list)
-    """the streams opened so far; their positions show how much has been read"""
-
-    @classmethod
-    def from_lines(cls, file: str | Path) -> "InputItems[str]":
-        """The lines of a file, plain or compressed, or of standard input ("-")."""
-        file = STDIN if str(file) == STDIN else file
-        return InputItems(
-            display_name(file),
-            lambda on_open: (line for _, line in numbered_lines(file, on_open=on_open)),
-            files=(file,),
-        )
-
-    @classmethod
-    def from_pairs(
-        cls, files: str | Path | Sequence[str | Path], columns: Sequence[str] = ()
-    ) -> "InputItems[tuple[str, str]]":
-        """The pairs of two parallel files, or of TSV, CSV or JSONL files."""
-        paths = (files,) if isinstance(files, str | Path) else tuple(files)
-        names = [str(path) for path in paths]
-        return InputItems(
-            " ".join(map(display_name, paths)),
-            lambda on_open: stream_pairs(names, columns, on_open=on_open),
-            "pair",
-            paths,
-        )
-
-    def __iter__(self) -> Iterator[T]:
-        """Read the items from the beginning."""
-        self.streams.clear()
-        return self.read(self.streams.append)
-
-    @property
-    def is_rereadable(self) -> bool:
-        """Whether the items can be read again, which standard input cannot."""
-        return STDIN not in map(str, self.files)
-
-    def item_name(self, index: int) -> str:
-        """The name of an item in messages."""
-        return f"{self.name}, {self.unit} {index + 1}"
-
-    def read_share(self) -> float | None:
-        """The share of the files, in bytes, that has been read; None if their size is unknown."""
-        try:
-            total = sum(os.path.getsize(file) for file in self.files)
-        except OSError:
-            return None
-        return sum(stream.position for stream in self.streams) / total if total else None
-
-    def encode(self, items: Sequence[T]) -> bytes:
-        """The items as bytes, for the hash of the input."""
-        return "".join((item if isinstance(item, str) else "\t".join(item)) + "\n" for item in items).encode()
 
 
 class BlockOutput(NamedTuple):
@@ -106,7 +39,7 @@ CheckItem = Callable[[T, str], object]
 
 @dataclass(frozen=True)
 class FileSummary:
-    """What `process_file` has done: items in the output file, of these from earlier runs, seconds, and totals."""
+    """What `process_file` has done: items in the output files, of these from earlier runs, seconds, and totals."""
 
     items: int
     resumed_items: int
@@ -135,7 +68,46 @@ class FileProgress:
         return f"{self.items:,} lines{share}, {self.items_per_second:,.0f} lines/s{left}"
 
 
+class _Shard(Generic[T]):
+    """An input with its output file, of which the finished items have been skipped."""
+
+    def __init__(self, source: InputItems[T], file: ResumableFile, overwrite: bool) -> None:
+        self.source: InputItems[T] = source
+        self.file = file
+        self.items: Iterator[T] = iter(source)
+        self.digest = hashlib.sha256()
+        if problem := self._skip_finished():
+            if not (overwrite and source.is_rereadable):
+                raise file.resume_error(f"it was written from another input; {source.name} {problem}")
+            file.restart()
+            self.items, self.digest = iter(source), hashlib.sha256()
+        self.resumed_items = file.items
+        if file.items:
+            logger.warning("Resuming %s after %s %ss.", file.output, f"{file.items:,}", source.unit)
+
+    def append(self, items: Sequence[T], output: BlockOutput) -> None:
+        """Write the output for items."""
+        self.digest.update(self.source.encode(items))
+        self.file.append(output.data, len(items), input_sha256=self.digest.hexdigest(), totals=output.totals)
+
+    def _skip_finished(self) -> str:
+        """Skip the items whose output is in the file. Returns how the items differ from those, or ""."""
+        count, unit = self.file.items, self.source.unit
+        skipped = 0
+        while skipped < count and (block := list(islice(self.items, min(BLOCK_ITEMS, count - skipped)))):
+            self.digest.update(self.source.encode(block))
+            skipped += len(block)
+        if skipped < count:
+            return f"has only {skipped:,} {unit}s"
+        if count and self.digest.hexdigest() != self.file.input_sha256:
+            return f"differs in the first {count:,} {unit}s"
+        if self.file.is_renamed and next(self.items, None) is not None:
+            return f"has more than {count:,} {unit}s"
+        return ""
+
+
 class _Block(NamedTuple):
+    shard: _Shard[Any]
     first: int
     items: list[Any]
     share: float | None
@@ -150,8 +122,14 @@ class _Outcome(NamedTuple):
 
 
 def process_file(
-    source: InputItems[T],
-    output: str | Path,
+    source: InputItems[T], output: str | Path, processors: Sequence[ProcessItems[T]], **options: Any
+) -> FileSummary:
+    """Write the output for every item of an input to a file: `process_shards` with one shard."""
+    return process_shards([(source, output)], processors, **options)
+
+
+def process_shards(
+    shards: Sequence[tuple[InputItems[T], str | Path]],
     processors: Sequence[ProcessItems[T]],
     *,
     settings: dict[str, Any],
@@ -161,80 +139,121 @@ def process_file(
     overwrite: bool = False,
     progress: Callable[[FileProgress], None] | None = None,
 ) -> FileSummary:
-    """Write the output for every item of an input to a file; the same call resumes it after an interruption.
+    """Write the output for every item of each input to its file; the same call resumes after an interruption.
 
-    The input is read in blocks, and each block is processed by one of `processors`, which run in parallel threads. The
-    output is in the order of the input and does not depend on interruptions. Before an invalid item, for which `check`
-    raises an error, the items before it are written. See `ResumableFile` for the other parameters.
+    The inputs are read in blocks, and each block is processed by one of `processors`, which run in parallel threads,
+    also across the border of two shards. The output is in the order of the input and does not depend on interruptions.
+    Before an invalid item, for which `check` raises an error, the items before it are written. See `ResumableFile` for
+    the other parameters.
     """
-    check_output(output, source.files, overwrite=overwrite)
-    with ResumableFile(output, settings, overwrite=overwrite, allowed_changes=allowed_changes, header=header) as file:
+    for source, output in shards:
+        check_output(output, source.files, overwrite=overwrite)
+
+    def open_shard(source: InputItems[T], output: str | Path) -> _Shard[T]:
+        file = ResumableFile(output, settings, overwrite=overwrite, allowed_changes=allowed_changes, header=header)
         try:
-            meter = _process(source, file, processors, check, overwrite, progress)
+            return _Shard(source, file, overwrite)
+        except BaseException:
+            file.close()
+            raise
+
+    with closing(_Shards(shards, open_shard, progress)) as work:
+        try:
+            work.process([_Worker(processor, check) for processor in processors])
         except KeyboardInterrupt:
-            if file.items == 0:
+            if work.meter.items == 0:
                 raise
             raise Interrupted(
-                f"Interrupted; {file.items:,} {source.unit}s are complete.", "The same command resumes."
+                f"Interrupted; {work.meter.items:,} {shards[0][0].unit}s are complete.", "The same command resumes."
             ) from None
-        file.finish()
-    return FileSummary(file.items, meter.first_items, time.monotonic() - meter.start, file.totals)
+    return work.summary()
 
 
-def _process(
-    source: InputItems[T],
-    file: ResumableFile,
-    processors: Sequence[ProcessItems[T]],
-    check: CheckItem[T],
-    overwrite: bool,
-    progress: Callable[[FileProgress], None] | None,
-) -> "_Meter":
-    """Append the output for all items that are not in the file."""
-    items, digest = iter(source), hashlib.sha256()
-    if problem := _skip_finished(source, items, file, digest):
-        if not (overwrite and source.is_rereadable):
-            raise file.resume_error(f"it was written from another input; {source.name} {problem}")
-        file.restart()
-        items, digest = iter(source), hashlib.sha256()
-    if file.items:
-        logger.warning("Resuming %s after %s %ss.", file.output, f"{file.items:,}", source.unit)
-    meter = _Meter(file.items, source.read_share(), progress)
-    workers = [_make_worker(processor, source, check) for processor in processors]
-    with closing(process_blocks(_read_blocks(source, items, file.items), workers, meter.report)) as results:
-        while True:
-            try:
-                block, outcome = next(results)
-            except StopIteration:
-                return meter
-            except RegardError as error:
-                raise _with_resume_hint(error, source, file) from None
-            if outcome.done:
-                digest.update(source.encode(block.items[: outcome.done]))
-                file.append(
-                    outcome.output.data,
-                    outcome.done,
-                    input_sha256=digest.hexdigest(),
-                    totals=outcome.output.totals,
-                )
-                meter.add(block)
-            if outcome.error is not None:
-                raise _with_resume_hint(outcome.error, source, file)
+class _Shards(Generic[T]):
+    """The shards of a run: opened one after another as they are read, and finished in the same order."""
+
+    def __init__(
+        self,
+        shards: Sequence[tuple[InputItems[T], str | Path]],
+        open_shard: Callable[[InputItems[T], str | Path], _Shard[T]],
+        progress: Callable[[FileProgress], None] | None,
+    ) -> None:
+        self.shards: Sequence[tuple[InputItems[T], str | Path]] = shards
+        self.open_shard: Callable[[InputItems[T], str | Path], _Shard[T]] = open_shard
+        self.opened: list[_Shard[T]] = []
+        """shards that are being processed"""
+        self.totals: dict[str, float] = {}
+        self.meter = _Meter(progress)
+        sizes = [source.size() for source, _ in shards]
+        self.size = None if None in sizes else sum(size for size in sizes if size is not None)
+        self.read_size = 0
+        """size of the inputs that have been read to their end"""
+
+    def process(self, workers: Sequence["_Worker[T]"]) -> None:
+        """Append the output for all items that are not in the files."""
+        with closing(process_blocks(self._read(), workers, self.meter.report)) as results:
+            while True:
+                try:
+                    block, outcome = next(results)
+                except StopIteration:
+                    break
+                except RegardError as error:
+                    raise self._with_resume_hint(error) from None
+                while self.opened[0] is not block.shard:
+                    self._finish(self.opened[0])
+                if outcome.done:
+                    block.shard.append(block.items[: outcome.done], outcome.output)
+                    self.meter.add(outcome.done, block.share)
+                if outcome.error is not None:
+                    raise self._with_resume_hint(outcome.error)
+        while self.opened:
+            self._finish(self.opened[0])
+        for _, output in self.shards:
+            remove_journal(output)
+
+    def summary(self) -> FileSummary:
+        """Items and totals of all shards."""
+        meter = self.meter
+        return FileSummary(meter.items, meter.first_items, time.monotonic() - meter.start, self.totals)
+
+    def close(self) -> None:
+        """Close the files of unfinished shards."""
+        for shard in self.opened:
+            shard.file.close()
+
+    def _read(self) -> Iterator[_Block]:
+        """The blocks of all shards."""
+        for source, output in self.shards:
+            shard = self.open_shard(source, output)
+            self.opened.append(shard)
+            self.meter.skip(shard.file.items, self._share(0), self._share(source.position()))
+            first = shard.resumed_items
+            for items in _read_blocks(shard.items):
+                yield _Block(shard, first, items, self._share(source.position()))
+                first += len(items)
+            if first == shard.resumed_items:
+                self._finish(shard)  # no block does
+            self.read_size += source.size() or 0
+
+    def _share(self, position: int) -> float | None:
+        """The share of all inputs that has been read, at a position of the present one."""
+        return (self.read_size + position) / self.size if self.size else None
+
+    def _finish(self, shard: _Shard[T]) -> None:
+        shard.file.finish(keep_journal=True)
+        for name, value in shard.file.totals.items():
+            self.totals[name] = self.totals.get(name, 0) + value
+        self.opened.remove(shard)
+
+    def _with_resume_hint(self, error: RegardError) -> RegardError:
+        if self.meter.items == 0:
+            return error
+        lines = f"{self.meter.items:,} {self.shards[0][0].unit}s"
+        kept = f"The {lines} before it are kept: after the fix, the same command resumes there."
+        return RegardError(error.message, f"{error.hint} {kept}".strip())
 
 
-def _skip_finished(source: InputItems[T], items: Iterator[T], file: ResumableFile, digest: Any) -> str:
-    """Skip the items whose output is in the file. Returns how the items differ from those, or ""."""
-    skipped = 0
-    while skipped < file.items and (block := list(islice(items, min(BLOCK_ITEMS, file.items - skipped)))):
-        digest.update(source.encode(block))
-        skipped += len(block)
-    if skipped < file.items:
-        return f"has only {skipped:,} {source.unit}s"
-    if file.items and digest.hexdigest() != file.input_sha256:
-        return f"differs in the first {file.items:,} {source.unit}s"
-    return ""
-
-
-def _read_blocks(source: InputItems[T], items: Iterator[T], first: int) -> Iterator[_Block]:
+def _read_blocks(items: Iterator[T]) -> Iterator[list[T]]:
     """Blocks of items; an error while reading is raised after the items before it."""
     error: RegardError | None = None
     while error is None:
@@ -249,53 +268,57 @@ def _read_blocks(source: InputItems[T], items: Iterator[T], first: int) -> Itera
         except RegardError as caught:
             error = caught
         if block:
-            yield _Block(first, block, source.read_share())
-            first += len(block)
+            yield block
         elif error is None:
             return
     raise error
 
 
-def _make_worker(
-    processor: ProcessItems[T], source: InputItems[T], check: CheckItem[T]
-) -> Callable[[_Block, OnBatch], _Outcome]:
-    """A function that processes a block, or the items before the first invalid one."""
+@dataclass
+class _Worker(Generic[T]):
+    """Processes a block, or the items before the first invalid one."""
 
-    def process(block: _Block, on_batch: OnBatch) -> _Outcome:
+    processor: ProcessItems[T]
+    check: CheckItem[T]
+
+    def wait_until_ready(self, is_stopped: Callable[[], bool]) -> None:
+        """Wait for a processor on another machine."""
+        if hasattr(self.processor, "wait_until_ready"):
+            self.processor.wait_until_ready(is_stopped)
+
+    def __call__(self, block: _Block, on_batch: OnBatch) -> _Outcome:
         try:
-            return _Outcome(processor(block.items, block.first, on_batch), len(block.items), None)
+            return _Outcome(self.processor(block.items, block.first, on_batch), len(block.items), None)
         except RegardError as caught:
             error, count = caught, 0
         for i, item in enumerate(block.items):
             try:
-                check(item, source.item_name(block.first + i))
+                self.check(item, block.shard.source.item_name(block.first + i))
             except RegardError as caught:
                 error, count = caught, i
                 break
-        output = processor(block.items[:count], block.first, on_batch) if count else BlockOutput(b"")
+        output = self.processor(block.items[:count], block.first, on_batch) if count else BlockOutput(b"")
         return _Outcome(output, count, error)
-
-    return process
-
-
-def _with_resume_hint(error: RegardError, source: InputItems[T], file: ResumableFile) -> RegardError:
-    if file.items == 0:
-        return error
-    kept = f"The {file.items:,} {source.unit}s before it are kept: after the fix, the same command resumes there."
-    return RegardError(error.message, f"{error.hint} {kept}".strip())
 
 
 class _Meter:
     """Measures the progress and reports it."""
 
-    def __init__(self, items: int, share: float | None, progress: Callable[[FileProgress], None] | None) -> None:
-        self.items = self.first_items = items
-        self.share = self.first_share = share
+    def __init__(self, progress: Callable[[FileProgress], None] | None) -> None:
+        self.items = self.first_items = 0
+        self.share: float | None = 0.0
+        self.first_share = 0.0
         self.start, self.progress = time.monotonic(), progress
 
-    def add(self, block: _Block) -> None:
-        """Count a finished block."""
-        self.items, self.share = block.first + len(block.items), block.share
+    def skip(self, items: int, begin: float | None, end: float | None) -> None:
+        """Count items that an earlier run has finished, between two shares of the input."""
+        self.items, self.first_items = self.items + items, self.first_items + items
+        if begin is not None and end is not None:
+            self.first_share += end - begin
+
+    def add(self, items: int, share: float | None) -> None:
+        """Count finished items, up to a share of the input."""
+        self.items, self.share = self.items + items, share
         self.report([])
 
     def report(self, blocks: list[tuple[_Block, float]]) -> None:
@@ -309,6 +332,6 @@ class _Meter:
                 share, begin = share + done * (block.share - begin), block.share
         seconds = max(time.monotonic() - self.start, 1e-9)
         seconds_left = None
-        if share is not None and self.first_share is not None and share > self.first_share:
+        if share is not None and share > self.first_share:
             seconds_left = seconds * (1 - share) / (share - self.first_share)
         self.progress(FileProgress(int(items), share, (items - self.first_items) / seconds, seconds_left))

@@ -281,8 +281,16 @@ def make_pipeline(
         model, *tokenizers[: kind.tokenizer_count], training=training, special=special or kind.special
     )
     if isinstance(pipeline, Translator):  # at the start of training there is no config.json to read them from
-        pipeline.languages = tuple(training.get("recipe", {}).get("data", {}).get("languages", ()))
+        pipeline.languages = _recipe_languages(training)
     return pipeline
+
+
+def _recipe_languages(training: Any) -> tuple[str, ...]:
+    """The languages in the recipe of a training.json, which may hold anything."""
+    for key in ("recipe", "data", "languages"):
+        training = training.get(key) if isinstance(training, dict) else None
+    languages = training if isinstance(training, list | tuple) else ()
+    return tuple(code for code in languages if isinstance(code, str))
 
 
 def read_languages(folder: Path) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from regard.config_reader import json_bytes, read_json
 from regard.data.text.compression import SUFFIXES
 from regard.errors import RegardError
 from regard.files import write_atomically
+from regard.ranges import format_value
 
 AllowedChange = tuple[str, Any, Any]
 """a setting that may change on resuming, with its previous and its new value: ("truncate", False, True)"""
@@ -56,6 +57,11 @@ def check_output(output: str | Path, inputs: Collection[str | Path] = (), *, ove
         raise RegardError(f"{path}: not a regular file.", "Name a file.")
     if not overwrite and not _journal_path(_target(path)).exists():
         raise _exists_error(path)
+
+
+def remove_journal(output: str | Path) -> None:
+    """Remove the journal of a finished output file (see `ResumableFile`)."""
+    _journal_path(_target(Path(output))).unlink(missing_ok=True)
 
 
 class ResumableFile:
@@ -99,13 +105,13 @@ class ResumableFile:
         self.is_complete = False
         """whether all items have been written, so that only `finish` remains"""
         self._file: BinaryIO | None = None
-        if self.target.exists() and not overwrite:
-            journal = self._read_journal()
-            is_renamed = journal is not None and journal["complete"] and not self.partial.exists()
-            if journal is None or not is_renamed or self._differences(journal, allowed_changes):
+        if self.target.exists():
+            journal = None if self.partial.exists() else self._read_journal()
+            if journal is not None and journal["complete"] and not self._differences(journal, allowed_changes):
+                self._restore(journal)  # interrupted after the partial file was renamed
+                return
+            if not overwrite:
                 raise _exists_error(self.output)
-            self._restore(journal)  # interrupted after the partial file was renamed
-            return
         self._file = self._open_partial()
         try:
             self._resume_or_restart(overwrite, allowed_changes)
@@ -117,6 +123,14 @@ class ResumableFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether the partial file has been renamed to the output file."""
+        return self._file is None
+
+    def close(self) -> None:
         """Close the partial file, and remove one without items."""
         if self._file is None:
             return
@@ -142,8 +156,8 @@ class ResumableFile:
             self.totals[name] = self.totals.get(name, 0) + value
         self._write_journal()
 
-    def finish(self) -> None:
-        """Rename the partial file to the output file."""
+    def finish(self, *, keep_journal: bool = False) -> None:
+        """Rename the partial file to the output file, and remove the journal, by which a finished file is known."""
         if self._file is not None:
             if self.header is not None:
                 self._write(0, self.header(self.items))
@@ -156,11 +170,13 @@ class ResumableFile:
                 if self.target.exists():
                     os.chmod(self.partial, stat.S_IMODE(self.target.stat().st_mode))
                 os.replace(self.partial, self.target)
-            self.journal.unlink()
+            if not keep_journal:
+                self.journal.unlink()
 
     def restart(self) -> None:
         """Remove the output so far."""
-        assert self._file is not None
+        if self._file is None:
+            self._file = self._open_partial()
         self.items, self.totals, self.input_sha256, self.is_complete = 0, {}, "", False
         header = b"" if self.header is None else self.header(0)
         with self._convert_errors():
@@ -231,6 +247,12 @@ class ResumableFile:
                 f"{self.journal}: not a journal of an output file ({', '.join(sorted(missing))} missing).",
                 f"Delete it and {self.partial} to start again.",
             )
+        for name in ("complete", *_JOURNAL_FIELDS):
+            if not _is_valid(name, journal[name]):
+                raise RegardError(
+                    f"{self.journal}: invalid {name} ({format_value(journal[name])}).",
+                    f"Delete it and {self.partial} to start again.",
+                )
         return journal
 
     def _differences(self, journal: dict[str, Any], allowed_changes: Collection[AllowedChange]) -> list[str]:
@@ -271,6 +293,15 @@ class ResumableFile:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             problem = "no space left on the device" if full else f"cannot be written: {error.strerror}"
             raise RegardError(f"{self.partial}: {problem} ({self.items:,} items are complete).", _RESUME_HINT) from None
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    """Whether a field of a journal has a value of its type."""
+    if name in ("items", "bytes"):
+        return type(value) is int and value >= 0
+    if name == "totals":
+        return isinstance(value, dict) and all(type(total) in (int, float) for total in value.values())
+    return isinstance(value, {"complete": bool, "input_sha256": str, "settings": dict}[name])
 
 
 def _target(output: Path) -> Path:

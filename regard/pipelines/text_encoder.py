@@ -24,11 +24,13 @@ from regard.pipelines.file_processing import (
     BlockOutput,
     FileProgress,
     FileSummary,
-    InputItems,
     ProcessItems,
     process_file,
+    process_shards,
 )
+from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.pipeline import TextPipeline
+from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import Classification, format_classification
 from regard.ranges import MAX_INT
 
@@ -136,6 +138,7 @@ class TextEncoder(TextPipeline):
         *,
         truncate: bool = False,
         replicas: Sequence["TextEncoder"] = (),
+        cluster: Cluster | None = None,
         overwrite: bool = False,
         progress: Callable[[FileProgress], None] | None = None,
     ) -> FileSummary:
@@ -143,13 +146,16 @@ class TextEncoder(TextPipeline):
 
         The output is an array with one row per line (.npy), which `np.load(output, mmap_mode="r")` opens without
         reading it, or JSON lines with text and vector (any other extension; .jsonl.gz is compressed). `replicas` are
-        copies of this encoder, on other devices, that work in parallel. An existing output is an error unless
-        `overwrite` is set.
+        copies of this encoder, on other devices, that work in parallel; with `cluster="ray"`, a Ray cluster does the
+        work (see `ray_processors`). If `source` is a pattern such as "part-*.txt", `output` is a folder, which gets one
+        .npy file per input file. An existing output is an error unless `overwrite` is set.
 
         >>> encoder.embed_file("corpus.txt.gz", "vectors.npy")  # doctest: +SKIP
         FileSummary(items=100000, resumed_items=0, seconds=20.1, totals={})
         """
-        is_array, width = Path(output).suffix == ".npy", self.model.config.width
+        width = self.model.config.width
+        shards = find_shards(source, output, ".npy")
+        is_array = shards[0][1].suffix == ".npy"
 
         def make_processor(encoder: TextEncoder) -> ProcessItems[str]:
             def process(lines: list[str], first_index: int, on_batch: Callable[[int, int], None]) -> BlockOutput:
@@ -160,10 +166,9 @@ class TextEncoder(TextPipeline):
 
             return process
 
-        return process_file(
-            source if isinstance(source, InputItems) else InputItems.from_lines(source),
-            output,
-            [make_processor(encoder) for encoder in (self, *replicas)],
+        return process_shards(
+            shards,
+            make_processors(make_processor, self, replicas, cluster),
             settings={"task": "embed", "model": self.fingerprint(), "truncate": truncate},
             check=lambda line, name: self.encode_text(line, name=name, truncate=truncate),
             header=(lambda rows: _npy_header(rows, width)) if is_array else None,

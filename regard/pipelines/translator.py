@@ -31,12 +31,14 @@ from regard.pipelines.file_processing import (
     BlockOutput,
     FileProgress,
     FileSummary,
-    InputItems,
     ProcessItems,
     process_file,
+    process_shards,
 )
+from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
+from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 from regard.pipelines.shortlist_file import learn_shortlist, shortlist_fingerprint
 from regard.pipelines.translation import Translation, format_translations, join_translations
@@ -247,6 +249,7 @@ class Translator(TextPipeline):
         split: Split = "auto",
         scores: bool = False,
         replicas: Sequence["Translator"] = (),
+        cluster: Cluster | None = None,
         overwrite: bool = False,
         progress: Callable[[FileProgress], None] | None = None,
         add_column: AddColumn | None = None,
@@ -256,8 +259,10 @@ class Translator(TextPipeline):
 
         Each line of the output is the best translation of a line; with `scores` or `n_best` above 1, see
         `format_translations`. `prefix` and the phrases apply to every line. `replicas` are copies of this translator,
-        on other devices, that work in parallel. An existing output is an error unless `overwrite` is set. `add_column`
-        computes a further column, and `settings` must contain what it depends on.
+        on other devices, that work in parallel; with `cluster="ray"`, a Ray cluster does the work (see
+        `ray_processors`). If `source` is a pattern such as "part-*.en", `output` is a folder, which gets one file per
+        input file. An existing output is an error unless `overwrite` is set. `add_column` computes a further column,
+        and `settings` must contain what it depends on.
 
         >>> translator.translate_file("corpus.en.gz", "corpus.fr.gz")  # doctest: +SKIP
         FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})
@@ -284,10 +289,9 @@ class Translator(TextPipeline):
         def check(line: str, name: str) -> None:
             self.check_line(line, name, truncate=truncate, split=split if config.n_best == 1 else "never")
 
-        return process_file(
-            source if isinstance(source, InputItems) else InputItems.from_lines(source),
-            output,
-            [make_processor(translator) for translator in (self, *replicas)],
+        return process_shards(
+            find_shards(source, output),
+            make_processors(make_processor, self, replicas, cluster),
             settings={
                 "task": "translate",
                 "model": self.fingerprint(),

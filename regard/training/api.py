@@ -1,5 +1,6 @@
 """One-call training: `regard.train`, which the command `regard train` shares."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from regard.training.datasets import Dataset
 from regard.training.fine_tuning import fine_tuning_recipe
 from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
 from regard.training.run.run_folder import check_output_folder, read_stored_recipe
+from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
+from regard.training.shards.sharded_dataset import ShardedDataset, shards_task
 from regard.training.tasks import check_recipe, read_dataset, restrict_recipe, suggest_recipe
 from regard.training.trainer import run_recipe
 
@@ -34,29 +37,35 @@ def train(
 ) -> Any:
     """Train a model on files; whatever is not specified is chosen from the data.
 
-    `data` names one or more files ("phrasebook": the built-in data), and `out` the model folder to write. `task` is
-    "translate" unless the recipe names another one. `recipe` is a Recipe, the path of a TOML file or the name of a
-    packaged recipe. Further keyword arguments override keys of the recipe: sections as dictionaries
+    `data` names one or more files ("phrasebook": the built-in data) or a folder of token shards (see
+    `regard.prepare`), and `out` the model folder to write. `task` is "translate" unless the recipe or the shards name
+    another one. `recipe` is a Recipe, the path of a TOML file or the name of a packaged recipe. Further keyword
+    arguments override keys of the recipe: sections as dictionaries
     (`train={"steps": 3000}`), or single keys (`steps=3000`). `start_from` is a model folder to fine-tune; `export_for`
     restricts the model to a form that this export target supports.
 
     An interrupted run is resumed by the same call. With `dry_run` the plan is printed and nothing is trained. Returns
-    the pipeline that `regard.load(out)` returns.
+    the pipeline that `regard.load(out)` returns; in a script that torchrun started, only on rank 0.
 
     >>> translator = train("pairs.tsv", out="model", steps=3000)  # doctest: +SKIP
     >>> translator("The cat chased the mouse.")  # doctest: +SKIP
     'Le chat a chassé la souris.'
     """
+    if torchrun_rank():  # rank 0 reads the data, prints and writes
+        return None if dry_run else run_torchrun_rank()
     if isinstance(recipe, Recipe):
         table, origin = recipe_to_dict(recipe), "the recipe"
     else:
         table, origin = (read_toml(find_recipe(str(recipe))), str(recipe)) if recipe is not None else ({}, "the recipe")
     if task is not None:
         table["task"] = task
-    nested = nest_overrides(overrides, recipe_from_dict(table, origin=origin))
+    files: list[str] | None = None
     if data is not None:
-        files = [data] if isinstance(data, str | Path) else list(data)
-        nested["data"] = {**nested.get("data", {}), "files": [str(file) for file in files]}
+        files = [str(file) for file in ([data] if isinstance(data, str | Path) else data)]
+    table = add_shards_task(table, files)
+    nested = nest_overrides(overrides, recipe_from_dict(table, origin=origin))
+    if files is not None:
+        nested["data"] = {**nested.get("data", {}), "files": files}
     complete, dataset = resolve_recipe(
         table, nested, out, origin=origin, start_from=start_from, export_for=export_for, quiet=quiet, dry_run=dry_run
     )
@@ -65,6 +74,17 @@ def train(
 
 def _keyword(key: str) -> str:
     return {"data.files": "data=…", "for": "export_for"}.get(key, key)
+
+
+def add_shards_task(table: dict[str, Any], files: Sequence[str] | None) -> dict[str, Any]:
+    """The table with the task of the token shards that `files` (or the table) name, if it has no task of its own.
+
+    >>> add_shards_task({}, ["pairs.tsv"])
+    {}
+    """
+    data = table.get("data")
+    task = shards_task(files or (data.get("files") if isinstance(data, dict) else None))
+    return {"task": task, **table} if task else table
 
 
 def resolve_recipe(
@@ -112,12 +132,27 @@ def resolve_recipe(
         base = suggest_recipe(plain.task, dataset, start_from is not None)
     if export_for:
         base = restrict_recipe(base, export_for)
+    if isinstance(dataset, ShardedDataset):
+        base = dataclasses.replace(base, tokenizer=dataset.tokenizer_config)
     recipe = recipe_from_dict(overrides, recipe_from_dict(table, base, origin), overrides_origin)
+    if isinstance(dataset, ShardedDataset):
+        _refuse_other_tokenizer(recipe, dataset, key_name)
     if start_from is not None:
         _refuse_ignored(overrides, recipe, start_from, key_name)
     if export_for:
         check_recipe(recipe, export_for)
     return recipe, dataset
+
+
+def _refuse_other_tokenizer(recipe: Recipe, dataset: ShardedDataset, key_name: Callable[[str], str]) -> None:
+    """Raise an error for tokenizer settings that contradict those of token shards."""
+    for name, value in dataclasses.asdict(dataset.tokenizer_config).items():
+        if name != "dropout" and getattr(recipe.tokenizer, name) != value:
+            raise RegardError(
+                f"The token shards were prepared with tokenizer.{name} = {value!r}, not "
+                f"{getattr(recipe.tokenizer, name)!r}.",
+                f"Leave out {key_name(f'tokenizer.{name}')}, or prepare the data again.",
+            )
 
 
 def _refuse_ignored(

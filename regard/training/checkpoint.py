@@ -1,8 +1,8 @@
-"""Checkpoints: the full state of a run in one file, written atomically. Also the model folders of single steps."""
+"""Checkpoints: the full state of a run in one file. Also the model folders of single steps."""
 
-import dataclasses
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,25 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.files import write_atomically
-from regard.pipelines import save
 from regard.pipelines.migration import migrate_names
 
 STEPS = "steps"
+
+
+class DamagedCheckpointError(RegardError):
+    """A checkpoint that cannot be read, or whose checksums do not match.
+
+    >>> DamagedCheckpointError("state/step-00000500", "the checksum of state.safetensors does not match").reason
+    'the checksum of state.safetensors does not match'
+    """
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        self.reason = reason
+        # Deleting the file would not help: a run does not start in a folder that holds a model but no checkpoint.
+        super().__init__(
+            f"{path}: damaged, or not a checkpoint of Regard ({reason}).",
+            "Nothing was changed. Restore an intact copy, or train again with another --out.",
+        )
 
 
 @dataclass
@@ -27,29 +41,37 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
 
-    def save(self, path: Path) -> None:
+    def to_bytes(self) -> bytes:
         tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors.items()}
-        write_atomically(path, to_bytes(tensors, metadata={"facts": json.dumps(self.facts)}))
+        return to_bytes(tensors, metadata={"facts": json.dumps(self.facts)})
 
     @staticmethod
     def load(path: Path) -> "Checkpoint":
-        try:
-            with safe_open(path, framework="pt") as file:
-                tensors = migrate_names({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-                facts = json.loads((file.metadata() or {})["facts"])
-        except (SafetensorError, KeyError, ValueError, RecursionError, OSError) as error:
-            raise _damaged_error(path, str(error)) from None
-        if not isinstance(facts, dict):
-            raise _damaged_error(path, "its facts are not a table")
-        return Checkpoint(tensors, facts)
+        with _open(path) as file:
+            tensors = migrate_names({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            return Checkpoint(tensors, _facts(file))
 
 
-def _damaged_error(path: Path, reason: str) -> RegardError:
-    # Deleting the file would not help: a run does not start in a folder that holds a model but no checkpoint.
-    return RegardError(
-        f"{path}: damaged, or not a checkpoint of Regard ({reason}).",
-        "Nothing was changed. Restore an intact copy, or train again with another --out.",
-    )
+def read_facts(path: Path) -> dict[str, Any]:
+    """The JSON values of a checkpoint file, without reading its tensors."""
+    with _open(path) as file:
+        return _facts(file)
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, KeyError, ValueError, RecursionError, OSError) as error:
+        raise DamagedCheckpointError(path, str(error)) from None
+
+
+def _facts(file: Any) -> dict[str, Any]:
+    facts = json.loads((file.metadata() or {})["facts"])
+    if not isinstance(facts, dict):
+        raise ValueError("its facts are not a table")
+    return facts
 
 
 def gather_state(
@@ -87,7 +109,8 @@ def restore_state(
     # The optimizer numbers parameters group by group, and an earlier version may have grouped them differently.
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in parts["optimizer"].items():
-        index = int(name.split(".", 1)[0])
+        number, _, key = name.partition(".")
+        index = int(number) if number.isdecimal() and len(number) < 10 and key else len(parameters)
         if index >= len(parameters) or (tensor.dim() and tensor.shape != parameters[index].shape):
             raise make_error(f"the optimizer state {name} does not match")
     with torch.no_grad():
@@ -98,7 +121,10 @@ def restore_state(
     for name, tensor in parts["optimizer"].items():
         number, key = name.split(".", 1)
         state.setdefault(int(number), {})[key] = tensor
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    try:
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise make_error(f"the optimizer state does not match ({error})") from None
 
 
 def _ema_parameters(ema_model: torch.nn.Module | None) -> dict[str, Tensor]:
@@ -108,11 +134,6 @@ def _ema_parameters(ema_model: torch.nn.Module | None) -> dict[str, Tensor]:
 def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
     """Parameters by name; tied weights appear once, under their first name."""
     return dict(model.named_parameters(remove_duplicate=True))
-
-
-def save_step_folder(run: Path, pipeline: Any, step: int, provenance: dict[str, Any]) -> None:
-    """Save the model after a step to a model folder of the run, such as steps/000500."""
-    save(run / STEPS / f"{step:06}", dataclasses.replace(pipeline, training={**provenance, "step": step}))
 
 
 def list_step_folders(run: str | Path) -> dict[int, Path]:

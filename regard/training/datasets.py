@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from regard.data import ImageSet, RaggedImages, clean, read_pairs, split_validation
+from regard.data import ImageSet, RaggedImages, Tokenizer, clean, read_pairs, split_validation
 from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs
 from regard.data.text.cleaning import CleaningCounts
 from regard.errors import RegardError
@@ -35,6 +35,20 @@ class Dataset(Generic[Split]):
     """properties of all examples for the log, such as the image size"""
     dropped: str = ""
     """counts of the examples that cleaning dropped, by reason"""
+
+    @property
+    def sample(self) -> Any:
+        """Training examples to inspect for suggestions: all, or a part if they are not in memory."""
+        return self.training
+
+    def total(self, measure: Callable[[Any], int]) -> int:
+        """The sum of a measure, such as the number of words, over the training examples."""
+        return sum(map(measure, self.training))  # type: ignore[call-overload]
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        """The tokenizers of a dataset that is already encoded; otherwise none."""
+        return ()
 
     @property
     def fingerprints(self) -> dict[str, Any]:

@@ -38,8 +38,9 @@ class DataConfig:
     """Training and validation data: files, columns, cleaning and image sizes."""
 
     files: tuple[str, ...] = (PHRASEBOOK,)
-    """two parallel files, or TSV, CSV or JSONL files; plain, .gz, .xz, .bz2 or .zst; "-": standard input;
-    "phrasebook": built-in data. Images: a folder, a table (.csv), .npz or idx files"""
+    """two parallel files, or TSV, CSV, JSONL or Parquet files; plain, .gz, .xz, .bz2 or .zst; "-": standard input;
+    "hf:NAME:SPLIT": a dataset of the Hugging Face hub; a folder of token shards (regard prepare); "phrasebook":
+    built-in data. Images: a folder, a table (.csv), .npz or idx files"""
     validation: tuple[str, ...] = ()
     """validation files; without them, a part of the training data"""
     columns: tuple[str, ...] = ()
@@ -129,15 +130,24 @@ class TrainConfig:
     """validations without improvement before training ends (schedule wsd: before the decay starts); 0: no limit"""
     time: str = ""
     """time budget, such as 10m or 1h30m; the decay starts early enough to meet it (schedule wsd)"""
+    skip_spikes: bool = True
+    """skip updates whose loss is far above that of the previous ones; non-finite ones are always skipped"""
     save_every: Count = 500
+    keep_checkpoints: Count = 2
+    """number of checkpoints to keep"""
     keep_every: Natural = 0
     """steps between model snapshots, saved as model folders under steps/; 0: none"""
     log_every: Count = 50
+    wandb: Literal["off", "offline", "online"] = "off"
+    """log to Weights & Biases; offline: into the folder wandb, without a network"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on CUDA, and on CPUs with bfloat16 instructions for models of width 256 or more; else float32"""
     workers: Annotated[int, Range(low=0, high=256)] = 0
     """single-threaded processes that share every update on a CPU; 0: one per core"""
+    sharding: Literal["none", "fsdp"] = "none"
+    """several processes: none: each holds the whole model (DDP); fsdp: they divide weights, gradients and optimizer
+    state among them (FSDP2)"""
     compile: bool = False
     deterministic: bool = False
     """bit-exact reproducibility on a GPU, slightly slower"""

@@ -113,8 +113,9 @@ def profile_pairs(pairs: Sequence[tuple[str, str]]) -> PairProfile:
     )
 
 
-def suggest_for_pairs(pairs: Sequence[tuple[str, str]], fine_tune: bool = False) -> Recipe:
+def suggest_for_pairs(pairs: Sequence[tuple[str, str]], fine_tune: bool = False, count: int | None = None) -> Recipe:
     """Suggest a recipe for sentence pairs; `fine_tune` lowers the learning rate, to preserve the trained weights.
+    `count` is the number of pairs, if `pairs` are only a sample.
 
     Tokenizers: characters if sources are single words (pronunciation, inflection) or targets are written without
     spaces; symbols split at spaces if targets are words of one or two letters (phonemes); else BPE with a shared
@@ -123,11 +124,11 @@ def suggest_for_pairs(pairs: Sequence[tuple[str, str]], fine_tune: bool = False)
     >>> suggest_for_pairs([("abc", "e b i")] * 9).tokenizer.target_kind
     'space'
     """
-    sample, profile = _sample(pairs), profile_pairs(pairs)
+    sample, profile, count = _sample(pairs), profile_pairs(pairs), count or len(pairs)
     target_length = 1 + fmean(
         len(pair[1]) if profile.uses_target_characters else 1.3 * len(pair[1].split()) for pair in sample
     )
-    tokens = len(pairs) * target_length
+    tokens = count * target_length
     size = next(size for size in _SIZES if tokens <= size.max_tokens)
     kind, target_kind = profile.kinds
     sides = (0, 1) if target_kind == "bpe" else (0,)
@@ -135,7 +136,7 @@ def suggest_for_pairs(pairs: Sequence[tuple[str, str]], fine_tune: bool = False)
     tokenizer = TokenizerConfig(
         kind=kind,
         target_kind=None if target_kind == kind else target_kind,
-        vocab_size=_estimate_vocab_size(len(words), len(sample), len(pairs)),
+        vocab_size=_estimate_vocab_size(len(words), len(sample), count),
         shared=target_kind == kind,
     )
     epochs, min_steps, lr = size.epochs, 500, size.lr
@@ -172,14 +173,16 @@ def suggest_for_pairs(pairs: Sequence[tuple[str, str]], fine_tune: bool = False)
     )
 
 
-def suggest_vocab_size(texts: Sequence[str]) -> int:
-    """Suggest the vocabulary size of a subword tokenizer for these texts.
+def suggest_vocab_size(texts: Sequence[str], count: int | None = None) -> int:
+    """Suggest the vocabulary size of a subword tokenizer for these texts, or for `count` of which they are a sample.
 
     >>> suggest_vocab_size(["the cat sat"])
     1000
     """
     sample = _sample(texts)
-    return _estimate_vocab_size(len({word for text in sample for word in text.split()}), len(sample), len(texts))
+    return _estimate_vocab_size(
+        len({word for text in sample for word in text.split()}), len(sample), count or len(texts)
+    )
 
 
 def _sample(items: Sequence[Item]) -> Sequence[Item]:

@@ -76,6 +76,19 @@ def test_info_with_empty_training_values(run, broken):
     assert "training" in run("info", broken)
 
 
+@pytest.mark.parametrize("recipe", [1, [], {"data": 1}, {"data": {"languages": [1]}}], ids=str)
+def test_training_facts_of_the_wrong_type_are_ignored(run, run_error, broken, recipe):
+    (broken / "training.json").write_text(json.dumps({"recipe": recipe}))
+    assert "parameters" in run("info", broken)
+    if not isinstance(recipe, dict):
+        assert "training.json: recipe must be an object" in run_error("config", "show", broken)
+
+
+def test_config_with_half_a_surrogate_pair(run_error, broken):
+    (broken / "config.json").write_text(r'{"family": "\ud800"}')
+    assert "config.json: not JSON ('utf-8' codec can't encode" in run_error("info", broken)
+
+
 def test_config_that_is_not_json(run_error, broken):
     (broken / "config.json").write_text("{")
     assert "config.json: not JSON" in run_error("info", broken)

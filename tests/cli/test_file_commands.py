@@ -184,3 +184,21 @@ def test_score_writes_what_it_prints(run, capsys, seq2seq_folder, tmp_path):
 def test_score_of_the_phrasebook(run, seq2seq_folder, tmp_path):
     run("score", seq2seq_folder, "--data", "phrasebook", "--truncate", "--output", tmp_path / "scores.tsv")
     assert len(read(tmp_path / "scores.tsv").splitlines()) == 1000
+
+
+def test_files_of_a_pattern(run, run_error, seq2seq_folder, corpus, tmp_path):
+    for i in range(3):
+        (tmp_path / f"part-{i}.en").write_text("".join(f"{line}\n" for line in LINES[10 * i : 10 * i + 10]))
+    command = ["translate", seq2seq_folder, "--input", tmp_path / "part-*.en"]
+    assert "names several files: they need an output folder" in run_error(*command)
+    run(*command, "--output", tmp_path / "fr")
+    printed = run("translate", seq2seq_folder, *LINES[10:20])
+    assert read(tmp_path / "fr" / "part-1.en") == printed
+    assert "part-0.en exists" in run_error(*command, "--output", tmp_path / "fr")
+
+
+def test_options_of_a_cluster(run_error, seq2seq_folder, corpus, tmp_path):
+    command = ["translate", seq2seq_folder, "--input", corpus, "--cluster", "ray"]
+    assert "--cluster ray needs --output" in run_error(*command)
+    error = run_error(*command, "--output", tmp_path / "out.fr", "--device", "cpu")
+    assert "--device cpu and --cluster ray cannot be combined" in error

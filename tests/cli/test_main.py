@@ -94,7 +94,7 @@ def test_summaries_are_imperative():
         assert not first.endswith("s")
 
 
-WITHOUT_QUIET = {"info", "bench", "recipes", "config", "completion"}
+WITHOUT_QUIET = {"info", "bench", "recipes", "config", "completion", "doctor", "plan"}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - WITHOUT_QUIET))

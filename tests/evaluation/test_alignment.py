@@ -150,6 +150,9 @@ def test_pharaoh_format_is_written_and_read(tmp_path):
     path.write_text("0-0\n0-0 1:1\n")
     with pytest.raises(RegardError, match=r"gold.txt, line 2: invalid link '1:1'"):
         read_links(path)
+    path.write_text("1" * 5000 + "-0\n")
+    with pytest.raises(RegardError, match=r"gold.txt, line 1: invalid link"):
+        read_links(path)
 
 
 def test_recurrent_alignments_of_a_batch_match_single_pairs():

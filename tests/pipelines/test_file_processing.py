@@ -18,8 +18,9 @@ import pytest
 from regard.data.text.compression import InputStream
 from regard.errors import Interrupted, RegardError
 from regard.pipelines import block_workers, file_processing, resumable_file
-from regard.pipelines.block_workers import process_blocks
-from regard.pipelines.file_processing import BlockOutput, FileProgress, FileSummary, InputItems, process_file
+from regard.pipelines.block_workers import MAX_LOSSES, WorkerLost, process_blocks
+from regard.pipelines.file_processing import BlockOutput, FileProgress, FileSummary, process_file, process_shards
+from regard.pipelines.input_items import InputItems, find_shards
 
 LINES = [f"line {i} " + "é" * (i % 7) for i in range(100)]
 SETTINGS = {"task": "test", "beam": 4}
@@ -336,6 +337,11 @@ def test_partial_file_without_or_with_a_broken_journal(corpus, tmp_path):
     journal.write_text("{}")
     with pytest.raises(RegardError, match="not a journal of an output file"):
         run(corpus, output)
+    valid = dict(complete=False, items=0, bytes=0, totals={}, input_sha256="", settings={})
+    for name, value in (("items", "1"), ("bytes", -1), ("totals", {"a": "b"}), ("settings", []), ("complete", 1)):
+        journal.write_text(json.dumps(valid | {name: value}))
+        with pytest.raises(RegardError, match=rf"out.txt.partial.json: invalid {name} \("):
+            run(corpus, output)
     assert (tmp_path / "out.txt.partial").read_text() == "mine"
     journal.unlink()
     run(corpus, output, overwrite=True)
@@ -562,3 +568,157 @@ def test_position_of_a_stream(tmp_path):
             while stream.readline(100):
                 pass
             assert stream.position == file.stat().st_size
+
+
+# Several files
+
+
+@pytest.fixture
+def shards(tmp_path) -> list[Path]:
+    """Files of different sizes, one of them empty."""
+    sizes, paths = (3, 20, 0, 8, 69), []
+    for i, size in enumerate(sizes):
+        first = sum(sizes[:i])
+        paths.append(tmp_path / f"part-{i}.txt")
+        paths[-1].write_text("".join(f"{line}\n" for line in LINES[first : first + size]), "utf-8")
+    return paths
+
+
+def run_shards(tmp_path: Path, processors=(shout,), settings=SETTINGS, **options) -> FileSummary:
+    found = find_shards(tmp_path / "part-*.txt", tmp_path / "out")
+    return process_shards(found, list(processors), settings=settings, check=check, **options)
+
+
+def check_outputs(tmp_path: Path, shards: list[Path]) -> None:
+    for shard in shards:
+        assert (tmp_path / "out" / shard.name).read_text("utf-8") == expected(shard.read_text("utf-8").splitlines())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {shard.name for shard in shards}
+
+
+def test_one_output_per_input(shards, tmp_path):
+    seen: list[FileProgress] = []
+    summary = run_shards(tmp_path, [shout, shout], progress=seen.append)
+    check_outputs(tmp_path, shards)
+    assert (summary.items, summary.resumed_items, summary.totals) == (100, 0, {"lines": 100})
+    assert seen[-1].items == 100
+    assert seen[-1].share == pytest.approx(1)
+    with pytest.raises(RegardError, match=r"part-0.txt exists"):
+        run_shards(tmp_path)
+
+
+def test_small_files_are_processed_in_parallel(tmp_path):
+    for i in range(4):
+        (tmp_path / f"part-{i}.txt").write_text("one line\n")
+    barrier = threading.Barrier(4, timeout=20)
+
+    def meet(lines, first_index, on_batch):
+        barrier.wait()
+        return shout(lines, first_index, on_batch)
+
+    run_shards(tmp_path, [meet] * 4)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_resumed_shards(shards, tmp_path, caplog, overwrite):
+    done = 0
+    for blocks in (2, 3, 0):
+        with pytest.raises(ZeroDivisionError):
+            run_shards(tmp_path, [stop_after(blocks)], overwrite=overwrite)
+        done += blocks
+        with pytest.raises(RegardError, match=r"exists|other settings"):
+            run_shards(tmp_path, settings={"task": "test", "beam": 5})
+    summary = run_shards(tmp_path, overwrite=overwrite)
+    check_outputs(tmp_path, shards)
+    assert summary.resumed_items == 3 + 20 + 8  # five blocks
+    assert (summary.items, summary.totals) == (100, {"lines": 100})
+
+
+def test_changed_input_of_a_finished_shard(shards, tmp_path):
+    text = shards[1].read_text("utf-8")
+    for change in ("another\n", text + "another\n", text.replace("line 4 ", "line IV ")):
+        with pytest.raises(ZeroDivisionError):
+            run_shards(tmp_path, [stop_after(6)], overwrite=True)
+        shards[1].write_text(change, "utf-8")
+        with pytest.raises(RegardError, match=r"part-1.txt exists"):
+            run_shards(tmp_path)
+        run_shards(tmp_path, overwrite=True)
+        check_outputs(tmp_path, shards)
+
+
+def test_invalid_line_of_a_shard(shards, tmp_path):
+    shards[3].write_text("bad\n")
+    with pytest.raises(RegardError, match=r"part-3.txt, line 1 is bad. Fix it. The 23 lines before it are kept"):
+        run_shards(tmp_path)
+    shards[3].write_text("good\n")
+    assert run_shards(tmp_path).resumed_items == 23
+    check_outputs(tmp_path, shards)
+
+
+def test_patterns_without_files_or_folder(shards, tmp_path):
+    with pytest.raises(RegardError, match=r"No file matches .*none-\*. Check the pattern"):
+        find_shards(tmp_path / "none-*", tmp_path / "out")
+    with pytest.raises(RegardError, match=r"part-0.txt is a file; the outputs for .* need a folder"):
+        find_shards(tmp_path / "part-*", shards[0])
+    with pytest.raises(RegardError, match=r"there is no folder .*missing. Create it first"):
+        find_shards(tmp_path / "part-*", tmp_path / "missing" / "out")
+    (tmp_path / "part-0.txt.gz").touch()
+    with pytest.raises(RegardError, match=r"two inputs would be written to .*part-0.npy"):
+        find_shards(tmp_path / "part-*", tmp_path / "out", ".npy")
+    (tmp_path / "part-*.txt").write_text("a file, not a pattern\n")
+    assert len(find_shards(tmp_path / "part-*.txt", tmp_path / "out.txt")) == 1
+
+
+# Lost workers
+
+
+class Fragile:
+    """A worker that is lost with some blocks, and is ready again after a while."""
+
+    def __init__(self, lost: list[int]) -> None:
+        self.lost, self.is_ready, self.starts = lost, False, 0
+
+    def wait_until_ready(self, is_stopped) -> None:
+        self.starts, self.is_ready = self.starts + 1, True
+
+    def __call__(self, block: int, on_batch) -> int:
+        assert self.is_ready
+        if block in self.lost:
+            self.lost.remove(block)
+            self.is_ready = False
+            raise WorkerLost("killed")
+        return 10 * block
+
+
+def test_block_of_a_lost_worker_is_processed_again():
+    workers = [Fragile([2, 5, 5]), Fragile([])]
+    results = list(process_blocks(iter(range(20)), workers, lambda blocks: None))
+    assert results == [(i, 10 * i) for i in range(20)]
+    alone = Fragile([0, 3, 3])
+    assert list(process_blocks(iter(range(5)), [alone], lambda blocks: None)) == [(i, 10 * i) for i in range(5)]
+    assert alone.starts == 4
+
+
+def test_worker_that_does_not_come_back_holds_no_block():
+    class Gone(Fragile):
+        def wait_until_ready(self, is_stopped) -> None:
+            super().wait_until_ready(is_stopped)
+            while self.starts > 1 and not is_stopped():
+                time.sleep(0.01)
+
+    gone = Gone([0])
+    results = list(process_blocks(iter(range(20)), [gone, Fragile([])], lambda blocks: None))
+    assert [block for block, _ in results] == list(range(20))
+
+
+def test_block_that_ends_every_worker_is_an_error():
+    with pytest.raises(RegardError, match=f"{MAX_LOSSES} workers were lost, .* the same block: killed"):
+        list(process_blocks(iter(range(3)), [Fragile([1] * MAX_LOSSES)], lambda blocks: None))
+
+
+def test_worker_that_cannot_start_is_an_error():
+    class Broken(Fragile):
+        def wait_until_ready(self, is_stopped) -> None:
+            raise RegardError("no memory")
+
+    with pytest.raises(RegardError, match="no memory"):
+        list(process_blocks(iter(range(3)), [Broken([])], lambda blocks: None))

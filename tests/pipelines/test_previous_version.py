@@ -13,8 +13,8 @@ import pytest
 
 from regard.pipelines import load
 from regard.training import read_toml, recipe_from_dict, run_recipe
-from regard.training.checkpoint import Checkpoint
 from regard.training.recipe import recipe_to_dict
+from regard.training.run.checkpoint_store import CheckpointStore, load_checkpoint
 from regard.training.run.run_folder import read_stored_recipe
 
 PREVIOUS = Path(__file__).parent / "previous"
@@ -57,4 +57,4 @@ def test_finished_run_is_extended(name, tmp_path, monkeypatch):
     steps = recipe.train.steps
     longer = recipe_from_dict({"train": {"steps": steps + 2}}, recipe)
     run_recipe(longer, "run", quiet=True)
-    assert Checkpoint.load(tmp_path / "run" / "state" / "last.safetensors").facts["step"] == steps + 2
+    assert load_checkpoint(CheckpointStore("run").find_intact()).facts["step"] == steps + 2

@@ -26,8 +26,8 @@ from regard.training import (
     suggest_recipe,
     trainer,
 )
+from regard.training.run.checkpoint_store import TENSORS, CheckpointStore
 from regard.training.tasks import restrict_recipe
-from regard.training.trainer import STATE
 
 SMALL = Recipe(
     data=DataConfig(phrasebook_size=200),
@@ -82,9 +82,14 @@ def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors that a run saved: the best model and the checkpoint (weights, EMA, optimizer state)."""
     return {
         f"{name}:{key}": tensor
-        for name in ("model.safetensors", STATE)
-        for key, tensor in load_file(folder / name).items()
+        for name, path in (("model", folder / "model.safetensors"), ("state", last_checkpoint(folder)))
+        for key, tensor in load_file(path).items()
     }
+
+
+def last_checkpoint(folder: Path) -> Path:
+    """The file of the newest checkpoint of a run."""
+    return CheckpointStore(folder).paths()[0] / TENSORS
 
 
 def bit_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

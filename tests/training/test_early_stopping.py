@@ -6,9 +6,16 @@ import pytest
 
 from regard.errors import RegardError
 from regard.training import run_recipe, trainer
-from regard.training.run.run_folder import METRICS, STATE
+from regard.training.run.run_folder import METRICS
 from regard.training.run.run_log import read_metrics
-from tests.training.helpers import bit_equal, interrupt_and_resume, saved_tensors, small_dataset, small_recipe
+from tests.training.helpers import (
+    bit_equal,
+    interrupt_and_resume,
+    last_checkpoint,
+    saved_tensors,
+    small_dataset,
+    small_recipe,
+)
 
 STALLS = {"schedule": "wsd", "validate_every": 2, "patience": 2, "steps": 100, "log_every": 1, "save_every": 3}
 
@@ -128,7 +135,7 @@ def test_first_log_line_after_a_resume_covers_earlier_updates(tmp_path, monkeypa
     settings = small_recipe(train={"log_every": 4, "save_every": 3})
     run(settings, tmp_path / "uninterrupted")
     interrupt_and_resume(monkeypatch, lambda: run(settings, tmp_path / "resumed"))
-    assert (tmp_path / "resumed" / STATE).exists()
+    assert last_checkpoint(tmp_path / "resumed").exists()
     uninterrupted, resumed = (
         [
             (line["step"], line["loss"], line["nll"])

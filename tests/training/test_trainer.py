@@ -1,10 +1,8 @@
 """The trainer: reproducibility, resuming after interruptions, output files and error messages."""
 
 import contextlib
-import errno
 import gc
 import json
-import os
 import shutil
 import signal
 import sys
@@ -19,10 +17,11 @@ from safetensors.torch import load_file
 from regard.errors import RegardError
 from regard.pipelines import load
 from regard.training import list_step_folders, run_recipe, trainer
+from regard.training.run import run_saver
 from regard.training.run.run_log import read_metrics
 from regard.training.tasks import translate_task
-from regard.training.trainer import METRICS, STATE
-from tests.training.helpers import STOCHASTIC, bit_equal, saved_tensors, small_dataset, small_recipe
+from regard.training.trainer import METRICS
+from tests.training.helpers import STOCHASTIC, bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 
 def run(recipe, out, **options):
@@ -115,8 +114,11 @@ def test_output_files_of_a_run(plain):
         "loss.png",
         "metrics.jsonl",
         "model.safetensors",
-        "state/last.safetensors",
         "state/lock",
+        "state/step-00000008/checksums.json",
+        "state/step-00000008/state.safetensors",
+        "state/step-00000012/checksums.json",
+        "state/step-00000012/state.safetensors",
         "tokenizer.json",
         "training.json",
     ]
@@ -150,7 +152,7 @@ def test_resumed_run_has_the_same_weights(stochastic, tmp_path, monkeypatch, ste
 def test_crash_between_saving_the_model_and_the_checkpoint_is_resumed(plain, tmp_path, monkeypatch):
     """The folder holds a model of this run that is newer than the checkpoint."""
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "save", lambda *arguments: (loop_save(*arguments), crash()))
+        patch.setattr(run_saver, "save", lambda *arguments: (loop_save(*arguments), crash()))
         loop_save = sys.modules["regard.pipelines"].save
         with pytest.raises(CrashError):
             run(small_recipe(train={"save_every": 100}), tmp_path)
@@ -190,7 +192,7 @@ def test_second_ctrl_c_ends_the_run_immediately(plain, tmp_path, monkeypatch):
 def test_finished_run_is_not_repeated(plain, tmp_path, monkeypatch, capsys):
     shutil.copytree(plain, tmp_path / "out")
     before = {
-        path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.suffix in (".json", STATE.suffix)
+        path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.suffix in (".json", ".safetensors")
     }
     monkeypatch.setattr(trainer.Trainer, "run", lambda *_: pytest.fail("trained again"))
     translator = run_recipe(small_recipe(), tmp_path / "out", dataset=small_dataset())
@@ -253,31 +255,18 @@ def test_out_that_is_a_file_is_an_error(tmp_path):
         run(small_recipe(), tmp_path / "out")
 
 
-def test_truncated_checkpoint_is_an_error_and_nothing_is_lost(plain, tmp_path):
+def test_damaged_checkpoints_are_an_error_and_nothing_is_lost(plain, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(plain, out)
-    (out / STATE).write_bytes((plain / STATE).read_bytes()[:1000])
-    with pytest.raises(RegardError, match=r"last\.safetensors: damaged.* train again with another --out\."):
+    files = sorted((out / "state").glob("*/state.safetensors"))
+    for file in files:
+        file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(RegardError, match=r"step-00000012: damaged.* train again with another --out\."):
         run(small_recipe(), out)
-    assert (out / STATE).stat().st_size == 1000
+    assert [file.stat().st_size for file in files] == [1000, 1000]
     assert (out / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
     run(small_recipe(), tmp_path / "another")  # as the hint suggests
     assert bit_equal(saved_tensors(tmp_path / "another"), saved_tensors(plain))
-
-
-def test_full_disk_ends_the_run_and_nothing_is_lost(plain, tmp_path, monkeypatch):
-    def fsync(descriptor):
-        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("last.safetensors.part") and (tmp_path / STATE).exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        with pytest.raises(
-            RegardError, match=r"last\.safetensors: no space left on the device .* run the same command"
-        ):
-            run(small_recipe(), tmp_path)
-    run(small_recipe(), tmp_path)
-    assert bit_equal(saved_tensors(tmp_path), saved_tensors(plain))
 
 
 def test_early_stopping_ends_the_run(tmp_path):
@@ -294,13 +283,13 @@ def test_best_model_is_saved_not_the_last(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(nlls)})
     translator = run(small_recipe(train={"validate_every": 4}), tmp_path)
     assert translator.training["step"] == 8
-    last = load_file(tmp_path / STATE)
+    last = load_file(last_checkpoint(tmp_path))
     best = load_file(tmp_path / "model.safetensors")
     assert not torch.equal(best["encoder_norm.weight"], last["model.encoder_norm.weight"])
 
 
 def test_ema_weights_are_saved(stochastic):
-    state, saved = load_file(stochastic / STATE), load_file(stochastic / "model.safetensors")
+    state, saved = load_file(last_checkpoint(stochastic)), load_file(stochastic / "model.safetensors")
     assert json.loads((stochastic / "training.json").read_text(encoding="utf-8"))["step"] == 12
     for name, tensor in saved.items():
         assert torch.equal(tensor, state[f"average.{name}"])
@@ -367,12 +356,14 @@ def test_validate_by_bleu_saves_the_model_with_the_best_bleu(tmp_path, monkeypat
 
 
 def test_non_finite_loss_is_an_error_and_nothing_is_saved(tmp_path):
-    with pytest.raises(RegardError, match=r"The loss is not finite at step \d+; .* smaller train\.lr"):
+    with pytest.raises(
+        RegardError, match=r"Step \d+: the loss or its gradient is not finite, again .* smaller train\.lr"
+    ):
         run(
             small_recipe(train={"lr": 1e38, "warmup": 0, "schedule": "constant", "optimizer": "sgd", "clip": 0.0}),
             tmp_path,
         )
-    assert all(tensor.isfinite().all() for tensor in load_file(tmp_path / STATE).values())
+    assert all(tensor.isfinite().all() for tensor in load_file(last_checkpoint(tmp_path)).values())
 
 
 def test_training_outside_the_main_thread_works(plain, tmp_path):

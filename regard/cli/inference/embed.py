@@ -7,17 +7,18 @@ from typing import Annotated
 import tyro
 
 from regard.cli.common import (
+    ClusterOption,
     Devices,
-    Input,
+    InputShards,
     Model,
     Overwrite,
     Quiet,
     Texts,
     Truncate,
     UnknownCharacters,
-    check_file_options,
+    check_shard_options,
     file_progress,
-    input_texts,
+    input_shards,
     is_stream,
     open_models,
     open_stream,
@@ -28,6 +29,7 @@ from regard.cli.common import (
 from regard.data.text.readers import uncompressed_suffix
 from regard.errors import RegardError
 from regard.pipelines import TextEncoder
+from regard.pipelines.input_items import is_pattern
 from regard.pipelines.text_encoder import format_embedding
 
 PROMPT = "Type texts"
@@ -44,25 +46,28 @@ class Options:
     model: Model
     text: Texts = ()
     """texts"""
-    input: Input = None
+    input: InputShards = None
     output: Annotated[
         Path | None,
         tyro.conf.arg(metavar="FILE", aliases=["--out"], help_behavior_hint="(default: JSON lines on standard output)"),
     ] = None
-    """output file, .npy (one row per text) or .jsonl, which may be compressed (.jsonl.gz)"""
+    """output file, .npy (one row per text) or .jsonl, which may be compressed (.jsonl.gz); with several input files, a
+    folder of .npy files"""
     overwrite: Overwrite = False
     truncate: Truncate = False
     device: Devices = "auto"
+    cluster: ClusterOption = None
     quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "embed", argv)
     to_stream = is_stream(options.output)
-    if options.output is not None and not to_stream:
+    if options.output is not None and not to_stream and not is_pattern(options.input):
         _check_extension(options.output)
-    check_file_options(options.output, options.overwrite, [options.input])
-    first, *replicas = open_models(options.model, options.device, TextEncoder, parallel=not to_stream)
+    check_shard_options(options.input, options.output, options.overwrite, options.device, options.cluster, ".npy")
+    device = options.device if options.cluster is None else "cpu"
+    first, *replicas = open_models(options.model, device, TextEncoder, parallel=not to_stream)
     unknown = UnknownCharacters(first.tokenizer, first.special.unk)
     if to_stream:
         _print_embeddings(options, first, unknown)
@@ -70,10 +75,11 @@ def run(argv: list[str]) -> int:
     assert options.output is not None
     with file_progress("embedding") as on_progress:
         summary = first.embed_file(
-            input_texts(options.text, options.input, PROMPT, unknown),
+            input_shards(options.text, options.input, PROMPT, unknown),
             options.output,
             truncate=options.truncate,
             replicas=replicas,
+            cluster=options.cluster,
             overwrite=options.overwrite,
             progress=on_progress,
         )

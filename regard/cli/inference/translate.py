@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -10,10 +11,11 @@ import tyro
 from regard.cli.common import (
     BLOCK_SIZE,
     NO_HINT,
+    ClusterOption,
     Devices,
     Ensemble,
     Flag,
-    Input,
+    InputShards,
     Model,
     Output,
     Overwrite,
@@ -21,10 +23,10 @@ from regard.cli.common import (
     Texts,
     Truncate,
     UnknownCharacters,
-    check_file_options,
+    check_shard_options,
     check_utf8,
     file_progress,
-    input_texts,
+    input_shards,
     is_stream,
     note_file,
     open_models,
@@ -41,7 +43,7 @@ from regard.evaluation.alignment import sharpest_layer
 from regard.evaluation.teacher_forcing import require_attention
 from regard.interop.onnx.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
-from regard.pipelines.file_processing import InputItems
+from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.translation import format_translations
 from regard.pipelines.translator import Split
 
@@ -65,7 +67,7 @@ class Options:
     model: Model
     text: Texts = ()
     """lines to translate"""
-    input: Input = None
+    input: InputShards = None
     output: Output = None
     overwrite: Overwrite = False
     ensemble: Ensemble = ()
@@ -83,13 +85,14 @@ class Options:
     split: Split = "auto"
     """lines to split into sentences, which are translated separately; auto: lines beyond the trained length"""
     device: Devices = "auto"
+    cluster: ClusterOption = None
     quiet: Quiet = False
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "translate", argv)
-    check_file_options(options.output, options.overwrite, [options.input])
+    check_shard_options(options.input, options.output, options.overwrite, options.device, options.cluster)
     if options.alignments and is_onnx_folder(options.model):
         raise RegardError(
             f"{options.model} contains ONNX graphs, whose attention cannot be recorded.",
@@ -109,7 +112,8 @@ def run(argv: list[str]) -> int:
         for phrase in values:
             check_utf8(phrase, name)
     to_stream = is_stream(options.output)
-    translators = open_models(options.model, options.device, Translator, options.ensemble, parallel=not to_stream)
+    device = options.device if options.cluster is None else "cpu"
+    translators = open_models(options.model, device, Translator, options.ensemble, parallel=not to_stream)
     if options.alignments:
         require_attention(translators[0])
     limit = translators[0].max_output_len
@@ -157,7 +161,7 @@ def _translate_file(options: Options, split: Split, translators: list[Translator
     assert options.output is not None
     first, *replicas = translators
     unknown = UnknownCharacters(first.source_tokenizer, first.special.unk)
-    source = input_texts(options.text, options.input, PROMPT, unknown)
+    source = input_shards(options.text, options.input, PROMPT, unknown)
     extra: dict[str, Any] = {}
     if options.alignments:
         layer = _alignment_layer(first, source, options)
@@ -174,6 +178,7 @@ def _translate_file(options: Options, split: Split, translators: list[Translator
             split=split,
             scores=options.scores,
             replicas=replicas,
+            cluster=options.cluster,
             overwrite=options.overwrite,
             progress=on_progress,
             **extra,
@@ -181,8 +186,10 @@ def _translate_file(options: Options, split: Split, translators: list[Translator
     note_file(summary, options.output)
 
 
-def _alignment_layer(translator: Translator, source: InputItems[str], options: Options) -> str:
+def _alignment_layer(translator: Translator, source: InputItems[str] | Path, options: Options) -> str:
     """The sharpest cross-attention on the first lines, which is the same when a file is resumed."""
+    assert options.output is not None
+    source, _ = find_shards(source, options.output)[0]
     if not source.is_rereadable:
         raise RegardError("--alignments with --output cannot read standard input.", "Pass --input FILE.")
     lines = list(islice(source, BLOCK_SIZE))

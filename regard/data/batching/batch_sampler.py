@@ -1,15 +1,48 @@
 """Batch sampler: groups sequences of similar length into batches within a token budget."""
 
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import overload
 
 import numpy as np
 from jaxtyping import Int
 
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.errors import RegardError
 
 # Sequences are sorted by length within pools of this many batches: enough for similar lengths within a batch, few
 # enough to keep batches random.
 BATCHES_PER_POOL = 64
+
+
+class SampledBatches(Sequence[list[int]]):
+    """The batches of an epoch as lists of sequence indices, stored as arrays: a few bytes per sequence.
+
+    Batch i is order[bounds[j]:bounds[j + 1]] with j = permutation[i].
+
+    >>> batches = SampledBatches(np.array([4, 2, 7]), np.array([0, 2, 3]), np.array([1, 0]))
+    >>> batches[0], list(batches[1:])
+    ([7], [[4, 2]])
+    """
+
+    def __init__(
+        self, order: Int[np.ndarray, "M"], bounds: Int[np.ndarray, "borders"], permutation: Int[np.ndarray, "K"]
+    ) -> None:
+        self._order, self._bounds, self._permutation = order, bounds, permutation
+
+    def __len__(self) -> int:
+        return len(self._permutation)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "SampledBatches": ...
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return SampledBatches(self._order, self._bounds, self._permutation[index])
+        batch = self._permutation[index]
+        return self._order[self._bounds[batch] : self._bounds[batch + 1]].tolist()
 
 
 class BatchSampler:
@@ -32,6 +65,7 @@ class BatchSampler:
                 hint="Raise the batch size in tokens, or lower the maximum length.",
             )
         self.budget, self.max_len, self.constant_shapes = budget, max_len, constant_shapes
+        self._buckets = np.array([self._bucket_length(length) for length in range(max_len + 1)])
         self._pool_size = max(1, int(BATCHES_PER_POOL * budget / mean_length))
         # Enough for sequences of half the mean length or half the smallest bucket. With fewer, the padding sequences
         # would use up the slots of short sequences, and batches of short sequences would be nearly empty.
@@ -42,8 +76,8 @@ class BatchSampler:
         generator: np.random.Generator,
         source_lengths: Int[np.ndarray, "B"],
         target_lengths: Int[np.ndarray, "B"] | None = None,
-    ) -> list[list[int]]:
-        """Sample the batches of one epoch as lists of sequence indices. Lengths include special tokens.
+    ) -> SampledBatches:
+        """Sample the batches of one epoch. Lengths include special tokens.
 
         Sequences longer than max_len are left out. It is an error if all of them are: training would loop forever over
         epochs without a batch.
@@ -51,48 +85,57 @@ class BatchSampler:
         target_lengths = source_lengths if target_lengths is None else target_lengths
         longer = np.maximum(source_lengths, target_lengths)
         order = generator.permutation(len(source_lengths))
-        order = order[longer[order] <= self.max_len]
+        if len(order) and longer.max() > self.max_len:
+            order = order[longer[order] <= self.max_len]
         if len(source_lengths) and not len(order):
             raise RegardError(
                 f"All {len(source_lengths)} sequences are longer than max_len ({self.max_len} tokens): "
                 "the epoch has no batch.",
                 "Raise model.max_len, or lower tokenizer.dropout if BPE-dropout is on.",
             )
-        batches: list[list[int]] = []
+        if len(source_lengths) < 1 << 32:
+            order = order.astype(np.uint32)  # half the memory
+        bounds = array("q", [0])
         for start in range(0, len(order), self._pool_size):
             pool = order[start : start + self._pool_size]
             # by the longer side, then by the source: least padding for kernels that need rectangles
             pool = pool[np.lexsort((source_lengths[pool], longer[pool]))]
-            batches += self._split(pool.tolist(), source_lengths[pool].tolist(), target_lengths[pool].tolist())
-        return [batches[i] for i in generator.permutation(len(batches))]
+            order[start : start + self._pool_size] = pool
+            bounds.extend(self._batch_ends(start, source_lengths[pool], target_lengths[pool]))
+        return SampledBatches(order, np.array(bounds), generator.permutation(len(bounds) - 1))
 
-    def pack_options(self, max_length: int) -> dict[str, int]:
-        """Keyword arguments of `pack` for a batch whose longest sequence, on either side, has `max_length` tokens."""
-        if not self.constant_shapes:
+    def pack_options(self, max_length: int, part: RankSlice = WHOLE) -> dict[str, int]:
+        """Keyword arguments of `pack` for a batch whose longest sequence, on either side, has `max_length` tokens.
+
+        Parts of batches are not padded: their sizes differ, and several ranks do not capture CUDA graphs.
+        """
+        if not self.constant_shapes or part.size > 1:
             return {}
         return {"total": self.budget, "count": self._count, "max_len": self._bucket_length(max_length)}
 
-    def _split(self, rows: list[int], source_lengths: list[int], target_lengths: list[int]) -> Iterator[list[int]]:
-        batch: list[int] = []
-        source_sum = target_sum = longest = 0
-        for row, source_length, target_length in zip(rows, source_lengths, target_lengths):
-            source_sum, target_sum = source_sum + source_length, target_sum + target_length
-            longest = max(longest, source_length, target_length)
-            if batch and not self._fits(len(batch) + 1, source_sum, target_sum, longest):
-                yield batch
-                batch = []
-                source_sum, target_sum, longest = source_length, target_length, max(source_length, target_length)
-            batch.append(row)
-        if batch:
-            yield batch
+    def _batch_ends(
+        self, first: int, source_lengths: Int[np.ndarray, "P"], target_lengths: Int[np.ndarray, "P"]
+    ) -> Iterator[int]:
+        """Split sequences first, first + 1, … into batches where either side is full; yields the end of each batch.
 
-    def _fits(self, count: int, source_sum: int, target_sum: int, longest: int) -> bool:
-        if max(source_sum, target_sum) > self.budget:
-            return False
-        if not self.constant_shapes:
-            return True
-        padding = self.budget - min(source_sum, target_sum)
-        return count + -(-padding // self._bucket_length(longest)) <= self._count
+        They are sorted by the longer side.
+        """
+        sums = [np.concatenate([[0], np.cumsum(side)]) for side in (source_lengths, target_lengths)]
+        sides = [side.tolist() for side in sums]
+        start = 0
+        while start < len(source_lengths):
+            # A batch has at least one sequence; of more, as many as both sides can hold.
+            end = min(bisect_right(side, side[start] + self.budget) for side in sides) - 1
+            end = max(end, start + 1)
+            if self.constant_shapes and end > start + 1:
+                longest = np.maximum(source_lengths[start + 1 : end], target_lengths[start + 1 : end])
+                smaller = np.minimum(*(side[start + 2 : end + 1] - side[start] for side in sums))
+                # Padding sequences follow the real ones, and all of them must fit into the slots.
+                slots = np.arange(2, end - start + 1) - (smaller - self.budget) // self._buckets[longest]
+                too_many = np.flatnonzero(slots > self._count)
+                end = start + 1 + int(too_many[0]) if len(too_many) else end
+            yield first + end
+            start = end
 
     def _bucket_length(self, length: int) -> int:
         """Round up to 16, 32, 64, …, at most max_len."""

@@ -1,7 +1,7 @@
 """Batches of images of one size: bytes until they are on the device, where they are converted and augmented."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -10,6 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from regard.data.batching.pair_batches import Batch
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.data.images.augmentation import AugmentConfig
 from regard.data.images.image_set import ImageSet
 
@@ -57,11 +58,13 @@ class ImageBatches:
         self.images, self.rows, self.targets = images, rows, targets
         self.size, self.seed, self.augment = min(size, len(rows)), seed, augment or AugmentConfig()
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[ImageBatch]:
-        """The batches of an epoch from index `start` on, in random order."""
+    def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE) -> Iterator[ImageBatch]:
+        """The batches of an epoch from index `start` on, or a part of each, in random order."""
+        selected, count = part.select([1] * self.size)
         order = np.random.default_rng([self.seed, number]).permutation(self.rows)
         for begin in range(start * self.size, len(order) - self.size + 1, self.size):
-            yield self._make_batch(order[begin : begin + self.size], self.augment)
+            batch = self._make_batch(order[begin : begin + self.size][selected], self.augment)
+            yield batch if count else replace(batch, sentences=0, tokens=0)
 
     def __iter__(self) -> Iterator[ImageBatch]:
         """All images in order, without augmentation; the last batch may be smaller."""

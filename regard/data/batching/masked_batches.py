@@ -1,17 +1,20 @@
 """Batches for masked language modeling (Devlin et al. 2019): some tokens are masked and predicted from the others."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.data.batching.sequences import Sequences
 from regard.data.batching.text_batches import EncodedTexts, LengthGroupedBatches, max_text_tokens
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
-from regard.layers.packed import Packed
+from regard.layers.packed import Packed, pack
 
 # Of the selected tokens, this share becomes the mask token and this share a random token; the rest stay unchanged.
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
@@ -55,17 +58,31 @@ class MaskedBatches:
             raise RegardError("All texts are empty: there are no tokens to mask.", hint="Provide other texts.")
         self.seed, self.mask_fraction, self.mask = seed, mask_fraction, special.mask
         self._special = np.array([token for token in astuple(special) if token is not None])
+        options: dict[str, Any] = dict(vocab=vocab, special=special, budget=budget, max_len=max_len, seed=seed)
+        options |= dict(constant_shapes=constant_shapes, mask_fraction=mask_fraction)
+        self._arguments = texts, options
         self._ordinary = np.setdiff1d(np.arange(vocab), self._special)
-        encoded = EncodedTexts(parts.add_special_tokens(special.begin, special.end))
         self._texts = LengthGroupedBatches(
-            encoded, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
+            EncodedTexts(parts),
+            budget=budget,
+            max_len=max_len,
+            seed=seed,
+            constant_shapes=constant_shapes,
+            begin=special.begin,
+            end=special.end,
         )
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from index `start` on. Skipped batches are not built."""
+    def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE) -> Iterator[Batch]:
+        """The batches of an epoch from index `start` on, or a part of each. Skipped batches are not built."""
         for index, (rows, inputs) in enumerate(self._texts.epoch(number, start), start):
             # index + 1: NumPy seeds [seed, number, 0] like [seed, number], which already sampled the batches.
-            yield self._make_batch(rows, inputs[0], np.random.default_rng([self.seed, number, index + 1]))
+            batch = self._make_batch(rows, inputs[0], np.random.default_rng([self.seed, number, index + 1]))
+            yield batch if part == WHOLE else _take_part(batch, part)
+
+    def __reduce__(self) -> Any:
+        """Pickle the arguments: memory-mapped texts are pickled by path, and their parts are computed again."""
+        texts, options = self._arguments
+        return functools.partial(MaskedBatches, **options), (texts,)
 
     def _make_batch(self, rows: list[int], packed: Packed, generator: np.random.Generator) -> Batch:
         tokens = int(packed.offsets.starts[len(rows)])  # without padding
@@ -78,6 +95,18 @@ class MaskedBatches:
         ids[selected[draw < MASK_SHARE]] = self.mask
         ids[selected[is_random]] = generator.choice(self._ordinary, is_random.sum())
         return Batch((packed,), torch.from_numpy(targets), sentences=len(rows), tokens=tokens)
+
+
+def _take_part(batch: Batch, part: RankSlice) -> Batch:
+    """The part of a masked batch, so that the masked tokens do not depend on the number of ranks."""
+    packed: Any = batch.inputs[0]
+    lengths = packed.offsets.lengths[: batch.sentences].tolist()
+    selected, count = part.select(lengths)
+    ids, targets = (
+        pack([rows[i].numpy() for i in selected])
+        for rows in (x[: batch.tokens].split(lengths) for x in (packed.ids, batch.targets))
+    )
+    return Batch((ids,), targets.ids, sentences=count, tokens=sum(lengths[i] for i in selected[:count]))
 
 
 def _split_texts(texts: Sequences, max_tokens: int) -> Sequences:

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.data.batching.batch_sampler import BatchSampler
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.data.batching.sequences import Sequences
 from regard.data.text.bpe_dropout import BpeDropout
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS, SpecialTokens
@@ -85,7 +86,8 @@ class Batch:
     """Inputs and targets of one training step: `inputs` are the arguments of the model, `targets` the expected outputs,
     row by row.
 
-    Targets without an expected output are IGNORE_INDEX. `sentences` and `tokens` do not count padding.
+    Targets without an expected output are IGNORE_INDEX. `sentences` and `tokens` do not count padding; a batch of 0
+    sentences is padding for a rank without a sequence, and its loss counts 0.
     """
 
     inputs: tuple[Packed | Tensor, ...]
@@ -140,26 +142,41 @@ class PairBatches:
         mean_length = float(1 + np.maximum(*_sample_lengths(source, target, seed)).mean())
         self._sampler = BatchSampler(mean_length, budget=budget, max_len=max_len, constant_shapes=constant_shapes)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from index `start` on. Skipped batches are not built."""
+    def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE) -> Iterator[Batch]:
+        """The batches of an epoch from index `start` on, or a part of each. Skipped batches are not built."""
         generator = np.random.default_rng([self.seed, number])
         source, target = self.source.sample_encoding(generator), self.target.sample_encoding(generator)
-        source = source.add_special_tokens(self.source_special.begin, self.source_special.end)
-        special = self.target_special
-        target = target.add_special_tokens(special.forced).add_special_tokens(special.sos, special.eos)
-        # Decoder inputs lack <eos>, targets lack <sos>: both are one token shorter.
-        batches = self._sampler.sample(generator, source.lengths, target.lengths - 1)
-        for rows in batches[start:]:
-            yield self._make_batch(source, target, rows)
+        source_lengths, target_lengths = self._lengths(source, target)
+        for rows in self._sampler.sample(generator, source_lengths, target_lengths)[start:]:
+            selected, count = part.select((source_lengths[rows] + target_lengths[rows]).tolist())
+            rows = [rows[i] for i in selected]
+            yield self._make_batch(source.take(rows), target.take(rows), count, part)
 
-    def _make_batch(self, source: Sequences, target: Sequences, rows: list[int]) -> Batch:
-        sources, targets = [source[row] for row in rows], [target[row] for row in rows]
-        options = self._sampler.pack_options(max(max(map(len, sources)), max(map(len, targets)) - 1))
+    def _lengths(self, source: Sequences, target: Sequences) -> tuple[Int[np.ndarray, "B"], Int[np.ndarray, "B"]]:
+        """Lengths of encoder and decoder inputs, with special tokens."""
+        empty = Sequences.from_lists([[]])
+        source_added, target_added = self._add_source_tokens(empty).lengths, self._add_target_tokens(empty).lengths
+        # Decoder inputs lack <eos>, targets lack <sos>: both are one token shorter.
+        source_lengths, target_lengths = source.lengths.astype(np.int32), target.lengths.astype(np.int32)
+        source_lengths += int(source_added[0])
+        target_lengths += int(target_added[0]) - 1
+        return source_lengths, target_lengths
+
+    def _add_source_tokens(self, source: Sequences) -> Sequences:
+        return source.add_special_tokens(self.source_special.begin, self.source_special.end)
+
+    def _add_target_tokens(self, target: Sequences) -> Sequences:
+        special = self.target_special
+        return target.add_special_tokens(special.forced).add_special_tokens(special.sos, special.eos)
+
+    def _make_batch(self, source: Sequences, target: Sequences, count: int, part: RankSlice) -> Batch:
+        sources, targets = list(self._add_source_tokens(source)), list(self._add_target_tokens(target))
+        options = self._sampler.pack_options(max(max(map(len, sources)), max(map(len, targets)) - 1), part)
         return Batch(
             inputs=(pack(sources, **options), pack([ids[:-1] for ids in targets], **options)),
             targets=pack([ids[1:] for ids in targets], **options, fill=IGNORE_INDEX).ids,
-            sentences=len(rows),
-            tokens=sum(map(len, targets)) - len(rows),
+            sentences=count,
+            tokens=sum(map(len, targets[:count])) - count,
         )
 
 

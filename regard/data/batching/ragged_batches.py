@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import ClassVar, NamedTuple, cast
@@ -16,6 +16,7 @@ from regard.attention.offsets import Offsets
 from regard.data.batching.batch_sampler import BatchSampler
 from regard.data.batching.image_batches import pixels_to_float
 from regard.data.batching.pair_batches import Batch
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.data.images.augmentation import AugmentConfig, augment
 from regard.data.images.image_ops import Masks
 from regard.data.images.image_set import RaggedImages
@@ -117,10 +118,12 @@ class RaggedImageBatches:
         """mean number of tokens per image"""
         self._sampler = BatchSampler(self.mean_tokens, budget=budget, max_len=max_len)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[RaggedImageBatch]:
-        """The batches of an epoch from index `start` on. Skipped batches are not built."""
-        for batch in self._sampler.sample(np.random.default_rng([self.seed, number]), self._lengths)[start:]:
-            yield self._make_batch(batch, self.augment)
+    def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE) -> Iterator[RaggedImageBatch]:
+        """The batches of an epoch from index `start` on, or a part of each. Skipped batches are not built."""
+        for indices in self._sampler.sample(np.random.default_rng([self.seed, number]), self._lengths)[start:]:
+            selected, count = part.select(self._lengths[indices].tolist())
+            batch = self._make_batch([indices[i] for i in selected], self.augment)
+            yield batch if count else replace(batch, sentences=0, tokens=0)
 
     def __iter__(self) -> Iterator[RaggedImageBatch]:
         """All images by increasing size, without augmentation."""

@@ -1,7 +1,8 @@
 """Encoded sequences of different lengths, stored in one array."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -16,7 +17,8 @@ class Sequences:
     (3, [2, 0, 1], [5, 6])
     """
 
-    ids: Int[np.ndarray, "N"]
+    ids: Any
+    """array of ids, or MappedTokens"""
     starts: Int[np.ndarray, "borders"]
 
     @staticmethod
@@ -32,9 +34,23 @@ class Sequences:
     def __getitem__(self, index: int) -> Int[np.ndarray, "n"]:
         return self.ids[self.starts[index] : self.starts[index + 1]]
 
+    def __iter__(self) -> Iterator[Int[np.ndarray, "n"]]:
+        return (self[index] for index in range(len(self)))
+
     @property
     def lengths(self) -> Int[np.ndarray, "B"]:
         return np.diff(self.starts)
+
+    def take(self, rows: Sequence[int]) -> "Sequences":
+        """The sentences at the given indices.
+
+        >>> Sequences.from_lists([[5, 6], [], [7]]).take([2, 0]).ids.tolist()
+        [7, 5, 6]
+        """
+        starts = self.starts[rows]
+        lengths = self.starts[np.asarray(rows, np.int64) + 1] - starts
+        borders = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        return Sequences(gather_slices(self.ids, starts, lengths), borders)
 
     def add_special_tokens(self, begin: int | None = None, end: int | None = None) -> "Sequences":
         """Add one id before and one id after every sentence; None adds nothing.
@@ -56,12 +72,14 @@ class Sequences:
         return self
 
 
-def gather_slices(ids: Int[np.ndarray, "N"], starts: Int[np.ndarray, "K"], lengths: Int[np.ndarray, "K"]) -> np.ndarray:
-    """Concatenate the slices ids[starts[k] : starts[k] + lengths[k]].
+def gather_slices(ids: Any, starts: Int[np.ndarray, "K"], lengths: Int[np.ndarray, "K"]) -> np.ndarray:
+    """Concatenate the slices ids[starts[k] : starts[k] + lengths[k]] of an array or of memory-mapped files.
 
     >>> gather_slices(np.arange(10), np.array([7, 0]), np.array([2, 3])).tolist()
     [7, 8, 0, 1, 2]
     """
+    if not isinstance(ids, np.ndarray):
+        return ids.gather(starts, lengths)
     ends = np.cumsum(lengths)
     shift = np.repeat(starts - (ends - lengths), lengths)
     return ids[shift + np.arange(len(shift))]

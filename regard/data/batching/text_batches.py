@@ -4,9 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Int
 from torch import Tensor
 
 from regard.data.batching.batch_sampler import BatchSampler
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.data.batching.sequences import Sequences
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
@@ -101,7 +103,8 @@ def encode_texts(
 class LengthGroupedBatches:
     """Texts in batches of similar length. Yields the indices of the texts of each batch and the model inputs.
 
-    Epoch e depends on (seed, e) alone. `constant_shapes` is as in `PairBatches`; padding comes after the texts.
+    Epoch e depends on (seed, e) alone. `constant_shapes` is as in `PairBatches`; padding comes after the texts. `begin`
+    and `end` are added to each text of a batch, unless they are None: the texts already have their special tokens.
 
     >>> texts = EncodedTexts(Sequences.from_lists([[2, 5, 6, 3], [2, 3], [2, 7, 3]]))
     >>> [(rows, inputs)] = LengthGroupedBatches(texts, budget=16, max_len=16, seed=0).epoch(0)
@@ -110,27 +113,43 @@ class LengthGroupedBatches:
     """
 
     def __init__(
-        self, texts: EncodedTexts, *, budget: int, max_len: int, seed: int, constant_shapes: bool = False
+        self,
+        texts: EncodedTexts,
+        *,
+        budget: int,
+        max_len: int,
+        seed: int,
+        constant_shapes: bool = False,
+        begin: int | None = None,
+        end: int | None = None,
     ) -> None:
-        lengths = texts.ids.lengths
-        if not len(lengths) or max(lengths) > max_len:
+        self.texts, self.seed, self.begin, self.end = texts, seed, begin, end
+        lengths = self._lengths()
+        if not len(lengths) or lengths.max() > max_len:
             raise ValueError(
                 f"expected texts of at most max_len = {max_len} tokens, "
-                f"got {len(lengths)} of up to {max(lengths, default=0)}"
+                f"got {len(lengths)} of up to {lengths.max(initial=0)}"
             )
-        self.texts, self.seed = texts, seed
         mean_length = max(1.0, float(lengths.mean()))
         self._sampler = BatchSampler(mean_length, budget=budget, max_len=max_len, constant_shapes=constant_shapes)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[list[int], EncoderInputs]]:
-        """The batches of an epoch from index `start` on. Skipped batches are not built."""
-        ids, segments = self.texts.ids, self.texts.segments
-        batches = self._sampler.sample(np.random.default_rng([self.seed, number]), ids.lengths)
-        for rows in batches[start:]:
-            texts = [ids[row] for row in rows]
-            options = self._sampler.pack_options(max(map(len, texts)))
+    def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE) -> Iterator[tuple[list[int], EncoderInputs]]:
+        """The batches of an epoch from index `start` on, or a part of each. Skipped batches are not built.
+
+        A text that only pads a part is in the inputs, but not among the indices.
+        """
+        segments, lengths = self.texts.segments, self._lengths()
+        batches = self._sampler.sample(np.random.default_rng([self.seed, number]), lengths)
+        for batch in batches[start:]:
+            selected, count = part.select(lengths[batch].tolist())
+            rows = [batch[i] for i in selected]
+            texts = list(self.texts.ids.take(rows).add_special_tokens(self.begin, self.end))
+            options = self._sampler.pack_options(max(map(len, texts)), part)
             packed = pack(texts, **options)
             if segments is None:
-                yield rows, (packed,)
+                yield rows[:count], (packed,)
             else:
-                yield rows, (packed, pack([segments[row] for row in rows], **options).ids)
+                yield rows[:count], (packed, pack([segments[row] for row in rows], **options).ids)
+
+    def _lengths(self) -> Int[np.ndarray, "B"]:
+        return self.texts.ids.lengths + ((self.begin is not None) + (self.end is not None))

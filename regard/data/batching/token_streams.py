@@ -1,11 +1,13 @@
 """Batches for language models, from one long stream of token ids: each token predicts the next."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Int
 
 from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.errors import RegardError
 from regard.layers.packed import pack
 
@@ -34,19 +36,22 @@ class TokenStreamBatches:
         self.ids, self.context, self.seed = ids, context, seed
         self.count, self.constant_shapes = _windows_per_batch(context, budget), constant_shapes
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from index `start` on. Skipped batches are not built."""
+    def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE) -> Iterator[Batch]:
+        """The batches of an epoch from index `start` on, or a part of each. Skipped batches are not built."""
         generator = np.random.default_rng([self.seed, number])
         last = len(self.ids) - 1 - self.context  # last possible start of a window
         first = int(generator.integers(min(self.context, last + 1)))
         window_starts = generator.permutation(np.arange(first, last + 1, self.context))
         options: dict[str, int] = {}
-        if self.constant_shapes:
+        if self.constant_shapes and part == WHOLE:
             # Full-length sequences that fill the batch, so that kernels may treat it as a rectangle.
             options = {"total": self.count * self.context, "count": self.count, "max_len": self.context}
         for index in range(start * self.count, len(window_starts), self.count):
             batch_starts = window_starts[index : index + self.count].tolist()
-            yield _make_batch(self.ids, [slice(begin, begin + self.context) for begin in batch_starts], options)
+            selected, count = part.select([self.context] * len(batch_starts))
+            windows = [slice(batch_starts[i], batch_starts[i] + self.context) for i in selected]
+            batch = _make_batch(self.ids, windows, options)
+            yield batch if count else replace(batch, sentences=0, tokens=0)
 
 
 def sliding_window_batches(

@@ -1,15 +1,13 @@
 """Images from arrays: .npz files, and idx files in the format of MNIST."""
 
 import functools
-import gzip
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
@@ -25,10 +23,18 @@ from regard.data.images.image_decoding import (
     to_mask_array,
     to_pixel_array,
 )
+from regard.data.text.compression import (
+    CORRUPT_DATA_ERRORS,
+    MAX_EXPANSION_BYTES,
+    MAX_EXPANSION_RATIO,
+    InputStream,
+    open_input,
+)
 from regard.errors import RegardError
 
 # Names of the arrays in an .npz file.
 _IMAGES, _LABELS, _MASKS, _NAMES = ("images", "x"), ("labels", "y"), ("masks",), "names"
+_CHUNK_BYTES = 1 << 20
 
 
 class _LoadedArrays(NamedTuple):
@@ -87,17 +93,22 @@ def open_npz(file: Path, part: str, label: str) -> ImageArrays:
 def _load_npz(file: Path, part: str, label: str) -> _LoadedArrays:
     label_arrays = (label,) if label else _LABELS
     try:
+        _check_expansion(file)
         with np.load(file, allow_pickle=False) as arrays:
 
             def find(names: Sequence[str]) -> np.ndarray | None:
                 candidates = [key for name in names for key in (_part_names(name, part) if part else (name,))]
-                return next((arrays[name] for name in candidates if name in arrays), None)
+                return next((np.asarray(arrays[name]) for name in candidates if name in arrays), None)
 
             images, labels, masks = find(_IMAGES), find(label_arrays), find(_MASKS)
-            names = arrays.get(f"{label}_{_NAMES}" if label else _NAMES)
+            name_array = f"{label}_{_NAMES}" if label else _NAMES
+            names = np.asarray(arrays[name_array]) if name_array in arrays else None
             present = list(arrays)
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise RegardError(f"{file}: not a readable .npz file ({error}).", "Write it with numpy.savez.") from None
+    except RegardError:
+        raise
+    except (Exception, MemoryError) as error:  # a damaged archive raises almost anything
+        message = f"{file}: not a readable .npz file ({str(error) or type(error).__name__})."
+        raise RegardError(message, "Write it with numpy.savez.") from None
     missing = _IMAGES if images is None else (label,) if label and labels is None else ()
     if images is None or missing:
         description = f"{' or '.join(missing)}" + (f" of the part {part!r}" if part else "")
@@ -111,6 +122,17 @@ def _load_npz(file: Path, part: str, label: str) -> _LoadedArrays:
         None if labels is None else _label_names(file, labels, names, len(images)),
         None if masks is None else _check_masks(file, masks, images.shape[:3]),
     )
+
+
+def _check_expansion(file: Path) -> None:
+    """Raise an error for an archive that is much larger than the file, once it is decompressed."""
+    with zipfile.ZipFile(file) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > max(MAX_EXPANSION_BYTES, MAX_EXPANSION_RATIO * file.stat().st_size):
+        raise RegardError(
+            f"{file}: its arrays expand to {size >> 20:,} MiB, more than {MAX_EXPANSION_RATIO} times its size.",
+            "If that is expected, write it with numpy.savez, not numpy.savez_compressed.",
+        )
 
 
 def _part_names(name: str, part: str) -> tuple[str, str]:
@@ -130,9 +152,9 @@ def _to_uint8(file: Path, images: np.ndarray) -> np.ndarray:
     if images.dtype.kind == "f" and images.min() >= 0 and images.max() <= 1:
         images = np.rint(images * 255).astype(np.uint8)
     if images.dtype != np.uint8:
+        values = f" with values from {images.min()} to {images.max()}" if images.dtype.kind in "biuf" else ""
         raise RegardError(
-            f"{file}: unsupported images of {images.dtype} with values from {images.min()} to {images.max()}.",
-            "Store bytes (uint8), or floats from 0 to 1.",
+            f"{file}: unsupported images of {images.dtype}{values}.", "Store bytes (uint8), or floats from 0 to 1."
         )
     return np.ascontiguousarray(images)
 
@@ -146,6 +168,8 @@ def _label_names(file: Path, labels: np.ndarray, names: np.ndarray | None, count
     flat = labels.reshape(-1)
     if names is None or flat.dtype.kind == "U":
         return [str(label) for label in flat.tolist()]
+    if names.ndim != 1:
+        raise RegardError(f"{file}: {_NAMES} has {names.ndim} axes.", "Store a list of names, one per label.")
     if flat.min() < 0 or flat.max() >= len(names):
         raise RegardError(
             f"{file}: labels from {flat.min()} to {flat.max()}, but {len(names)} names.", "Fix the labels or the names."
@@ -188,16 +212,12 @@ def is_idx_labels(file: Path) -> bool:
     return _count_idx_axes(file) == 1
 
 
-def _open(file: Path) -> Any:
-    return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
-
-
 def _count_idx_axes(file: Path) -> int:
     """Number of axes of the array in an idx file; 0 for other files."""
     try:
-        with _open(file) as stream:
+        with open_input(file) as stream:
             start = stream.read(4)
-    except (OSError, EOFError, zlib.error):
+    except (OSError, RegardError, *CORRUPT_DATA_ERRORS):
         return 0
     return start[3] if len(start) == 4 and start[:2] == b"\0\0" and 8 <= start[2] <= 14 and start[3] <= 4 else 0
 
@@ -205,12 +225,12 @@ def _count_idx_axes(file: Path) -> int:
 def _read_idx(file: Path) -> UInt8[np.ndarray, "..."]:
     """Read an idx file: two zero bytes, data type, number of axes, their lengths as big-endian words, and the data."""
     try:
-        with _open(file) as stream:
+        with open_input(file) as stream:
             start = stream.read(4)
             shape = np.frombuffer(stream.read(4 * start[3]), ">u4").tolist()
             size = math.prod(shape)
-            data = stream.read(size + 1)
-    except (OSError, EOFError, ValueError, IndexError, OverflowError, MemoryError, zlib.error) as error:
+            data = _read_bytes(stream, size + 1)
+    except (OSError, ValueError, IndexError, MemoryError, *CORRUPT_DATA_ERRORS) as error:
         raise RegardError(f"{file}: corrupt idx data ({error}).", "Download the file again.") from None
     if start[2] != 8:
         raise RegardError(f"{file}: its values are not bytes.", "Store it with unsigned bytes (idx-ubyte).")
@@ -218,3 +238,12 @@ def _read_idx(file: Path) -> UInt8[np.ndarray, "..."]:
         expected = " x ".join(map(str, shape))
         raise RegardError(f"{file}: its size does not match its header ({expected} bytes).", "Download the file again.")
     return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _read_bytes(stream: InputStream, size: int) -> bytes:
+    """Read `size` bytes, or all that are left: in parts, since a damaged header may state any size."""
+    parts, count = [], 0
+    while count < size and (part := stream.read(min(_CHUNK_BYTES, size - count))):
+        parts.append(part)
+        count += len(part)
+    return b"".join(parts)

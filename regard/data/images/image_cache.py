@@ -199,13 +199,37 @@ def _label_order(name: str) -> tuple[bool, int, str]:
 
 
 def _open_store(folder: Path) -> ImageStore | None:
-    """Open the store in a folder; None if it does not exist or is incomplete."""
+    """Open the store in a folder; None if it does not exist, is incomplete or damaged."""
     try:
         facts = json.loads((folder / _FACTS).read_bytes())
         sizes, labels = np.load(folder / _SIZES), np.load(folder / _LABELS)
+        if not _is_valid(facts, sizes, labels):
+            return None
         count = int(sizes.prod(1).sum())
         pixels = np.memmap(folder / _PIXELS, np.uint8, "r", shape=(count * facts["channels"],))
         masks = np.memmap(folder / _MASKS, np.uint8, "r", shape=(count,)) if facts["mask_values"] else None
-    except (OSError, ValueError, KeyError):
+    except Exception:  # damaged files raise almost anything
         return None
     return ImageStore(pixels, masks, sizes, labels, facts)
+
+
+def _is_valid(facts: Any, sizes: Any, labels: Any) -> bool:
+    """Whether facts and arrays of a store have the types and shapes that `_write_images` writes."""
+    if not isinstance(facts, dict) or facts.get("channels") not in (1, 3) or not isinstance(facts.get("digest"), str):
+        return False
+    kinds = {"names": str, "mean": float, "std": float, "mask_values": int, "skipped": str}
+    if not all(isinstance(facts.get(name), list) for name in kinds):
+        return False
+    if not all(type(value) is kind for name, kind in kinds.items() for value in facts[name]):
+        return False
+    arrays = (sizes, labels)
+    if not all(isinstance(array, np.ndarray) and array.dtype == np.int64 for array in arrays) or not len(sizes):
+        return False
+    return (
+        sizes.shape == (len(labels), 2)
+        and labels.ndim == 1
+        and 0 < sizes.min() <= sizes.max() < 1 << 20
+        and all(label == IGNORE_INDEX or 0 <= label < len(facts["names"]) for label in np.unique(labels).tolist())
+        and len(facts["mean"]) == len(facts["std"]) == facts["channels"]
+        and all(0 <= value < 256 for value in facts["mask_values"])
+    )

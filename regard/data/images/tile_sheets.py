@@ -1,6 +1,7 @@
 """Tile sheets: large images of square tiles, numbered row by row from 0 in an index table, with optional masks."""
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def _find_sheet(index: Path, sheet: str) -> Path:
     candidates = [
         candidate
         for candidate in (path, *(path.with_name(path.name + suffix) for suffix in sorted(SUFFIXES)))
-        if candidate.is_file()
+        if os.path.isfile(candidate)  # unlike Path.is_file, no error for an invalid name
     ]
     if not candidates:
         raise RegardError(f"{index}: the sheet {path} does not exist.", "Fix the name of the sheet.")

@@ -1,5 +1,6 @@
 """Cleaning of sentence pairs, with counts, and the automatic validation split."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from regard.errors import RegardError
 # best checkpoint would be random.
 VALIDATION_SHARE, MAX_VALIDATION = 0.02, 2000
 SMALL_VALIDATION_SHARE, MAX_SMALL_VALIDATION = 0.1, 100
+MAX_CHARS = 5000
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class CleaningCounts:
 
 
 def clean(
-    pairs: Sequence[TextPair], max_ratio: float = 9.0, max_chars: int = 5000
+    pairs: Sequence[TextPair], max_ratio: float = 9.0, max_chars: int = MAX_CHARS
 ) -> tuple[list[TextPair], CleaningCounts]:
     """Remove pairs with an empty side, duplicates, pairs with a side of more than `max_chars` characters, and pairs
     whose lengths differ too much to be translations: the longer side has more than `max_ratio` times the characters of
@@ -56,21 +58,29 @@ def clean(
     ([('A cat.', 'Un chat.')], CleaningCounts(kept=1, empty=1, duplicate=1, mismatched_length=0, too_long=0))
     """
     kept: dict[TextPair, None] = {}  # an ordered set
-    empty = duplicate = mismatched_length = too_long = 0
+    dropped: Counter[str] = Counter()
     for source, target in pairs:
         pair = source.strip(), target.strip()
-        shorter, longer = sorted(map(len, pair))
-        if shorter == 0:
-            empty += 1
-        elif longer > max_chars:
-            too_long += 1
-        elif longer > max_ratio * shorter + 20:
-            mismatched_length += 1
-        elif pair in kept:
-            duplicate += 1
+        fault = pair_fault(*pair, max_ratio, max_chars) or ("duplicate" if pair in kept else "")
+        if fault:
+            dropped[fault] += 1
         else:
             kept[pair] = None
-    return list(kept), CleaningCounts(len(kept), empty, duplicate, mismatched_length, too_long)
+    return list(kept), CleaningCounts(len(kept), **dropped)
+
+
+def pair_fault(source: str, target: str, max_ratio: float = 9.0, max_chars: int = MAX_CHARS) -> str:
+    """The reason, a field of CleaningCounts, for which `clean` drops a stripped pair on its own; "" if it is kept.
+
+    >>> pair_fault("A cat.", ""), pair_fault("A cat.", "Un chat.")
+    ('empty', '')
+    """
+    shorter, longer = sorted((len(source), len(target)))
+    if shorter == 0:
+        return "empty"
+    if longer > max_chars:
+        return "too_long"
+    return "mismatched_length" if longer > max_ratio * shorter + 20 else ""
 
 
 PairLike = TypeVar("PairLike", bound=tuple[Any, Any])
@@ -95,8 +105,7 @@ def split_validation(pairs: Sequence[PairLike], seed: int) -> tuple[list[PairLik
             f"A validation split needs at least 2 different source sentences (got {len(rows_by_source)}).",
             hint="Provide more data, or separate validation files.",
         )
-    small = min(round(SMALL_VALIDATION_SHARE * len(pairs)), MAX_SMALL_VALIDATION)
-    size = min(max(1, small, round(VALIDATION_SHARE * len(pairs))), MAX_VALIDATION)
+    size = validation_size(len(pairs))
     groups = list(rows_by_source.values())
     selected: set[int] = set()
     for index in np.random.default_rng(seed).permutation(len(groups)):
@@ -109,3 +118,13 @@ def split_validation(pairs: Sequence[PairLike], seed: int) -> tuple[list[PairLik
         selected.update(smallest)
     training = [pair for row, pair in enumerate(pairs) if row not in selected]
     return training, [pair for row, pair in enumerate(pairs) if row in selected]
+
+
+def validation_size(count: int) -> int:
+    """The number of validation examples for a corpus of `count` examples.
+
+    >>> validation_size(100), validation_size(50_000), validation_size(10**9)
+    (10, 1000, 2000)
+    """
+    small = min(round(SMALL_VALIDATION_SHARE * count), MAX_SMALL_VALIDATION)
+    return min(max(1, small, round(VALIDATION_SHARE * count)), MAX_VALIDATION)

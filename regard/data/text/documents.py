@@ -1,20 +1,24 @@
 """Plain-text documents for language models: reading, validation split, encoding as one stream of token ids."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from regard.data.text.readers import (
+    OnOpen,
     describe_fields,
     display_name,
     errors_at_line,
+    is_columnar,
     numbered_lines,
     parse_json_line,
-    read_text,
+    stream_text,
+    table_rows,
     uncompressed_suffix,
 )
 from regard.data.text.special_tokens import SpecialTokens
@@ -27,36 +31,90 @@ PART_CHARS, PARTS_PER_BATCH = 1 << 15, 32
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
 
 
-def read_documents(files: Sequence[str | Path]) -> list[str]:
+class DocumentPart(NamedTuple):
+    """A document, or a part of a long one; the parts of a document follow each other."""
+
+    text: str
+    is_first: bool
+
+
+def read_documents(files: Sequence[str | Path], columns: Sequence[str] = ()) -> list[str]:
     """Read documents from files, plain or compressed; "-" is stdin.
 
-    A file is one document, unchanged except that a BOM is removed and CR LF becomes LF. A `.jsonl` file has one
-    document per line, in the field "text". Documents that contain only white space are left out.
+    A file is one document, unchanged except that a BOM is removed and CR LF becomes LF. `.jsonl` and `.parquet` files
+    and datasets of the Hugging Face hub have one document per row, in the column "text" or in the one that `columns`
+    names. Documents that contain only white space are left out.
     """
-    documents = [text for file in files for text in _read_file(file) if text and not text.isspace()]
+    documents: list[list[str]] = []
+    for text, is_first in stream_documents(files, columns):
+        if is_first:
+            documents.append([])
+        documents[-1].append(text)
     if not documents:
-        names = " ".join(map(display_name, files)) or "No file"
-        raise RegardError(f"{names}: there is no text.", hint="Provide a file that contains text.")
-    return documents
+        raise no_text_error(files)
+    return ["".join(parts) for parts in documents]
 
 
-def _read_file(file: str | Path) -> list[str]:
-    if uncompressed_suffix(file).lower() != ".jsonl":
-        return [read_text(file)]
-    texts = []
-    for number, line in numbered_lines(file, max_bytes=None):  # a document may be a book
-        if line.strip():
-            with errors_at_line(file, number):
-                texts.append(_parse_document(line))
-    return texts
+def no_text_error(files: Sequence[str | Path]) -> RegardError:
+    """The error for files without text."""
+    names = " ".join(map(display_name, files)) or "No file"
+    return RegardError(f"{names}: there is no text.", hint="Provide a file that contains text.")
 
 
-def _parse_document(line: str) -> str:
-    entry = parse_json_line(line)
-    text = entry.get("text") if isinstance(entry, dict) else None
+def stream_documents(
+    files: Sequence[str | Path], columns: Sequence[str] = (), *, on_open: OnOpen | None = None
+) -> Iterator[DocumentPart]:
+    """Yield the documents that `read_documents` reads; long ones from plain text in parts, which no token spans."""
+    if len(columns) > 1:
+        raise RegardError(f"Documents have one column (got {len(columns)}).", "Name the column of the text.")
+    column = columns[0] if columns else "text"
+    for file in files:
+        if is_columnar(file):
+            for row in table_rows(file, columns=(column,), on_open=on_open):
+                with errors_at_line(file, row.number):
+                    text = document_from_object(row.value, column)
+                if not _is_blank(text):
+                    yield DocumentPart(text, True)
+        elif uncompressed_suffix(file).lower() == ".jsonl":
+            for number, line in numbered_lines(file, max_bytes=None, on_open=on_open):  # a document may be a book
+                if line.strip():
+                    with errors_at_line(file, number):
+                        text = document_from_object(parse_json_line(line), column)
+                    if not _is_blank(text):
+                        yield DocumentPart(text, True)
+        else:
+            yield from _split_stream(stream_text(file, on_open=on_open))
+
+
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
+def _split_stream(texts: Iterable[str]) -> Iterator[DocumentPart]:
+    """The text of a document in parts of at least PART_CHARS characters, if it is long; white space alone is no part.
+
+    >>> list(_split_stream(["a b", " c"]))
+    [DocumentPart(text='a b c', is_first=True)]
+    """
+    pending, is_first = "", True
+    for text in texts:
+        pending += text
+        if len(pending) > PART_CHARS and not pending.isspace():
+            *parts, pending = _split_parts(pending)
+            for part in parts:
+                yield DocumentPart(part, is_first)
+                is_first = False
+    if pending and not (is_first and pending.isspace()):
+        yield DocumentPart(pending, is_first)
+
+
+def document_from_object(entry: Any, column: str = "text") -> str:
+    """The text of a row of a JSONL or Parquet file."""
+    text = entry.get(column) if isinstance(entry, dict) else None
     if not isinstance(text, str):
         raise RegardError(
-            f'expected text in the field "text"; {describe_fields(entry)}.', hint='Write {"text": "…"} on every line.'
+            f'expected text in the field "{column}"; {describe_fields(entry)}.',
+            hint='Write {"text": "…"} on every line, or name the field: --columns FIELD',
         )
     return text
 

@@ -1,4 +1,4 @@
-"""Labeled texts for classification: readers of TSV, CSV and JSONL files, label ids, batches."""
+"""Labeled texts for classification: readers of TSV, CSV, JSONL and Parquet files, label ids, batches."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 
 from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.data.batching.text_batches import EncodedTexts, LengthGroupedBatches
 from regard.data.text.readers import (
     column_indices,
@@ -37,7 +38,7 @@ def read_labeled_texts(files: Sequence[str | Path], columns: Sequence[str] | Non
     - `.tsv` and `.csv` files: text and label in two columns, or two texts and a label in three. A first line with a
       column "label" and a column "text" or "sentence" ("text1" and "text2", "sentence1" and "sentence2") is a header;
       it is logged. With a header, columns may be in any order, and other columns are ignored.
-    - `.jsonl` files: objects with "text", optionally "text2", and "label" (or the other names above).
+    - `.jsonl` and `.parquet` files: objects with "text", optionally "text2", and "label" (or the other names above).
     - Other files, and stdin: JSONL if they start with "{", otherwise TSV.
 
     `columns` selects the text, optionally the second text, and the label: by column name, JSONL field, or column number
@@ -58,7 +59,7 @@ def read_labeled_texts(files: Sequence[str | Path], columns: Sequence[str] | Non
 
 def _read_file(file: str | Path, columns: tuple[str, ...]) -> Iterator[LabeledText]:
     layout: _ColumnLayout | None = None
-    for row in table_rows(file):
+    for row in table_rows(file, columns=columns):
         if row.fields == []:
             continue
         with errors_at_line(file, row.number):
@@ -186,9 +187,9 @@ class LabeledTextBatches:
             texts, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
         )
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from index `start` on. Skipped batches are not built."""
-        for rows, inputs in self._texts.epoch(number, start):
+    def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE) -> Iterator[Batch]:
+        """The batches of an epoch from index `start` on, or a part of each. Skipped batches are not built."""
+        for rows, inputs in self._texts.epoch(number, start, part):
             packed = inputs[0]
             targets = torch.full((len(packed), *self._targets.shape[1:]), IGNORE_INDEX)
             targets[: len(rows)] = torch.from_numpy(self._targets[rows])

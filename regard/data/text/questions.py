@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from regard.config_reader import parse_json
 from regard.data.batching.sequences import Sequences
 from regard.data.batching.text_batches import EncodedTexts, max_text_tokens
 from regard.data.text.labeled_texts import LabeledTextBatches
-from regard.data.text.readers import describe_fields, display_name, read_text
+from regard.data.text.readers import describe_fields, describe_json_error, display_name, read_text
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
@@ -49,12 +50,13 @@ def read_squad(file: str | Path) -> list[Question]:
     """
     name = display_name(file)
     try:
-        content = json.loads(read_text(file))
+        content = parse_json(read_text(file))
     except json.JSONDecodeError as error:
         message = f"{name}, line {error.lineno}: not JSON ({error.msg} at column {error.colno})."
         raise RegardError(message, hint="Provide a file in SQuAD format.") from None
-    except RecursionError:
-        raise RegardError(f"{name}: JSON nested too deeply.", hint="Provide a file in SQuAD format.") from None
+    except (ValueError, RecursionError) as error:
+        message = f"{name}: not JSON ({describe_json_error(error)})."
+        raise RegardError(message, hint="Provide a file in SQuAD format.") from None
     questions: dict[str, Question] = {}
     relocated = 0
     for question in _parse_articles(content, name):

@@ -1,5 +1,6 @@
-"""Readers of lines, tables and sentence pairs: parallel files, TSV, CSV or JSONL, plain or compressed, or stdin."""
+"""Readers of lines, tables and sentence pairs: parallel files, TSV, CSV, JSONL or Parquet, or stdin."""
 
+import codecs
 import csv
 import difflib
 import json
@@ -11,6 +12,8 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regard.config_reader import parse_json
+from regard.data.text.columnar_rows import PARQUET, hub_rows, is_hub_reference, parquet_rows
 from regard.data.text.compression import CORRUPT_DATA_ERRORS, STDIN, SUFFIXES, InputStream, open_input
 from regard.errors import RegardError
 
@@ -20,7 +23,7 @@ TextPair = tuple[str, str]
 
 MAX_LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
-_PAIR_SUFFIXES = (".tsv", ".csv", ".jsonl")
+_PAIR_SUFFIXES = (".tsv", ".csv", ".jsonl", PARQUET)
 # Known column names: a first row with two of them above the source and target columns is a header.
 _SOURCE_NAMES, _TARGET_NAMES = ("source", "src"), ("target", "tgt", "trg")
 _COLUMN_NAMES = """
@@ -45,13 +48,17 @@ OnOpen = Callable[[InputStream], None]
 
 
 def numbered_lines(
-    file: str | Path, max_bytes: int | None = MAX_LINE_BYTES, *, on_open: OnOpen | None = None
+    file: str | Path,
+    max_bytes: int | None = MAX_LINE_BYTES,
+    *,
+    on_open: OnOpen | None = None,
+    allow_empty: bool = False,
 ) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file ("-" is stdin), numbered from 1. Lines end at LF only; CR before LF and a BOM are
     removed.
 
     Errors state the file and the line. A line of more than `max_bytes` is an error; with None, only the limit on
-    compressed data applies (`MAX_EXPANSION_BYTES`).
+    compressed data applies (`MAX_EXPANSION_BYTES`). So is a file without lines, unless `allow_empty` is set.
     """
     number = 0
     with _convert_read_errors(file, lambda: number):
@@ -69,7 +76,7 @@ def numbered_lines(
                 if number == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
                 yield number, raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        if number == 0:
+        if number == 0 and not allow_empty:
             raise RegardError(f"{display_name(file)} is empty.")
 
 
@@ -83,29 +90,36 @@ def _read_raw_line(stream: Any, max_bytes: int | None) -> bytes:
 
 
 def read_text(file: str | Path) -> str:
-    """Read a text file with its line breaks; "-" is stdin. A BOM is removed, CR LF becomes LF.
+    """Read a text file with its line breaks: all that `stream_text` yields."""
+    return "".join(stream_text(file))
+
+
+def stream_text(file: str | Path, *, on_open: OnOpen | None = None) -> Iterator[str]:
+    """Yield a text file with its line breaks in parts of about a mebibyte; "-" is stdin. A BOM is removed, CR LF
+    becomes LF.
 
     Lines may have any length; compressed data is limited (`MAX_EXPANSION_BYTES`).
     """
-    parts: list[bytes] = []
-    data = b""
-
-    def line() -> int:
-        try:
-            data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            return data.count(b"\n", 0, error.start) + 1
-        return sum(part.count(b"\n") for part in parts)
-
-    with _convert_read_errors(file, line):
-        with open_input(file) as stream:
-            _warn_if_misnamed(file, stream.compression)
-            while part := stream.read(_CHUNK_BYTES):
-                parts.append(part)
-        data = b"".join(parts)
-        if not data:
-            raise RegardError(f"{display_name(file)} is empty.")
-        return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8").replace("\r\n", "\n")
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line, carry, data, is_first = 0, "", b"", True
+    with _convert_read_errors(file, lambda: line), open_input(file) as stream:
+        _warn_if_misnamed(file, stream.compression)
+        if on_open is not None:
+            on_open(stream)
+        while is_first or data:
+            data = stream.read(_CHUNK_BYTES)
+            if is_first and not data:
+                raise RegardError(f"{display_name(file)} is empty.")
+            try:
+                text = carry + decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                line += error.object.count(b"\n", 0, error.start) + 1
+                raise
+            line += data.count(b"\n")
+            if is_first:
+                text, is_first = text.removeprefix("\ufeff"), False
+            carry = "\r" if data and text.endswith("\r") else ""  # LF may follow
+            yield text.removesuffix(carry).replace("\r\n", "\n")
 
 
 @contextmanager
@@ -157,10 +171,29 @@ def errors_at_line(file: str | Path, number: int) -> Iterator[None]:
     Traceback (most recent call last):
     regard.errors.RegardError: a.tsv, line 3: no tab.
     """
+    place = "row" if is_columnar(file) else "line"
     try:
         yield
     except RegardError as error:
-        raise RegardError(f"{display_name(file)}, line {number}: {error.message}", error.hint) from None
+        raise RegardError(f"{display_name(file)}, {place} {number}: {error.message}", error.hint) from None
+
+
+def is_columnar(file: str | Path) -> bool:
+    """Whether this is a Parquet file or a dataset of the Hugging Face hub, with rows instead of lines.
+
+    >>> is_columnar("pairs.parquet"), is_columnar("hf:imdb:train"), is_columnar("pairs.tsv")
+    (True, True, False)
+    """
+    return is_hub_reference(file) or Path(file).suffix.lower() == PARQUET
+
+
+def is_table(file: str | Path) -> bool:
+    """Whether the name of a file says that it has columns.
+
+    >>> is_table("pairs.tsv.gz"), is_table("train.en")
+    (True, False)
+    """
+    return is_hub_reference(file) or uncompressed_suffix(file) in _PAIR_SUFFIXES
 
 
 def _suggest_file(path: Path) -> str:
@@ -186,19 +219,25 @@ def uncompressed_suffix(file: str | Path) -> str:
 
 
 class TableRow(NamedTuple):
-    """Row of a TSV or CSV file (`fields`) or line of a JSONL file (`value`); `number` is the line where it ends."""
+    """Row of a TSV or CSV file (`fields`), or object of a JSONL or Parquet file (`value`); `number` is the line where
+    it ends, or the number of the row."""
 
     number: int
     fields: list[str] | None
     value: Any = None
 
 
-def table_rows(file: str | Path, *, on_open: OnOpen | None = None) -> Iterator[TableRow]:
-    """Yield the rows of a `.tsv`, `.csv` or `.jsonl` file. Other files and stdin are JSONL if they start with "{",
-    otherwise TSV.
+def table_rows(file: str | Path, *, columns: Sequence[str] = (), on_open: OnOpen | None = None) -> Iterator[TableRow]:
+    """Yield the rows of a `.tsv`, `.csv`, `.jsonl` or `.parquet` file or of a dataset of the Hugging Face hub (see
+    `hub_rows`). Other files and stdin are JSONL if they start with "{", otherwise TSV.
 
     An empty line is a row without fields. CSV is quoted according to RFC 4180; in TSV, quotes are ordinary characters.
+    Of a Parquet file only `columns` are read, if it has them.
     """
+    if is_columnar(file):
+        rows = hub_rows(str(file)) if is_hub_reference(file) else parquet_rows(file, columns, on_open)
+        yield from (TableRow(number, None, value) for number, value in enumerate(rows, 1))
+        return
     kind = uncompressed_suffix(file).lower()
     if kind == ".csv":
         yield from _csv_rows(file, on_open)
@@ -295,8 +334,8 @@ def stream_pairs(
     - `.tsv` and `.csv` files: source and target in the first two columns; further columns are ignored. A header
       (column names such as source and target, or language codes) is detected, logged and skipped. Several files are
       concatenated.
-    - `.jsonl` files: objects with "source" and "target", at the top level or inside "translation". Several files are
-      concatenated.
+    - `.jsonl` and `.parquet` files, and datasets of the Hugging Face hub (see `hub_rows`): objects with "source" and
+      "target", at the top level or inside "translation". Several files are concatenated.
     - One file with another suffix, or stdin ("-"): JSONL if it starts with "{", otherwise TSV.
 
     `columns` selects source and target: column names of the header or fields of JSONL (("en", "fr")), or column numbers
@@ -306,16 +345,16 @@ def stream_pairs(
         raise RegardError(
             f"Sentence pairs need two columns (got {len(columns)}).", hint="Name the source and the target column."
         )
-    if len(files) == 2 and not all(uncompressed_suffix(file) in _PAIR_SUFFIXES for file in files):
+    if len(files) == 2 and not all(map(is_table, files)):
         if columns:
             raise RegardError(
-                "Two parallel files have no columns.", hint="Use columns with TSV, CSV and JSONL files only."
+                "Two parallel files have no columns.", hint="Use columns with TSV, CSV, JSONL and Parquet files only."
             )
         return _parallel_pairs(files[0], files[1], on_open)
-    if len(files) == 1 or (files and all(uncompressed_suffix(file) in _PAIR_SUFFIXES for file in files)):
+    if len(files) == 1 or (files and all(map(is_table, files))):
         return (pair for file in files for pair in _read_pair_table(file, tuple(columns or ()), on_open))
     raise RegardError(
-        f"Expected two parallel files, or .tsv, .csv and .jsonl files, got {len(files)} files"
+        f"Expected two parallel files, or .tsv, .csv, .jsonl and .parquet files, got {len(files)} files"
         + (f" like {files[0]}." if files else "."),
         hint="Pass a source file and a target file, or one file with source<TAB>target lines.",
     )
@@ -338,7 +377,7 @@ def _parallel_pairs(source: str | Path, target: str | Path, on_open: OnOpen | No
 
 
 def _read_pair_table(file: str | Path, columns: tuple[str, ...], on_open: OnOpen | None) -> Iterator[TextPair]:
-    rows = table_rows(file, on_open=on_open)
+    rows = table_rows(file, columns=columns, on_open=on_open)
     head = list(islice(rows, 2))
     indices, is_csv = [0, 1], uncompressed_suffix(file).lower() == ".csv"
     if head and head[0].fields:
@@ -350,7 +389,7 @@ def _read_pair_table(file: str | Path, columns: tuple[str, ...], on_open: OnOpen
     for row in chain(head, rows):
         with errors_at_line(file, row.number):
             if row.fields is None:
-                pair = _pair_from_object(row.value, columns)
+                pair = pair_from_object(row.value, columns)
             else:
                 pair = _pair_from_fields(row.fields, indices, is_csv) if row.fields else ("", "")
         yield pair
@@ -395,12 +434,19 @@ def _pair_from_fields(fields: Sequence[str], indices: Sequence[int], is_csv: boo
 def parse_json_line(line: str) -> Any:
     """Parse a line of a JSONL file."""
     try:
-        return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        detail = "nested too deeply"
+        return parse_json(line)
+    except (ValueError, RecursionError) as error:
+        detail = describe_json_error(error)
         if isinstance(error, json.JSONDecodeError):
             detail = f"{error.msg} at column {error.colno}"
         raise RegardError(f"not JSON ({detail}).", hint="Write one object per line.") from None
+
+
+def describe_json_error(error: Exception) -> str:
+    """The cause of an error of `parse_json` other than a syntax error."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "half a surrogate pair" if isinstance(error, UnicodeError) else "a number has too many digits"
 
 
 def describe_fields(entry: Any) -> str:
@@ -408,7 +454,7 @@ def describe_fields(entry: Any) -> str:
     return f"it has {', '.join(entry) or 'no fields'}" if isinstance(entry, dict) else "it is not an object"
 
 
-def _pair_from_object(entry: Any, columns: Sequence[str]) -> TextPair:
+def pair_from_object(entry: Any, columns: Sequence[str]) -> TextPair:
     names = columns or ("source", "target")
     if isinstance(entry, dict) and isinstance(entry.get("translation"), dict):
         entry = entry["translation"]

@@ -5,7 +5,8 @@ They wrap the `tokenizers` library and are saved in its format, so that other to
 
 import json
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +49,7 @@ _PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
 TOKENIZER_KINDS = tuple(_PRE_TOKENIZERS)
 # Tokenizer of an imported model, not trained with Regard.
 FOREIGN_KIND = "foreign"
+_RESTORE = "Restore the tokenizer from a good copy."
 
 
 def _make_decoder(kind: str, keep_newlines: bool = False) -> decoders.Decoder:
@@ -182,13 +184,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Encode a text, without special tokens."""
-        return self.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        with _library_errors("The tokenizer cannot encode a text"):
+            return self.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts, on all cores."""
-        return [
-            encoding.ids for encoding in self.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ]
+        with _library_errors("The tokenizer cannot encode a text"):
+            encodings = self.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to text; special tokens are left out."""
@@ -196,9 +199,9 @@ class Tokenizer:
 
     def decode_batch(self, ids: Iterable[Iterable[int]]) -> list[str]:
         """`decode` for many sequences, on all cores."""
-        texts = self.backend_tokenizer.decode_batch(
-            [[int(token) for token in row] for row in ids], skip_special_tokens=True
-        )
+        rows = [[int(token) for token in row] for row in ids]
+        with _library_errors("The tokenizer cannot decode ids"):
+            texts = self.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
         if self.kind != "char" or self.is_exact:
             return texts
         return [unicodedata.normalize("NFC", text) for text in texts]  # the normalizer decomposed characters
@@ -211,7 +214,8 @@ class Tokenizer:
         >>> Tokenizer.train(["the cat"], "word").encode_as_pieces("the  cat")
         [('the', (0, 3)), ('cat', (5, 8))]
         """
-        offsets = self.backend_tokenizer.encode(text, add_special_tokens=False).offsets
+        with _library_errors("The tokenizer cannot encode a text"):
+            offsets = self.backend_tokenizer.encode(text, add_special_tokens=False).offsets
         return [_strip_leading_space(text, start, end) for start, end in offsets]
 
     def decode_as_pieces(self, ids: Sequence[int]) -> list[tuple[str, tuple[int, int]]]:
@@ -234,11 +238,15 @@ class Tokenizer:
     @staticmethod
     def load(path: str | Path, *, foreign: bool = False) -> "Tokenizer":
         """Load a file written by `save` or, with `foreign`, any tokenizer.json of the `tokenizers` library."""
-        content = read_file(path)
         try:
-            library = tokenizers.Tokenizer.from_str(content.decode())
-        except Exception as error:  # the library raises nothing more specific
-            raise RegardError(f"{path} is not a tokenizer file: {error}.") from None
+            content = read_file(path).decode()
+        except UnicodeDecodeError as error:
+            raise RegardError(f"{path} is not a tokenizer file: {error}.", _RESTORE) from None
+        with _library_errors(f"{path} is not a tokenizer file"):
+            library = tokenizers.Tokenizer.from_str(content)
+            # Some errors in a file show only when a text is encoded.
+            for inputs in (("a",), ("a", "b")):
+                library.decode(library.encode(*inputs).ids)
         if foreign:
             return Tokenizer(library, FOREIGN_KIND)
         for kind in TOKENIZER_KINDS:
@@ -247,6 +255,17 @@ class Tokenizer:
             ):
                 return Tokenizer(library, kind)
         raise RegardError(f"{path}: unsupported tokenizer.", hint=f"Supported kinds: {', '.join(TOKENIZER_KINDS)}.")
+
+
+@contextmanager
+def _library_errors(problem: str) -> Iterator[None]:
+    """Convert errors of the `tokenizers` library: it raises Exception itself, or panics if a file is damaged."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise RegardError(f"{problem}: {error}.", _RESTORE) from None
 
 
 def _has_pre_tokenizer(library: tokenizers.Tokenizer, pre_tokenizer: pre_tokenizers.PreTokenizer) -> bool:

@@ -26,8 +26,8 @@ def read_word_vectors(path: str | Path, words: Container[str] | None = None) -> 
     for number, line in numbered_lines(path):
         if not (line := line.rstrip()):
             continue
-        if number == 1 and len(header := line.split()) == 2 and all(number.isdigit() for number in header):
-            width = int(header[1])
+        if number == 1 and len(header := line.split()) == 2 and all(word.isdecimal() for word in header):
+            width = int(header[1][:9])  # a longer number does not match the next line either
             continue
         width = width or len(line.split(" ")) - 1
         # Split from the right: some collections have "words" that contain spaces.

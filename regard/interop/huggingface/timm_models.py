@@ -91,7 +91,7 @@ SIZES = {
 _HEADS = {size.width: size.heads for size in SIZES.values()}
 # Others compute something else, some with tensors of the same names: DINOv2's giant model is gated.
 _ARCHITECTURE = re.compile(
-    rf"(?!vit_giant_.*dinov2)(vit|deit|deit3)_(?P<size>{'|'.join(SIZES)})(_distilled)?_patch(?P<patch>\d+)"
+    rf"(?!vit_giant_.*dinov2)(vit|deit|deit3)_(?P<size>{'|'.join(SIZES)})(_distilled)?_patch(?P<patch>\d{{1,9}})"
     r"(_reg\d+)?(?P<gap>_gap)?(_\d+)?(_in21k|_miil|_dino|_dinov2)?(\..*)?"
 )
 # Supported arguments that cannot be inferred from the tensors.
@@ -149,7 +149,7 @@ def _infer_arguments(tensors: Mapping[str, Tensor], origin: str) -> InferredArgu
         return tensors[name].shape
 
     width, channels, patch, _ = shape("patch_embed.proj.weight", 4)
-    layers = {int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d+)\.", name))}
+    layers = {int(match[1]) for name in tensors if (match := re.match(r"blocks\.(\d{1,9})\.", name))}
     first = "blocks.0."
     return InferredArguments(
         embed_dim=width,

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interop.optional_packages import require_package
 from regard.layers.packed import Packed
 from regard.models import family_name
+from regard.optional_packages import require_package
 from regard.pipelines import Translator, check_kind, make_pipeline, read_config, read_languages, read_tokenizers
 
 GRAPHS = {

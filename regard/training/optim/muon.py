@@ -5,11 +5,13 @@ one matrix at a time, and rounds to bfloat16 on a CPU.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 # Newton-Schulz polynomial: applied five times, it maps singular values up to 1 to between 0.7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -69,15 +71,30 @@ class Muon(torch.optim.AdamW):
                 by_shape[tuple(p.shape)].append(p)
         for (rows, columns), parameters in by_shape.items():
             grads = [p.grad for p in parameters if p.grad is not None]
+            rate = group["lr"]  # a float, or on a GPU a tensor that changes between replays of a CUDA graph
+            share: Any = 1 - _MOMENTUM
+            skipped = getattr(self, "found_inf", None)
+            if skipped is not None:  # 1: the update is skipped, so momenta and matrices must keep their values
+                grads = [torch.where(skipped > 0, 0.0, grad) for grad in grads]
+                rate, share = rate * (1 - skipped), [share * (1 - skipped)] * len(grads)
             for p in parameters:
                 if not self.state[p]:
                     # AdamW.load_state_dict expects a step in every state.
                     self.state[p] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(p)}
             momenta = [self.state[p]["momentum"] for p in parameters]
-            torch._foreach_lerp_(momenta, grads, 1 - _MOMENTUM)
-            nesterov = torch._foreach_lerp(grads, momenta, _MOMENTUM)
-            updates = list(orthogonalize(torch.stack(nesterov)).unbind())
-            rate = group["lr"]  # a float, or on a GPU a tensor that changes between replays of a CUDA graph
+            torch._foreach_lerp_(momenta, grads, share)
+            torch._foreach_lerp_(grads, momenta, _MOMENTUM)  # in place: torch 2.11 cannot shard the other form
+            updates = _orthogonalize_shards(grads)
             torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
             torch._foreach_mul_(updates, -rate * _RMS * max(rows, columns) ** 0.5)
             torch._foreach_add_(parameters, updates)
+
+
+def _orthogonalize_shards(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Orthogonalize matrices of one shape. Sharded ones are gathered, since the iteration needs all rows."""
+    first = matrices[0]
+    if not isinstance(first, DTensor):
+        return list(orthogonalize(torch.stack(list(matrices))).unbind())
+    full = orthogonalize(torch.stack([matrix.full_tensor() for matrix in matrices if isinstance(matrix, DTensor)]))
+    replicated = (DTensor.from_local(matrix, first.device_mesh, [Replicate()], run_check=False) for matrix in full)
+    return [matrix.redistribute(placements=first.placements) for matrix in replicated]

@@ -1,10 +1,12 @@
 """Optimizers by name, gradient scaling, and the exponential moving average of the weights."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from regard.attention.scores import Score
@@ -25,7 +27,8 @@ def make_optimizer(
     (0.9, 0.98)
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    on_gpu = bool(parameters) and parameters[0].is_cuda
+    is_sharded = bool(parameters) and isinstance(parameters[0], DTensor)
+    on_gpu = bool(parameters) and parameters[0].is_cuda and not is_sharded  # updates of shards are not captured
     # A learning rate in device memory can change between replays of a CUDA graph.
     rate = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr
     decayed = {id(p) for p in decayed_parameters(model).values()}
@@ -34,7 +37,11 @@ def make_optimizer(
         {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
     ]
     if name == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=0.9, fused=True)
+        # The fused SGD does not support sharded weights.
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, fused=not is_sharded, foreach=is_sharded)
+        for p in parameters:  # otherwise a skipped first update would leave them uninitialized
+            sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return sgd
     if name == "muon":
         matrix_ids = {id(p) for p in _layer_matrices(model)}
         first = groups[0]["params"]
@@ -78,19 +85,57 @@ def _layer_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [module.weight for module in linear]
 
 
-def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) -> None:
+def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The parts of sharded tensors on this rank; a tensor that is not sharded is its own part.
+
+    >>> local_tensors([torch.ones(2)])
+    [tensor([1., 1.])]
+    """
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+
+
+def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) -> Float[Tensor, ""]:
     """Divide the gradients of a sum by `count` and clip their norm to `clip` (0: no clipping), in place, in one pass.
+
+    Returns the norm before clipping.
 
     >>> grads = [torch.tensor([6.0, 8.0])]
     >>> scale_gradients(grads, torch.tensor(2.0), clip=1.0)
+    tensor(5.)
     >>> grads[0]
     tensor([0.6000, 0.8000])
     """
     factor = 1 / count.clamp(min=1)  # a batch of unknown words has no masked tokens
+    norm = torch.nn.utils.get_total_norm(grads)
+    norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm) * factor
     if clip:
-        norm = torch.nn.utils.get_total_norm(grads) * factor
         factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(grads, factor)
+    torch._foreach_mul_(local_tensors(grads), factor)
+    return norm
+
+
+def step_if(optimizer: torch.optim.Optimizer, accepted: Bool[Tensor, ""]) -> None:
+    """Apply an update if `accepted`; otherwise weights and optimizer state keep their values.
+
+    On a GPU the decision is made there: the host does not wait for it, and a CUDA graph includes it. Only the updates
+    of sharded weights, which are not captured, wait.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> weight.grad = torch.ones(2)
+    >>> step_if(torch.optim.Adam([weight]), torch.tensor(False))
+    >>> weight.data
+    tensor([1., 1.])
+    """
+    if accepted.is_cuda and not isinstance(optimizer.param_groups[0]["params"][0], DTensor):
+        step_on_device(optimizer, accepted)
+    elif accepted:
+        optimizer.step()
+
+
+def step_on_device(optimizer: torch.optim.Optimizer, accepted: Bool[Tensor, ""]) -> None:
+    """`step_if` without reading `accepted` on the host: fused optimizers skip an update if `found_inf` is 1."""
+    optimizer.found_inf = (~accepted).float()  # type: ignore[attr-defined]
+    optimizer.step()
 
 
 def update_ema(ema_model: nn.Module, model: nn.Module, decay: float, step: int) -> None:
@@ -104,7 +149,7 @@ def update_ema(ema_model: nn.Module, model: nn.Module, decay: float, step: int) 
     True
     """
     average = get_ema_multi_avg_fn(min(decay, step / (step + 10)))
-    average(list(ema_model.parameters()), list(model.parameters()), step)
+    average(local_tensors(ema_model.parameters()), local_tensors(model.parameters()), step)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

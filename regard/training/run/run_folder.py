@@ -9,20 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
-from regard.training.checkpoint import STEPS, Checkpoint
+from regard.training.checkpoint import STEPS
 from regard.training.datasets import count_units
 from regard.training.recipe import Recipe, recipe_from_dict
+from regard.training.run.checkpoint_store import STATE_FOLDER, CheckpointStore, read_checkpoint_facts
 from regard.training.run.state import TrainState
 
-STATE, LOCK = Path("state") / "last.safetensors", Path("state") / "lock"
+LOCK = Path(STATE_FOLDER) / "lock"
 METRICS, LOSSES = "metrics.jsonl", "loss.png"
 # Files and folders that a run writes, in the order in which errors list them.
 _MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "target_tokenizer.json", "training.json")
-_OUTPUT_NAMES = (*_MODEL_FILES, METRICS, LOSSES, STEPS, "state", "tensorboard")
+_OUTPUT_NAMES = (*_MODEL_FILES, METRICS, LOSSES, STEPS, STATE_FOLDER, "tensorboard", "wandb")
 # Settings that may differ when a run is resumed: they change locations or the end of the run, but none of the updates
 # computed so far. Data are compared by content.
 RESUMABLE_CHANGES = {"train.device", "train.log_every", "train.save_every", "train.keep_every", "data.cache"}
+RESUMABLE_CHANGES |= {"train.workers", "train.sharding"}  # batches do not depend on the number of ranks
 RESUMABLE_CHANGES |= {"data.files", "data.validation", "train.steps", "train.time", "train.patience"}
+RESUMABLE_CHANGES |= {"train.skip_spikes", "train.keep_checkpoints", "train.wandb"}
 
 
 @contextlib.contextmanager
@@ -50,9 +53,9 @@ def lock_folder(out: Path) -> Iterator[None]:
         except OSError:  # the file system does not support locks
             yield
             return
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        with contextlib.suppress(OSError):  # only a note for other processes; a full disk must not matter
+            file.truncate(0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
@@ -62,11 +65,11 @@ def check_output_folder(out: Path) -> None:
         raise RegardError("--out is empty.", "Pass a folder for the model, for example --out model.")
     if out.exists() and not out.is_dir():
         raise RegardError(f"{out}: cannot create the folder: a file of that name exists.", "Choose another --out.")
-    if (out / STATE).exists() or (out / LOCK).exists():
+    if CheckpointStore(out).paths() or (out / LOCK).exists():
         return
     if (out / "config.json").exists() and (out / "model.safetensors").exists():
         raise RegardError(f"{out} already holds a model.", "Choose another --out, or delete that folder first.")
-    existing = [name for name in _OUTPUT_NAMES if os.path.lexists(out / name)]
+    existing = [name for name in _OUTPUT_NAMES if os.path.lexists(out / name) and not _is_empty_folder(out / name)]
     if existing:
         raise RegardError(
             f"{out} holds files that this run would overwrite: {', '.join(existing)}.",
@@ -74,15 +77,22 @@ def check_output_folder(out: Path) -> None:
         )
 
 
-def read_state(out: Path) -> TrainState | None:
-    """The state of the run in this folder; None if there is no run."""
-    return TrainState.from_json(Checkpoint.load(out / STATE).facts) if (out / STATE).exists() else None
+def _is_empty_folder(path: Path) -> bool:
+    """Whether this is a folder without content, such as the state folder of a run that was killed as it started."""
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def read_state(checkpoint: Path) -> TrainState:
+    """The state of a run at a checkpoint."""
+    return TrainState.from_json(read_checkpoint_facts(checkpoint))
 
 
 def read_stored_recipe(out: str | Path) -> Recipe | None:
     """The recipe of the run in this folder; None if there is no run."""
-    state = read_state(Path(out))
-    return None if state is None else recipe_from_dict(state.provenance["recipe"], origin=f"{out}/{STATE}")
+    checkpoint = CheckpointStore(out).find_intact()
+    if checkpoint is None:
+        return None
+    return recipe_from_dict(read_state(checkpoint).provenance["recipe"], origin=str(checkpoint))
 
 
 def check_same_run(out: Path, state: TrainState, provenance: dict[str, Any]) -> None:

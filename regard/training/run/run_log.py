@@ -1,4 +1,4 @@
-"""The log of a run: progress bar or log lines, metrics.jsonl, TensorBoard, and the plot of the losses."""
+"""The log of a run: progress bar or log lines, metrics.jsonl, experiment trackers, and the plot of the losses."""
 
 import io
 import json
@@ -11,31 +11,46 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from regard.errors import RegardError
 from regard.files import write_atomically
+from regard.ranges import MAX_INT
 from regard.training.optim.schedules import format_duration
+from regard.training.run.trackers import WandbMode, make_trackers
 
 
 class RunLog:
-    """The metrics of a run, written to metrics.jsonl (one JSON object per line), TensorBoard and the terminal."""
+    """The metrics of a run, written to metrics.jsonl (one JSON object per line), the terminal, and trackers.
+
+    Metrics are no reason to end a run: lines that cannot be written are written later, with one warning, and a tracker
+    that fails is left out.
+    """
 
     def __init__(
-        self, path: Path, steps: int, step: int = 0, is_silent: bool = False, writes_files: bool = True
+        self,
+        path: Path,
+        steps: int,
+        step: int = 0,
+        is_silent: bool = False,
+        writes_files: bool = True,
+        wandb_mode: WandbMode = "off",
+        recipe: dict[str, Any] | None = None,
     ) -> None:
         self.path, self.steps, self.is_silent, self.writes_files = path, steps, is_silent, writes_files
         self.first_step, self.start_time = step, time.monotonic()
+        self.unwritten: list[str] = []
+        """lines of metrics.jsonl that could not be written yet"""
         if writes_files:
-            self._truncate_after(step)
+            self.truncate_after(step)
         console = Console(stderr=True)
         self.bar: Progress | None = None
         if console.is_terminal and not is_silent:
             columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self.bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
             self.task = self.bar.add_task("training", total=steps, completed=step, note="")
-        self.tensorboard = _tensorboard_writer(path.parent / "tensorboard") if writes_files else None
+        self.trackers = make_trackers(path.parent, wandb_mode, recipe or {}) if writes_files else []
 
-    def _truncate_after(self, step: int) -> None:
-        """Remove the lines after the checkpoint of a resumed run; their steps are about to be repeated."""
+    def truncate_after(self, step: int) -> None:
+        """Remove the lines after the checkpoint from which a run continues; their steps are about to be repeated."""
+        self.unwritten = []
         if self.path.exists():
             kept = [line for line in read_metrics(self.path) if line["step"] <= step]
             write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
@@ -45,15 +60,13 @@ class RunLog:
         if not self.writes_files:
             return
         line = {"step": step, "kind": kind, "seconds": round(time.monotonic() - self.start_time, 3)} | metrics
-        try:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            hint = "The last checkpoint is intact; run the same command to resume from it."
-            raise RegardError(f"{self.path}: cannot write the file: {error.strerror}.", hint) from None
-        if self.tensorboard is not None:
-            for name, value in metrics.items():
-                self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
+        self._write(json.dumps(line) + "\n")
+        for tracker in list(self.trackers):
+            try:
+                tracker.add(step, kind, metrics)
+            except Exception as error:
+                self.trackers.remove(tracker)
+                self.warn(f"{tracker.name} failed and is left out from now on: {error}")
         text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         text = f"step {step} of {self.steps}  {kind}  {text}"
         if self.bar is not None:
@@ -64,6 +77,22 @@ class RunLog:
         elif not self.is_silent:
             print(f"{text}  {self._time_left(step)}" if kind == "train" else text, file=sys.stderr, flush=True)
 
+    def _write(self, line: str) -> None:
+        self.unwritten.append(line)
+        try:
+            with open(self.path, "ab", buffering=0) as file:
+                size = file.tell()
+                try:
+                    file.write("".join(self.unwritten).encode())
+                except OSError:
+                    file.truncate(size)  # a full disk takes a part of a line
+                    raise
+        except OSError as error:
+            if len(self.unwritten) == 1:
+                self.warn(f"{self.path}: cannot be written: {error.strerror}. Its lines are written when it can.")
+        else:
+            self.unwritten = []
+
     def advance(self, step: int) -> None:
         """Move the progress bar to this step."""
         if self.bar is not None:
@@ -73,6 +102,13 @@ class RunLog:
         """The remaining time, estimated from the speed of this process so far."""
         pace = (time.monotonic() - self.start_time) / max(1, step - self.first_step)
         return f"{format_duration(pace * max(0, self.steps - step))} left"
+
+    def warn(self, message: str) -> None:
+        """Print a warning to stderr, also if the run is silent."""
+        if self.bar is not None:
+            self.bar.console.print(f"regard: {message}", highlight=False, markup=False)
+        elif self.writes_files:
+            print(f"regard: {message}", file=sys.stderr, flush=True)
 
     def print_lines(self, *lines: str) -> None:
         """Print lines to stderr, above the progress bar if there is one."""
@@ -92,17 +128,18 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
-        if self.tensorboard is not None:
-            self.tensorboard.close()
+        for tracker in self.trackers:
+            with suppress(Exception):
+                tracker.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the records of a metrics.jsonl; skip lines without a step, such as one truncated by a crash."""
+    """Read the records of a metrics.jsonl; skip lines that no run writes, such as one truncated by a crash."""
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
+            if isinstance(record, dict) and _is_step(record.get("step")) and isinstance(record.get("kind"), str):
                 records.append(record)
     return records
 
@@ -114,7 +151,9 @@ def plot_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for kind, name in (("train", "training"), ("validation", "validation")):
-        points = [(line["step"], line["nll"]) for line in metrics if line["kind"] == kind and "nll" in line]
+        points = [
+            (line["step"], line["nll"]) for line in metrics if line["kind"] == kind and _is_finite(line.get("nll"))
+        ]
         if points:
             axes.plot(*zip(*points), label=name, marker="o" if kind == "validation" else None, markersize=3)
     axes.set(xlabel="step", ylabel=f"loss per {unit}", title="Loss")
@@ -125,9 +164,9 @@ def plot_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") 
     write_atomically(path, plot.getvalue())
 
 
-def _tensorboard_writer(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder))
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INT
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < MAX_INT

@@ -21,10 +21,11 @@ from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
 from regard.training.optim.schedules import parse_duration
 from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
-from regard.training.recipe import Recipe, recipe_to_dict
+from regard.training.recipe import Recipe, TrainConfig, recipe_to_dict
 from regard.training.run.run_folder import lock_folder
 from regard.training.run.state import TrainState
-from regard.training.runtime.workers import usable_workers
+from regard.training.runtime.workers import torchrun_rank, torchrun_size, usable_workers
+from regard.training.shards.shard_folder import shard_files
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, BatchSource, Task
 from regard.version import __version__
@@ -42,6 +43,8 @@ class RunSpec:
     provenance: dict[str, Any]
     model: ModelConfig
     batches: BatchSource
+    checkpoint: Path | None = None
+    """the checkpoint from which the run is resumed"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,10 @@ class Rank0Resources:
 def check_task_settings(recipe: Recipe, task: Task) -> None:
     """Raise an error for training settings that contradict each other or the task."""
     config = recipe.train
+    if recipe.tokenizer.dropout and shard_files(recipe.data.files):
+        raise RegardError(
+            "tokenizer.dropout needs text; the data are token shards.", "Train on the files, or leave it out."
+        )
     if config.validate_by not in ("loss", "last", *task.metrics):
         raise RegardError(
             f"train.validate_by = {config.validate_by!r} is not a metric of the task {recipe.task}.",
@@ -81,6 +88,18 @@ def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | Pat
     }
 
 
+def choose_tokenizers(recipe: Recipe, task: Task, dataset: Dataset[Any], origin: Any) -> tuple[Any, ...]:
+    """The tokenizers of a new run: those of the model to fine-tune, of token shards, or new ones."""
+    if origin is None:
+        return dataset.tokenizers or task.make_tokenizers(dataset, recipe.tokenizer)
+    if dataset.tokenizers and any(one != other for one, other in zip(dataset.tokenizers, origin.tokenizers)):
+        raise RegardError(
+            "The token shards were made with other tokenizers than those of the model to fine-tune.",
+            "Prepare the data again: regard prepare --tokenizer MODEL",
+        )
+    return origin.tokenizers
+
+
 def is_extended(recipe: Recipe, state: TrainState) -> bool:
     """Whether the recipe allows more steps, or more time, than the run that wrote this state."""
     before = state.provenance["recipe"]["train"]
@@ -99,20 +118,26 @@ def open_run_folder(out: Path, dry_run: bool) -> Iterator[Path]:
             yield out
 
 
-@contextlib.contextmanager
-def configured_machine(recipe: Recipe, state: TrainState | None) -> Iterator[int]:
-    """Set threads and memory to the fastest settings measured (benchmarks/README.md), and yield the number of workers.
+def count_ranks(recipe: Recipe, state: TrainState | None) -> int:
+    """The number of processes to train with: the ranks of torchrun, or workers on a CPU.
 
-    A resumed run keeps its number of workers, because that number decides which examples form an update.
+    By default, a resumed run keeps its number of workers: with dropout, another number gives other results.
     """
-    config = recipe.train
+    if torchrun_rank() is not None:
+        return torchrun_size()
+    if find_device(recipe.train.device).type != "cpu" or not _is_built_in(recipe):
+        return 1
+    if state is not None:
+        return recipe.train.workers or state.workers
+    return usable_workers(recipe.train.workers or _suggest_workers(recipe))
+
+
+@contextlib.contextmanager
+def configured_machine(config: TrainConfig) -> Iterator[None]:
+    """Set threads and memory to the fastest settings measured (benchmarks/README.md)."""
     device, threads = find_device(config.device), torch.get_num_threads()
-    size = 1
     if device.type == "cpu":
         keep_freed_memory()
-        size = usable_workers(config.workers or _suggest_workers(recipe)) if state is None else state.workers
-        if not _is_built_in(recipe):
-            size = 1
         torch.set_num_threads(1)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -120,7 +145,7 @@ def configured_machine(recipe: Recipe, state: TrainState | None) -> Iterator[int
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
     try:
-        yield size
+        yield
     finally:
         torch.set_num_threads(threads)
 
@@ -147,7 +172,12 @@ def _suggest_workers(recipe: Recipe) -> int:
 
 
 def prepare_run(
-    recipe: Recipe, out: Path, dataset: Dataset[Any], origin: Any, provenance: dict[str, Any], workers: int
+    recipe: Recipe,
+    out: Path,
+    checkpoint: Path | None,
+    dataset: Dataset[Any],
+    origin: Any,
+    provenance: dict[str, Any],
 ) -> tuple[RunSpec, Rank0Resources]:
     """Encode the data and build the model; its initial weights are those of the pipeline `origin`, if there is one."""
     config, task, family = recipe.train, TASKS[recipe.task], pipeline_kind(recipe.model)
@@ -155,14 +185,14 @@ def prepare_run(
     tokenizers = read_tokenizers(out, foreign=special != family.special) if family.tokenizer_count else ()
     model_config = task.complete_config(recipe.model, dataset, tokenizers)
     shape = BatchShape(
-        config.batch_tokens // workers,
+        config.batch_tokens,
         config.seed,
         # CUDA graphs need constant shapes; on a CPU the padding would only cost time.
         constant=find_device(config.device).type == "cuda",
-        images=max(1, config.batch_images // workers),
+        images=config.batch_images,
     )
     batches, validation, note = task.encode(dataset, tokenizers, special, recipe, model_config, shape)
-    spec = RunSpec(recipe, out, provenance, model_config, batches)
+    spec = RunSpec(recipe, out, provenance, model_config, batches, checkpoint)
     model = build_model(spec)
     if origin is not None:
         weights = initial_weights(model, origin.model)

@@ -13,6 +13,7 @@ from regard.models import ModelConfig
 from regard.models.parameters import count_parameters
 from regard.pipelines import pipeline_kind
 from regard.training.recipe import Recipe
+from regard.training.runtime.workers import torchrun_size
 
 # float32: the weight, its gradient and Adam's two moments.
 BYTES_PER_PARAMETER = 16
@@ -33,17 +34,20 @@ def check_model_size(recipe: Recipe, task: Any, dataset: Any) -> None:
         tokenizers = (stand_in, stand_in)
     config = task.complete_config(config, dataset, tokenizers)
     config.check()
-    check_memory(config, find_device(recipe.train.device))
+    check_memory(config, find_device(recipe.train.device), torchrun_size() if recipe.train.sharding == "fsdp" else 1)
 
 
-def check_memory(config: ModelConfig, device: torch.device) -> None:
+def check_memory(config: ModelConfig, device: torch.device, shards: int = 1) -> None:
     """Raise an error for a model that needs more memory to train than the device has.
+
+    Of a model in several shards, rank 0 has one shard and a copy of all weights, for validation.
 
     >>> from regard.models import GPTConfig
     >>> check_memory(GPTConfig(vocab=100), torch.device("cpu"))
     """
     parameters = count_parameters(config).elements
-    needed, available = parameters * BYTES_PER_PARAMETER, device_memory(device)
+    needed = parameters * BYTES_PER_PARAMETER if shards == 1 else parameters * (BYTES_PER_PARAMETER // shards + 4)
+    available = device_memory(device)
     if available is not None and needed > available:
         raise RegardError(
             f"A model of {parameters:,} parameters needs {needed / 1e9:,.0f} GB to train (weights, gradients, "

@@ -4,16 +4,16 @@ import contextlib
 import dataclasses
 import faulthandler
 import os
-import re
 import signal
 import time
 import warnings
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from regard.devices import find_device
+from regard.diagnostics.machine_checks import LIMITED_ISA
+from regard.diagnostics.machine_facts import cpu_flags
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
 from regard.training.recipe import Recipe, TrainConfig
@@ -21,8 +21,6 @@ from regard.training.tasks.task import Autocast
 
 # On a CPU, smaller models gain little from bfloat16, and the settings of the demo were tuned in float32.
 MIN_WIDTH = 256
-# The environment variable that limits the instructions of oneDNN, for machines on which its CPU detection is wrong.
-_LIMITED_ISA = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 def resolve_precision(recipe: Recipe, previous: Literal["float32", "bfloat16"] | None = None) -> Recipe:
@@ -69,9 +67,7 @@ def _benefits_from_bfloat16(recipe: Recipe) -> bool:
 
 def has_bfloat16_instructions() -> bool:
     """Whether the CPU reports instructions for bfloat16 matrix products (AVX512-BF16 or AMX)."""
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
-    return flags is not None and not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags[1].split())
+    return not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16"})
 
 
 def is_bfloat16_safe() -> bool:
@@ -85,7 +81,7 @@ def is_bfloat16_safe() -> bool:
         return False
     if _bfloat16_works_in_child():
         return True
-    name, value = _LIMITED_ISA
+    name, value = LIMITED_ISA
     if name in os.environ:
         return False
     os.environ[name] = value

@@ -8,6 +8,7 @@ from regard.models import TransformerConfig
 from regard.progress import show_progress
 from regard.training.recipe import DataConfig, Recipe
 from regard.training.registry import TASKS, TaskName, register_task
+from regard.training.shards.sharded_dataset import check_no_folder, read_shards
 from regard.training.tasks.answer_task import AnswerTask
 from regard.training.tasks.classify_images_task import ClassifyImagesTask
 from regard.training.tasks.classify_task import ClassifyTask
@@ -34,13 +35,16 @@ for _name, _task in {
 
 
 def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:
-    """Read the dataset of a task, with a progress bar while images are decoded.
+    """Read the dataset of a task, with a progress bar while images are decoded; token shards are only opened.
 
     >>> len(read_dataset("translate", DataConfig(phrasebook_size=100)).training)
     100
     """
     entry = TASKS[task]
+    if (shards := read_shards(task, data)) is not None:
+        return shards
     if not isinstance(entry, ImageTask):
+        check_no_folder(data.files)
         return entry.read(data)
     with show_progress("decoding", silent=quiet) as on_progress:
         return entry.read(data, on_progress)

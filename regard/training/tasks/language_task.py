@@ -10,6 +10,7 @@ from regard.errors import RegardError
 from regard.models import GPTConfig
 from regard.training.datasets import Dataset, count_units, describe_split
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
+from regard.training.shards.sharded_dataset import ShardedDataset
 from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,
@@ -36,13 +37,13 @@ class LanguageTask(Task):
     usage_hint = 'regard generate {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[str]]:
-        documents = read_documents(config.files)
+        documents = read_documents(config.files, config.columns)
         if config.validation:
-            return Dataset(documents, read_documents(config.validation), "documents")
+            return Dataset(documents, read_documents(config.validation, config.columns), "documents")
         return Dataset(*split_documents(documents), "documents")
 
     def suggest_recipe(self, dataset: Dataset[Sequence[str]], fine_tune: bool) -> Recipe:
-        characters = sum(map(len, dataset.training))
+        characters = dataset.total(len)
         by_character = characters < MIN_SUBWORD_CHARACTERS
         tokens = characters if by_character else characters // 4
         is_small = tokens < 300_000 or not has_gpu()
@@ -79,9 +80,12 @@ class LanguageTask(Task):
         model: Any,
         shape: BatchShape,
     ) -> EncodedDataset:
-        stream, validation_stream = (
-            encode_documents(documents, tokenizers[0], special) for documents in (dataset.training, dataset.validation)
-        )
+        stream: Any
+        if isinstance(dataset, ShardedDataset):
+            stream = dataset.stream(special)
+        else:
+            stream = encode_documents(dataset.training, tokenizers[0], special)
+        validation_stream = encode_documents(dataset.validation, tokenizers[0], special)
         batches = TokenStreamBatches(stream, model.max_len, **shape.options)
         validation = list(
             sliding_window_batches(
@@ -95,12 +99,12 @@ class LanguageTask(Task):
         return EncodedDataset(batches, validation, note)
 
     def reasons(self, dataset: Dataset[Sequence[str]], recipe: Recipe) -> list[str]:
-        count = sum(map(len, dataset.training))
+        count = dataset.total(len)
         where = "" if has_gpu() else "; small because there is no GPU"
         return [f"tokenizer {recipe.tokenizer.kind}, size and steps: {count:,} characters{where}"]
 
     def warnings(self, dataset: Dataset[Sequence[str]]) -> list[str]:
-        count = sum(map(len, dataset.training))
+        count = dataset.total(len)
         if count >= MIN_RECOMMENDED_CHARACTERS:
             return []
         return [

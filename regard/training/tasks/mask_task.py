@@ -14,6 +14,7 @@ from regard.models.bert import bert_tiny
 from regard.training.datasets import Dataset, count_units, split_dataset
 from regard.training.losses import LossParts, token_loss
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from regard.training.shards.sharded_dataset import ShardedDataset
 from regard.training.suggestions import suggest_vocab_size
 from regard.training.tasks.task import (
     BatchShape,
@@ -38,17 +39,22 @@ class MaskTask(Task):
     usage_hint = 'regard embed {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[str]]:
-        return split_dataset(_lines(config.files), _lines(config.validation), "texts", key=lambda text: text)
+        return split_dataset(
+            _lines(config.files, config.columns),
+            _lines(config.validation, config.columns),
+            "texts",
+            key=lambda text: text,
+        )
 
     def suggest_recipe(self, dataset: Dataset[Sequence[str]], fine_tune: bool) -> Recipe:
-        words = sum(len(text.split()) for text in dataset.training)
+        words = dataset.total(lambda text: len(text.split()))
         is_small = words < 500_000
         width, layers = (128, 3) if is_small else (256, 6)
         batch = 4096 if is_small else 8192
         steps = max(300, int(max(1, min(40, 20_000_000 // words)) * 1.4 * words / batch))
         return Recipe(
             task="mask",
-            tokenizer=TokenizerConfig(kind="bpe", vocab_size=suggest_vocab_size(dataset.training)),
+            tokenizer=TokenizerConfig(kind="bpe", vocab_size=suggest_vocab_size(dataset.sample, len(dataset.training))),
             model=bert_tiny(width=width, layers=layers, feedforward=4 * width),
             train=suggested_training(steps, batch, 2e-4 if fine_tune else 1e-3),
         )
@@ -68,16 +74,20 @@ class MaskTask(Task):
         model: Any,
         shape: BatchShape,
     ) -> EncodedDataset:
+        if isinstance(dataset, ShardedDataset):
+            training_ids: Sequences = dataset.sequences(0)
+        else:
+            training_ids = _encode(dataset.training, tokenizers)
         training, validation = (
             MaskedBatches(
-                Sequences.from_lists(tokenizers[0].encode_batch(list(texts))),
+                ids,
                 vocab=tokenizers[0].vocab_size,
                 special=special,
                 max_len=min(model.max_len, shape.budget),
                 **(shape.options | {"seed": seed}),
             )
             # The masked tokens of the validation split are the same for every run.
-            for texts, seed in ((dataset.training, shape.seed), (dataset.validation, 0))
+            for ids, seed in ((training_ids, shape.seed), (_encode(dataset.validation, tokenizers), 0))
         )
         return EncodedDataset(training, list(validation.epoch(0)), "15% of the tokens are masked")
 
@@ -100,8 +110,12 @@ class MaskTask(Task):
         return [f"Little data: {count}. An encoder needs much more text to be a good starting point for fine-tuning."]
 
 
-def _lines(files: tuple[str, ...]) -> list[str]:
+def _encode(texts: Sequence[str], tokenizers: Tokenizers) -> Sequences:
+    return Sequences.from_lists(tokenizers[0].encode_batch(list(texts)))
+
+
+def _lines(files: tuple[str, ...], columns: tuple[str, ...]) -> list[str]:
     """The non-empty lines of the files; documents of .jsonl files are split into lines too."""
     if not files:
         return []
-    return [line for document in read_documents(files) for line in document.split("\n") if line.strip()]
+    return [line for document in read_documents(files, columns) for line in document.split("\n") if line.strip()]

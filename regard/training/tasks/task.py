@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.data import Tokenizer
 from regard.data.batching.pair_batches import Batch
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.data.text.special_tokens import SpecialTokens
 from regard.devices import find_device
 from regard.models import FAMILIES, ModelConfig
@@ -27,9 +28,9 @@ Tokenizers = tuple[Tokenizer, ...]
 
 
 class BatchSource(Protocol):
-    """Training batches by epoch; `start` is the index of the first batch."""
+    """Training batches by epoch; `start` is the index of the first batch, `part` the part of each for one rank."""
 
-    def epoch(self, number: int, start: int = 0, /) -> Iterator[Batch]: ...
+    def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE, /) -> Iterator[Batch]: ...
 
 
 class EncodedDataset(NamedTuple):

@@ -11,6 +11,7 @@ from regard.models import ModelConfig
 from regard.pipelines import Translator
 from regard.training.datasets import Dataset, Pairs, count_units, read_pair_dataset
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
+from regard.training.shards.sharded_dataset import ShardedDataset
 from regard.training.suggestions import profile_pairs, suggest_for_pairs
 from regard.training.tasks.task import BatchShape, EncodedDataset, Task, Tokenizers, train_shared_tokenizer
 
@@ -30,7 +31,7 @@ class TranslateTask(Task):
         return read_pair_dataset(config)
 
     def suggest_recipe(self, dataset: Dataset[Pairs], fine_tune: bool) -> Recipe:
-        return suggest_for_pairs(dataset.training, fine_tune)
+        return suggest_for_pairs(dataset.sample, fine_tune, len(dataset.training))
 
     def make_tokenizers(self, dataset: Dataset[Pairs], config: TokenizerConfig) -> Tokenizers:
         sources, targets = ([pair[side] for pair in dataset.training] for side in (0, 1))
@@ -64,9 +65,13 @@ class TranslateTask(Task):
         # encode_pairs reserves room for one special token; imported models may add more.
         max_len = model.max_len + 1 - max(len(special.add_special_tokens([])), len(special.make_decoder_input([])))
         dropout = recipe.tokenizer.dropout
-        *training_ids, too_long = encode_pairs(
-            dataset.training, *tokenizers, max_len=max_len, dropout=dropout, seed=shape.seed
-        )
+        training_ids: list[Any]
+        if isinstance(dataset, ShardedDataset):
+            *training_ids, too_long = dataset.pairs(max_len)
+        else:
+            *training_ids, too_long = encode_pairs(
+                dataset.training, *tokenizers, max_len=max_len, dropout=dropout, seed=shape.seed
+            )
         *validation_ids, _ = encode_pairs(dataset.validation, *tokenizers, max_len=max_len)
         validation = list(PairBatches(*validation_ids, **common).epoch(0))
         note = f"too long for the model: {count_units(too_long, 'pairs')}"
@@ -81,10 +86,10 @@ class TranslateTask(Task):
         return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
 
     def reasons(self, dataset: Dataset[Pairs], recipe: Recipe) -> list[str]:
-        return profile_pairs(dataset.training).reasons(recipe)
+        return profile_pairs(dataset.sample).reasons(recipe)
 
     def warnings(self, dataset: Dataset[Pairs]) -> list[str]:
-        is_spelling, count = profile_pairs(dataset.training).is_spelling, len(dataset.training)
+        is_spelling, count = profile_pairs(dataset.sample).is_spelling, len(dataset.training)
         min_recommended, unit = (1_000, "words") if is_spelling else (10_000, "sentence pairs")
         if count >= min_recommended:
             return []

@@ -107,12 +107,17 @@ def test_changed_files_are_decoded_again(photos, decoded, change):
 
 
 @pytest.mark.parametrize("file", ["pixels.bin", "labels.npy", "sizes.npy", "facts.json"])
-@pytest.mark.parametrize("damage", ["cut", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "other"])
 def test_damaged_cache_is_rebuilt(photos, decoded, file, damage):
     first = read_images([photos])
     read_images([photos], cache="cache")
     (path,) = Path("cache").glob(f"*/{file}")
-    path.unlink() if damage == "gone" else os.truncate(path, path.stat().st_size // 2)
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    else:  # valid files with other content
+        path.write_bytes({".json": b'{"channels": "3"}', ".npy": b"\x93NUMPY\x01\0\2\0{("}.get(path.suffix, b""))
     assert_same(first, read_images([photos], cache="cache"))
     assert_same(first, read_images([photos], cache="cache"))
     assert len(decoded) == 7 * 3

@@ -1,4 +1,8 @@
+import gzip
 import os
+import struct
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -361,6 +365,7 @@ def write_any(name, content):
         ("a.csv", "path\na.png\n", "a.csv:z", r"^a\.csv has no column 'split'\."),
         ("a.csv", "path\na.png\n", "a.csv", r"^a\.png: there is no such file\."),
         ("a.csv", "sheet,tile\na,0\n", "a.csv", r"^a\.csv: the sheet a does not exist\. Fix the name"),
+        ("a.csv", f"sheet,tile\n{'x' * 300},0\n", "a.csv", r"^a\.csv: the sheet x{300} does not exist"),
         ("a.csv", "sheet,tile\na,-1\n", "a.csv", r"^a\.csv, line 2: the tile is '-1'; expected a non-negative integer"),
         ("a.csv", "sheet,tile,side\nx,0,4\nx,1,5\n", "a.csv", r"^a\.csv: the sheet x does not exist"),
         ("a.csv", "path\n" + "x" * 200_000 + "\n", "a.csv", r"^a\.csv, line 2: not CSV \(field larger"),
@@ -382,6 +387,8 @@ def write_any(name, content):
             "a.npz",
             r"^a\.npz: unsupported images of float64 with values from 0\.0 to 255\.0",
         ),
+        ("a.npz", dict(x=np.full((2, 3, 4), "a")), "a.npz", r"^a\.npz: unsupported images of <U1\. Store bytes"),
+        ("a.npz", dict(x=PIXELS, y=NUMBERS, names=np.array("a")), "a.npz", r"^a\.npz: names has 0 axes\."),
         ("a.npz", dict(x=PIXELS, y=NUMBERS[:3]), "a.npz", r"^a\.npz: 3 labels of int64 for 7 images\."),
         ("a.npz", dict(x=PIXELS, y=NUMBERS * 1.5), "a.npz", r"^a\.npz: 7 labels of float64 for 7 images\."),
         ("a.npz", dict(x=PIXELS, y=NUMBERS, names=np.array(["a"])), "a.npz", r"labels from 0 to 2, but 1 names"),
@@ -459,3 +466,47 @@ def test_invalid_options_are_errors(folder, options, message):
     to_pillow(PIXELS[0]).save("a.png")
     with pytest.raises(RegardError, match=message):
         read_images(["a.png"], **options)
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [(4, b"\xff"), (8, b"\x63"), (6, b"\x01")],
+    ids=["version", "compression", "encryption"],
+)
+def test_unsupported_archive_is_an_error(folder, position, value):
+    """zipfile raises NotImplementedError or RuntimeError for them."""
+    np.savez("a.npz", x=PIXELS)
+    content = bytearray(Path("a.npz").read_bytes())
+    for signature, offset in ((b"PK\3\4", 0), (b"PK\1\2", 2)):
+        start = content.index(signature) + offset + position
+        content[start : start + 1] = value
+    Path("a.npz").write_bytes(content)
+    with pytest.raises(RegardError, match=r"^a\.npz: not a readable \.npz file"):
+        read_images(["a.npz"])
+
+
+def test_archive_entry_that_is_not_an_array_is_an_error(folder):
+    with zipfile.ZipFile("a.npz", "w") as archive:
+        archive.writestr("images.npy", b"text")
+    with pytest.raises(RegardError, match=r"^a\.npz: an array of shape  does not hold images"):
+        read_images(["a.npz"])
+
+
+def test_data_that_expands_too_far_is_an_error(folder):
+    np.savez_compressed("a.npz", x=np.zeros((80, 1024, 1024), np.uint8))
+    with pytest.raises(RegardError, match=r"^a\.npz: its arrays expand to 80 MiB, more than 100 times its size"):
+        read_images(["a.npz"])
+    header = b"\0\0\x08\x03" + struct.pack(">3I", 80, 1024, 1024)
+    Path("b.gz").write_bytes(gzip.compress(header + bytes(80 << 20)))
+    with pytest.raises(RegardError, match=r"bytes of gzip data expand to more than 64 MiB"):
+        read_images(["b.gz"])
+
+
+def test_size_in_a_header_is_not_trusted(folder):
+    """Nothing of the stated size is allocated."""
+    Path("a.idx").write_bytes(b"\0\0\x08\x03" + b"\0\0\xff\xff" * 3 + b"1")
+    tracemalloc.start()
+    with pytest.raises(RegardError, match="its size does not match its header"):
+        read_images(["a.idx"])
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()

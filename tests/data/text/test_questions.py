@@ -64,6 +64,9 @@ def test_reading_from_stdin(monkeypatch):
     ("content", "message"),
     [
         ('{"data":\n [}', r"^a\.json, line 2: not JSON \(.* at column 3\)\. Provide a file in SQuAD format\.$"),
+        ('{"data": ' + "1" * 5000 + "}", r"^a\.json: not JSON \(a number has too many digits\)\."),
+        (r'{"data": "\ud800"}', r"^a\.json: not JSON \(half a surrogate pair\)\."),
+        ("[" * 100_000, r"^a\.json: not JSON \(nested too deeply\)\."),
         ("[]", r'^a\.json: no list in the field "data"; it is not an object\.'),
         ('{"date": []}', r'^a\.json: no list in the field "data"; it has date\.'),
         ('{"data": []}', r"^a\.json: the file contains no questions\."),

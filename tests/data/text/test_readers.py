@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from regard.data import read_lines, read_pairs
+from regard.data import read_documents, read_lines, read_pairs
 from regard.data.text.readers import read_text
 from regard.errors import RegardError
 from tests.data.helpers import write
@@ -246,3 +246,17 @@ def test_csv_quoting_follows_rfc_4180(folder):
         read_pairs([write("b.csv", 'a,b\n"c"d,e\n')])
     with pytest.raises(RegardError, match=r"^c\.csv, line 2: only 1 column"):
         read_pairs([write("c.csv", "a,b\nc\n")])
+
+
+@pytest.mark.parametrize("read", [lambda file: read_pairs([file]), lambda file: read_documents([file])])
+def test_number_of_thousands_of_digits_is_an_error(folder, read):
+    with pytest.raises(RegardError, match=r"^a\.jsonl, line 1: not JSON \(a number has too many digits\)\."):
+        read(write("a.jsonl", '{"source": ' + "1" * 5000 + "}"))
+
+
+def test_half_a_surrogate_pair_is_an_error(folder):
+    """It is a string in Python, but tokenizers and files cannot hold it."""
+    line = r'{"source": "\ud83d\ude00", "target": "a"}'
+    assert read_pairs([write("a.jsonl", line)]) == [("😀", "a")]
+    with pytest.raises(RegardError, match=r"^b\.jsonl, line 1: not JSON \(half a surrogate pair\)\."):
+        read_pairs([write("b.jsonl", line.replace(r"\ude00", ""))])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regard.data import Tokenizer
 from regard.data.text.special_tokens import EOS, PAD, SOS, SPECIAL_TOKEN_NAMES, UNK
-from regard.data.text.tokenizer import TOKENIZER_KINDS
+from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
 from regard.errors import RegardError
 
 TEXTS = [
@@ -186,7 +186,7 @@ def test_loaded_file_has_its_kind_and_gives_the_same_ids(kind, tmp_path):
 PROGRAM = """
 from pathlib import Path
 from regard.data import Tokenizer
-from regard.data.text.tokenizer import TOKENIZER_KINDS
+from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
 
 def train_all(folder):
     texts = [f"the {a}{b} {b}{a}ing {a}{a}." for a in "abcdefgh" for b in "éxyzwvut"]
@@ -254,3 +254,37 @@ def test_words_with_newlines_are_loaded_again(tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     opened = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (opened, opened.kind, opened.decode(opened.encode("a\nb"))) == (tokenizer, "word", "a\nb")
+
+
+def edit_file(path, edit):
+    table = json.loads(path.read_text())
+    edit(table)
+    path.write_text(json.dumps(table))
+
+
+def remove_template_token(table):
+    """The template of special tokens names one that is not defined: the library panics when it encodes."""
+    template = {"type": "TemplateProcessing", "special_tokens": {}, "pair": []}
+    table["post_processor"] = template | {"single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}]}
+
+
+def use_unknown_token_without_entry(table):
+    table["model"] |= {"unk_token": "missing", "vocab": {"b": 0}}
+    table["added_tokens"] = []
+
+
+@pytest.mark.parametrize("edit", [remove_template_token, use_unknown_token_without_entry])
+def test_file_that_fails_when_a_text_is_encoded_is_an_error(tmp_path, edit):
+    path = tmp_path / "tokenizer.json"
+    Tokenizer.train(["a b"], "word").save(path)
+    edit_file(path, edit)
+    with pytest.raises(RegardError, match=r"tokenizer\.json is not a tokenizer file: .*\. Restore the tokenizer"):
+        Tokenizer.load(path, foreign=True)
+
+
+def test_text_that_a_tokenizer_cannot_encode_is_an_error():
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="missing"))
+    tokenizer = Tokenizer(library, FOREIGN_KIND)
+    for encode in (tokenizer.encode, tokenizer.encode_as_pieces, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(RegardError, match=r"The tokenizer cannot encode a text: .+\. Restore the tokenizer"):
+            encode("b")

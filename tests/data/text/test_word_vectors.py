@@ -25,6 +25,8 @@ def test_with_and_without_header(tmp_path):
     [
         ("cat 1 2 3\ndog 1 2\n", r"v\.txt, line 2: expected 3 numbers after the word, got 2\."),
         ("2 3\ncat 1 2\n", r"v\.txt, line 2: expected 3 numbers after the word, got 2\."),
+        ("2 99999999999999999999\ncat 1 2\n", r"v\.txt, line 2: expected 999999999 numbers"),
+        ("² ²\n", r"v\.txt, line 1: '²' is not numeric\."),
         ("cat\n", r"v\.txt, line 1: expected at least 1 numbers after the word, got 0\."),
         ("cat 1 2\ndog 1 x\n", r"v\.txt, line 2: '1 x' is not numeric\."),
         ("", r"v\.txt is empty\."),

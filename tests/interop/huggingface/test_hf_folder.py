@@ -80,6 +80,9 @@ def test_wrong_weight_index_is_an_error(folder):
         index.write_text(json.dumps(invalid))
         with pytest.raises(RegardError, match="not a valid weight index"):
             import_huggingface(folder)
+    index.write_text(json.dumps({"weight_map": {name: "x" * 300}}))
+    with pytest.raises(RegardError, match=r"/x{300}: the file is missing"):
+        import_huggingface(folder)
 
 
 def test_pickled_weights_are_read(folder):

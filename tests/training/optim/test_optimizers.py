@@ -11,7 +11,14 @@ from regard.attention import SCORES
 from regard.errors import RegardError
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.training.checkpoint import gather_state, restore_state
-from regard.training.optim.optimizers import decayed_parameters, make_optimizer, scale_gradients, set_learning_rate
+from regard.training.optim.optimizers import (
+    decayed_parameters,
+    make_optimizer,
+    scale_gradients,
+    set_learning_rate,
+    step_if,
+    step_on_device,
+)
 from regard.training.optim.schedules import Schedule
 
 
@@ -208,3 +215,50 @@ def test_scaled_gradients_match_torch_clip_grad_norm(clip, count):
     scale_gradients(sums, torch.tensor(float(count)), clip)
     for p, x in zip(parameters, sums):
         torch.testing.assert_close(x, p.grad)
+
+
+def step_twice(name, step):
+    """A model after two updates with different gradients, of which `step(optimizer, is_accepted)` applies the first."""
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(3, 4), nn.Linear(4, 3)])  # Muon orthogonalizes their weights
+    model.norm = nn.LayerNorm(3)
+    optimizer = make_optimizer(name, model, 0.1, 0.98, 0.01)
+    for scale, is_accepted in ((torch.nan, False), (1.0, True), (torch.inf, False), (-2.0, True)):
+        for parameter in model.parameters():
+            parameter.grad = torch.linspace(-1, 1, parameter.numel()).view_as(parameter) * scale
+        step(optimizer, torch.tensor(is_accepted))
+    return gather_state(model, optimizer, None)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])
+def test_update_skipped_on_the_device_changes_nothing(name):
+    """As on a GPU, where the host does not know which updates are skipped; also the very first one is."""
+    on_host, on_device = step_twice(name, step_if), step_twice(name, step_on_device)
+    assert on_host.keys() == on_device.keys()
+    for key, expected in on_host.items():
+        # On a GPU, Muon computes with the learning rate as a tensor, in float32.
+        torch.testing.assert_close(on_device[key], expected, rtol=1e-6 if name == "muon" else 0, atol=1e-7, msg=key)
+        assert expected.isfinite().all()
+
+
+def test_first_update_of_sgd_is_that_of_torch():
+    """Momentum buffers exist from the start, which must not change the first update."""
+    weights = []
+    for is_prepared in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        ours = make_optimizer("sgd", model, 0.1, 0.98, 0.0)
+        optimizer = ours if is_prepared else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.ones(1, 3)).square().sum().backward()
+            optimizer.step()
+        weights.append(model.weight.detach())
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-7)
+
+
+def test_norm_is_returned_without_clipping():
+    grads = [torch.tensor([3.0, 4.0])]
+    assert float(scale_gradients(grads, torch.tensor(1.0), clip=0.0)) == 5.0
+    assert grads[0].tolist() == [3.0, 4.0]

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,11 @@ from regard.errors import RegardError
 from regard.pipelines import load
 from regard.training import DataConfig, read_dataset, run_recipe
 from regard.training.checkpoint import Checkpoint
-from regard.training.run.run_folder import LOCK, METRICS, STATE, lock_folder
+from regard.training.run.checkpoint_store import CheckpointStore
+from regard.training.run.run_folder import LOCK, METRICS, lock_folder
 from regard.training.run.run_log import read_metrics
-from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
+from regard.training.run.state import TrainState
+from tests.training.helpers import bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 
 def run(recipe, out, **options):
@@ -65,6 +68,12 @@ def test_run_killed_before_its_first_checkpoint_starts_again(tmp_path, finished)
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     run(small_recipe(), tmp_path)
     assert bit_equal(saved_tensors(tmp_path), saved_tensors(finished))
+
+
+def test_run_killed_before_it_locked_the_folder_starts_again(tmp_path):
+    (tmp_path / LOCK).parent.mkdir()
+    run(small_recipe(train={"steps": 1}), tmp_path)
+    assert last_checkpoint(tmp_path).exists()
 
 
 def test_second_run_in_a_folder_is_an_error(tmp_path):
@@ -136,8 +145,9 @@ def test_early_stopped_run_is_extended(tmp_path):
 
 def test_state_of_another_version_is_an_error(tmp_path, finished):
     shutil.copytree(finished, tmp_path / "out")
-    old = Checkpoint.load(tmp_path / "out" / STATE)
-    Checkpoint(old.tensors, {"step": 12, "waiting": 0, "provenance": {}}).save(tmp_path / "out" / STATE)
+    old = Checkpoint.load(last_checkpoint(tmp_path / "out"))
+    other = Checkpoint(old.tensors, {"step": 12, "waiting": 0, "provenance": {}})
+    CheckpointStore(tmp_path / "out").save(other, 12)
     with pytest.raises(RegardError, match="written by a different version of Regard"):
         run(small_recipe(), tmp_path / "out")
 
@@ -158,10 +168,31 @@ def test_interrupted_run_saves_a_model(tmp_path, monkeypatch):
     from regard.training import trainer
 
     original = trainer.set_learning_rate
-    monkeypatch.setattr(
-        trainer, "set_learning_rate", lambda *a: (original(*a), trainer.signal.raise_signal(trainer.signal.SIGINT))
-    )
+    monkeypatch.setattr(trainer, "set_learning_rate", lambda *a: (original(*a), signal.raise_signal(signal.SIGINT)))
     with pytest.raises(RegardError, match="everything up to step 1 is saved"):
         run(small_recipe(), tmp_path)
     assert load(tmp_path, "cpu").training["step"] == 1
-    assert (tmp_path / STATE).exists()
+    assert last_checkpoint(tmp_path).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": "12"}, "step must be an integer"),
+        ({"step": -1}, "step must be at least 0"),
+        ({"precision": "int3"}, "precision must be one of float32, bfloat16"),
+        ({"provenance": []}, "provenance is damaged"),
+        ({"provenance": {"recipe": []}}, "provenance is damaged"),
+        ({"provenance": {"recipe": {}, "data": {"training": 1}}}, "provenance is damaged"),
+        ({"provenance": {}}, "provenance is damaged"),
+        ({"best": [1]}, "best is damaged"),
+        ({"best": ["a", "b"]}, "best is damaged"),
+        ({"unlogged": [1]}, "unlogged is damaged"),
+    ],
+    ids=str,
+)
+def test_state_with_values_of_the_wrong_type_is_an_error(change, message):
+    table = TrainState({"recipe": {}}).to_json()
+    TrainState.from_json(table)
+    with pytest.raises(RegardError, match=message):
+        TrainState.from_json(table | change)

@@ -1,6 +1,7 @@
 """The log of a run: a progress bar and a line per validation on a terminal, and the file of metrics."""
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -26,3 +27,27 @@ def test_terminal_shows_a_bar_and_a_line_per_validation(tmp_path, screen):
     assert "step 5 of 10  validation  nll 2  bleu 31" in output
     assert "None" not in output
     assert [line["kind"] for line in run_log.read_metrics(tmp_path / "metrics.jsonl")] == ["train", "validation"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"step": 1}',
+        '{"step": 1, "kind": ["train"]}',
+        '{"step": true, "kind": "train", "nll": 1.0}',
+        '{"step": 1' + "0" * 40 + ', "kind": "train", "nll": 1.0}',
+    ],
+    ids=["nested", "no kind", "list", "bool", "huge"],
+)
+def test_lines_that_no_run_writes_are_skipped(tmp_path, line):
+    path, valid = tmp_path / "metrics.jsonl", {"step": 1, "kind": "train", "nll": 2.0}
+    path.write_text(f"{line}\n{json.dumps(valid)}\n")
+    assert run_log.read_metrics(path) == [valid]
+
+
+@pytest.mark.parametrize("value", ["x", None, [1], 10**400, float("nan")], ids=str)
+def test_losses_that_are_not_numbers_are_not_plotted(tmp_path, value):
+    lines = [{"step": 1, "kind": "train", "nll": value}, {"step": 2, "kind": "train", "nll": 1.0}]
+    run_log.plot_losses(lines, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 1000

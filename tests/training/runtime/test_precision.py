@@ -12,8 +12,8 @@ from regard.training.checkpoint import Checkpoint
 from regard.training.run.run_log import read_metrics
 from regard.training.runtime import precision
 from regard.training.runtime.precision import is_bfloat16_safe, make_autocast, resolve_precision
-from regard.training.trainer import METRICS, STATE
-from tests.training.helpers import small_dataset, small_recipe
+from regard.training.trainer import METRICS
+from tests.training.helpers import last_checkpoint, small_dataset, small_recipe
 
 WIDE = TransformerConfig(width=256)
 
@@ -61,7 +61,7 @@ def test_resumed_run_keeps_its_precision(child):
 
 def test_precision_is_stored_in_the_checkpoint(tmp_path, child):
     run_recipe(small_recipe(train={"steps": 2}), tmp_path / "run", dataset=small_dataset(), quiet=True)
-    assert Checkpoint.load(tmp_path / "run" / STATE).facts["precision"] == "float32"
+    assert Checkpoint.load(last_checkpoint(tmp_path / "run")).facts["precision"] == "float32"
 
 
 def test_cpu_without_bfloat16_instructions_uses_float32(child, monkeypatch):

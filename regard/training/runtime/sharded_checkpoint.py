@@ -1,0 +1,157 @@
+"""Checkpoints of sharded runs: safetensors files, one per rank, that any number of ranks can load.
+
+Format and resharding are those of torch.distributed.checkpoint with its safetensors storage; nothing is pickled.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import load as load_distributed
+from torch.distributed.checkpoint import save as save_distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from regard.errors import RegardError
+from regard.files import write_atomically
+from regard.training.checkpoint import Checkpoint, DamagedCheckpointError
+from regard.training.run.checkpoint_store import (
+    FACTS,
+    CheckpointStore,
+    is_sharded,
+    load_checkpoint,
+    read_checkpoint_facts,
+    sha256,
+)
+from regard.training.runtime.workers import Workers, report_dead_ranks
+
+
+def load_like(path: Path, like: Mapping[str, Tensor], parameters: Iterable[Tensor]) -> Checkpoint:
+    """Load a checkpoint, sharded or not, with tensors that are sharded like the current ones.
+
+    `like` are the weights by name, `parameters` those of the optimizer in its order. Names are `model.*`, `average.*`
+    and `optimizer.<index>.*`, as in `gather_state`. The number of ranks that saved the checkpoint does not matter.
+    """
+    patterns = _Patterns(like, list(parameters))
+    if is_sharded(path):
+        return Checkpoint(_load_shards(path, patterns), read_checkpoint_facts(path))
+    checkpoint = load_checkpoint(path)
+    for name, tensor in checkpoint.tensors.items():
+        pattern = patterns.find(name, tensor.shape)
+        if isinstance(pattern, DTensor):
+            # All ranks have read the file, so that none has to send it.
+            full = tensor.to(pattern.device)
+            shards = distribute_tensor(full, pattern.device_mesh, pattern.placements, src_data_rank=None)
+            checkpoint.tensors[name] = shards
+    return checkpoint
+
+
+class _Patterns:
+    """The current weights, after which the tensors of a checkpoint are sharded."""
+
+    def __init__(self, like: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
+        self.like, self.parameters = like, parameters
+
+    def find(self, name: str, shape: torch.Size) -> Tensor | None:
+        """The weight to which a tensor of a checkpoint belongs.
+
+        None for a tensor of another shape: steps are scalars, and others belong to another model, which `restore_state`
+        reports.
+        """
+        part, _, rest = name.partition(".")
+        index = rest.split(".", 1)[0]
+        if part == "optimizer":
+            is_known = index.isdecimal() and len(index) < 10 and int(index) < len(self.parameters)
+            pattern = self.parameters[int(index)] if is_known else None
+        else:
+            pattern = self.like.get(rest)
+        return pattern if pattern is not None and pattern.shape == shape else None
+
+
+def _load_shards(folder: Path, patterns: _Patterns) -> dict[str, Tensor]:
+    reader, tensors = HuggingFaceStorageReader(str(folder)), {}
+    try:
+        metadata: dict[str, Any] = reader.read_metadata().state_dict_metadata
+        for name, entry in metadata.items():
+            pattern, dtype = patterns.find(name, entry.size), entry.properties.dtype
+            if pattern is None:
+                tensors[name] = torch.empty(entry.size, dtype=dtype)
+            else:
+                tensors[name] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as intended in one process
+            load_distributed(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+    except (SafetensorError, CheckpointException, KeyError, ValueError, OSError) as error:
+        raise DamagedCheckpointError(folder, str(error)) from None
+    return tensors
+
+
+class AsyncSaver:
+    """Saves sharded checkpoints in the background; training continues as soon as the tensors are copied to the CPU."""
+
+    def __init__(self, workers: Workers, store: CheckpointStore) -> None:
+        self.workers, self.store = workers, store
+        self.group = dist.new_group(backend="gloo", timeout=workers.timeout)
+        """a group of its own, since its operations run at the same time as those of the updates"""
+        self.executor = ThreadPoolExecutor(1, "checkpoint")
+        self.pending: Future[None] | None = None
+        self.step = 0
+        """step of the last checkpoint"""
+
+    def save(self, checkpoint: Checkpoint, step: int) -> None:
+        """Save a checkpoint, of which this rank has its shards; after `wait`. All ranks call it together."""
+        if self.workers.rank == 0:
+            self.store.start(step)
+        self.workers.wait()
+        copies = BlockingAsyncStager(cache_staged_state_dict=False).stage(dict(checkpoint.tensors))
+        self.pending = self.executor.submit(self._write, copies, dict(checkpoint.facts), step)
+        self.step = step
+
+    def _write(self, tensors: dict[str, Tensor], facts: dict[str, Any], step: int) -> None:
+        folder, rank = self.store.path(step), dist.get_rank(self.group)
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)  # flushes the files
+        save_distributed(tensors, storage_writer=writer, process_group=self.group)
+        results: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(results, _checksums(folder, f"shard-{rank + 1:05}-*.safetensors"), group=self.group)
+        for result in results:
+            if isinstance(result, str):
+                raise RegardError(result)
+        if rank == 0:
+            content = json.dumps(facts).encode()
+            write_atomically(folder / FACTS, content)
+            checksums = {name: digest for result in results for name, digest in result.items()}
+            self.store.finish(step, checksums | {FACTS: hashlib.sha256(content).hexdigest()})
+
+    def wait(self) -> bool:
+        """Wait until the last save is on disk; False if there is none to wait for.
+
+        An error of the save is raised here; one in the last files, which only rank 0 writes, is raised on rank 0 alone.
+        """
+        if self.pending is None:
+            return False
+        pending, self.pending = self.pending, None
+        try:
+            with report_dead_ranks():
+                pending.result()
+        except CheckpointException as error:
+            first = next(iter(error.failures.values()))[0]
+            raise RegardError(f"The checkpoint could not be written: {first}.") from None
+        return True
+
+
+def _checksums(folder: Path, pattern: str) -> dict[str, str] | str:
+    """The checksums of files by name, or what is wrong: an exception would leave the other ranks waiting."""
+    try:
+        return {path.name: sha256(path) for path in sorted(folder.glob(pattern))}
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}."

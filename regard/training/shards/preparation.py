@@ -1,0 +1,403 @@
+"""Preparation of token shards: a corpus of any size is read, cleaned, split and encoded in little memory."""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from regard.data.batching.mapped_sequences import STARTS_DTYPE
+from regard.data.text.cleaning import CleaningCounts, validation_size
+from regard.data.text.documents import VALIDATION_SHARE, no_text_error
+from regard.data.text.special_tokens import SpecialTokens
+from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
+from regard.errors import RegardError
+from regard.files import write_atomically
+from regard.pipelines import pipeline_kind, read_config, read_tokenizers, write_tokenizers
+from regard.progress import show_progress, show_status
+from regard.training.datasets import Dataset, too_few_examples
+from regard.training.recipe import DataConfig, TokenizerConfig, recipe_from_dict
+from regard.training.shards.corpora import CORPORA, Rows
+from regard.training.shards.corpus_split import choose_groups, cut_at_character, find_duplicates, rows_in_groups
+from regard.training.shards.shard_encoder import (
+    LENGTH_DTYPE,
+    TRAINING_FLAGS,
+    EncodeJob,
+    encode_shards,
+    lengths_name,
+    plan_shards,
+)
+from regard.training.shards.shard_folder import (
+    MANIFEST,
+    SAMPLE,
+    VALIDATION,
+    Manifest,
+    check_content,
+    check_sizes,
+    file_facts,
+    read_manifest,
+    shard_name,
+    starts_name,
+)
+from regard.training.shards.sharded_dataset import ShardedDataset, ShardedSplit, open_shards
+from regard.training.shards.temporary_folder import temporary_folder
+from regard.training.shards.text_spool import SpoolReader, TextSpool
+from regard.training.tasks import TASKS
+from regard.version import __version__
+
+# Bytes of text on which a tokenizer is trained at most: a sample of larger corpora.
+TOKENIZER_BYTES = 64 << 20
+# Rows that are handled at once; and the largest distance of rows that are read together.
+BLOCK, MAX_GAP = 1 << 20, 64
+# Examples that are stored as text for suggestions.
+SAMPLE_SIZE = 5000
+# Of a corpus with fewer documents, the last part is used for validation: at most this many characters.
+MIN_SPLIT_DOCUMENTS, MAX_VALIDATION_CHARACTERS = 100, 10_000_000
+Data = str | Path | Sequence[str | Path] | Iterable[Any]
+
+
+def prepare(
+    data: Data,
+    out: str | Path = "shards",
+    *,
+    task: str = "translate",
+    tokenizer: str | Path | Mapping[str, Any] | None = None,
+    validation: str | Path | Sequence[str | Path] = (),
+    columns: Sequence[str] = (),
+    max_ratio: float = DataConfig.max_ratio,
+    prefixes: Sequence[str] = (),
+    quiet: bool = False,
+) -> ShardedDataset:
+    """Encode a corpus of any size into token shards, from which `regard.train` trains without loading them.
+
+    `data` names one or more files, as for `regard.train`, or is an iterable of rows: pairs, texts, or dictionaries such
+    as those of a streaming dataset of Hugging Face. `out` is the folder to write. `task` is translate, text2text,
+    language or mask. `tokenizer` is a folder with tokenizers (a model, or other shards), or the settings of a new one
+    such as {"vocab_size": 8000}, which is trained on a sample of at most 64 MiB. Without `validation` files, a part of
+    the examples is split off by content, and equal ones stay together.
+
+    The folder appears under its name when it is complete.
+
+    >>> import tempfile
+    >>> pairs = [(f"number {i}", f"le nombre {i}") for i in range(50)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     prepare(pairs, f"{folder}/shards", tokenizer={"vocab_size": 60}, quiet=True).describe()
+    '45 pairs for training, 5 for validation'
+    """
+    if task not in CORPORA:
+        raise RegardError(
+            f"The task {task} does not support token shards.", f"Choose from: {', '.join(CORPORA)}; or train on files."
+        )
+    rows: Any = data
+    if isinstance(data, str | Path):
+        rows = [data]
+    if isinstance(rows, list | tuple) and all(isinstance(file, str | Path) for file in rows):
+        # A list of texts cannot be told from a list of files; files are meant.
+        rows = tuple(map(str, rows))
+    held_out = [validation] if isinstance(validation, str | Path) else list(validation)
+    config = DataConfig(
+        files=rows if isinstance(rows, tuple) else (),
+        validation=tuple(map(str, held_out)),
+        columns=tuple(columns),
+        max_ratio=max_ratio,
+        prefixes=tuple(prefixes),
+    )
+    with temporary_folder(Path(out)) as folder:
+        _Preparation(task, config, tokenizer, folder, quiet).run(rows)
+    return open_shards(out)
+
+
+def check_shards(folder: str | Path, *, quiet: bool = False) -> Manifest:
+    """Check sizes and SHA-256 of all files of a folder of token shards.
+
+    >>> check_shards("no-such-folder")
+    Traceback (most recent call last):
+    regard.errors.RegardError: no-such-folder/dataset.json: the file is missing. Is the folder complete?
+    """
+    manifest = read_manifest(Path(folder))
+    check_sizes(Path(folder), manifest)
+    with show_progress("checking (MiB)", silent=quiet) as on_progress:
+        check_content(Path(folder), manifest, on_progress)
+    return manifest
+
+
+# -- preparation -------------------------------------------------------------------------------------------------------
+
+
+class _Preparation:
+    """One call of `prepare`: spool the text, split it, train the tokenizer, encode, and write dataset.json."""
+
+    def __init__(
+        self, task: str, config: DataConfig, tokenizer: str | Path | Mapping[str, Any] | None, folder: Path, quiet: bool
+    ) -> None:
+        self.task, self.config, self.folder, self.quiet = task, config, folder, quiet
+        self.corpus = CORPORA[task]
+        self.tokenizer = tokenizer
+        self.dropped: Counter[str] = Counter()
+        self.validation: list[Any] = []
+        self.examples = self.characters = 0
+        self.given = read_tokenizer_folder(Path(tokenizer)) if isinstance(tokenizer, str | Path) else None
+
+    def run(self, data: Any) -> None:
+        """Write all files into the folder; dataset.json is the last."""
+        if self.config.validation:
+            # Read first: an error in these files should not come after hours.
+            held_out = dataclasses.replace(self.config, files=self.config.validation)
+            self.validation = list(TASKS[self.task].read(held_out).validation)
+        self._spool(data)
+        spool = SpoolReader(self.folder, len(self.corpus.sides))
+        is_training = self._split(spool)
+        spool = SpoolReader(self.folder, len(self.corpus.sides))
+        is_training.tofile(self.folder / TRAINING_FLAGS)
+        sample = [] if self.corpus.is_stream else self._sample(spool, is_training)
+        tokenizers, special, config = self._make_tokenizers(spool, is_training, sample)
+        write_tokenizers(self.folder, *tokenizers)
+        dtype = "<u2" if max(tokenizer.vocab_size for tokenizer in tokenizers) <= 1 << 16 else "<u4"
+        job = EncodeJob(
+            str(self.folder),
+            self.corpus.sides,
+            dtype,
+            is_foreign=tokenizers[0].kind == FOREIGN_KIND,
+            begin=special.begin if self.corpus.is_stream else None,
+            end=special.eos if self.corpus.is_stream else None,
+        )
+        shards = plan_shards(spool)
+        with self._progress("encoding", spool.bytes) as on_bytes:
+            files = encode_shards(job, shards, on_bytes)
+        spool.delete()
+        (self.folder / TRAINING_FLAGS).unlink()
+        tokens = tuple(self._merge(job, len(shards), side, files) for side in self.corpus.sides)
+        self._write_examples(VALIDATION, self.validation)
+        self._write_examples(SAMPLE, sample)
+        for path in self.folder.iterdir():
+            if path.suffix in (".json", ".jsonl"):
+                files[path.name] = list(file_facts(path))
+        Manifest(
+            version=__version__,
+            task=self.task,
+            unit=self.corpus.unit,
+            sides=self.corpus.sides,
+            is_stream=self.corpus.is_stream,
+            dtype=dtype,
+            shards=len(shards),
+            training=self.examples,
+            characters=self.characters,
+            tokens=tokens,
+            validation=len(self.validation),
+            dropped=dict(self.dropped),
+            tokenizer=config,
+            is_foreign=job.is_foreign,
+            special=special,
+            files={name: (size, digest) for name, (size, digest) in sorted(files.items())},
+        ).save(self.folder)
+
+    def _spool(self, data: Any) -> None:
+        streams: list[Any] = []
+        try:
+            total = sum(os.path.getsize(file) for file in self.config.files)
+        except OSError:  # standard input, the Hugging Face hub, or a missing file, which the reader reports
+            total = 0
+        with (
+            TextSpool(self.folder, len(self.corpus.sides)) as spool,
+            show_status("reading", silent=self.quiet) as on_status,
+        ):
+            started = time.monotonic()
+            for texts, is_first in self.corpus.read(data, self.config, streams.append, self.dropped):
+                spool.append(texts, is_first)
+                if spool.rows % 20_000 == 0:
+                    rate = spool.bytes / 1e6 / (time.monotonic() - started)
+                    share = min(1.0, sum(stream.position for stream in streams) / total) if total else None
+                    dropped = f", {self.dropped.total():,} dropped" if self.dropped else ""
+                    on_status(f"{spool.rows:,} rows{dropped}, {rate:.0f} MB/s", share)
+        if not spool.rows:
+            if self.corpus.is_stream or not self.dropped:
+                raise no_text_error(self.config.files or ("data",))
+            names = " ".join(self.config.files) or "data"
+            reasons = CleaningCounts(**self.dropped).reasons
+            raise RegardError(f"{names}: no pair is left after cleaning.", f"Check the files; dropped: {reasons}.")
+
+    # -- split
+
+    def _split(self, spool: SpoolReader) -> Bool[np.ndarray, "rows"]:
+        """Whether each row is for training; fills `validation`, unless there are validation files, and the counts."""
+        is_kept = np.ones(spool.rows, bool)
+        if self.corpus.drops_duplicates:
+            is_kept = ~find_duplicates(spool)
+            if repeated := spool.rows - int(is_kept.sum()):
+                self.dropped["duplicate"] = repeated
+        if not self.config.validation:
+            is_kept = self._split_off(spool, is_kept)
+            if self.corpus.is_mixture:
+                order = np.random.default_rng(0).permutation(len(self.validation)).tolist()
+                self.validation = [self.validation[index] for index in order]
+        for first, records in SpoolReader(self.folder, spool.sides).records():
+            records = records[is_kept[first : first + len(records)]]
+            self.characters += int(records["characters"].sum(dtype=np.int64))
+            self.examples += int(records["is_first"].sum())
+        return is_kept
+
+    def _split_off(self, spool: SpoolReader, is_kept: Bool[np.ndarray, "rows"]) -> Bool[np.ndarray, "rows"]:
+        if not self.corpus.is_stream:
+            groups = choose_groups(spool, is_kept, validation_size(int(is_kept.sum())))
+        else:
+            documents = sum(int(records["is_first"].sum()) for _, records in spool.records())
+            total = sum(int(records["characters"].sum(dtype=np.int64)) for _, records in spool.records())
+            size = min(int(VALIDATION_SHARE * total), MAX_VALIDATION_CHARACTERS)
+            if documents < MIN_SPLIT_DOCUMENTS:
+                return self._split_off_end(spool, total, documents)
+            groups = choose_groups(spool, is_kept, size, by_characters=True)
+        if not len(groups):
+            raise too_few_examples(self.corpus.unit)
+        is_training = is_kept.copy()
+        for first, is_held_out in rows_in_groups(spool, groups):
+            is_training[first : first + len(is_held_out)] &= ~is_held_out
+        self._collect_validation(spool, is_kept & ~is_training)
+        return is_training
+
+    def _split_off_end(self, spool: SpoolReader, total: int, documents: int) -> Bool[np.ndarray, "rows"]:
+        """Split off the last characters, as `split_documents` does; a cut inside a row adds its first part as a row."""
+        if total < 2:
+            raise too_few_examples(self.corpus.unit)
+        cut = min(max(1, int(total * (1 - VALIDATION_SHARE)), total - MAX_VALIDATION_CHARACTERS), total - 1)
+        if documents > 1 and total * VALIDATION_SHARE <= MAX_VALIDATION_CHARACTERS:
+            starts, characters = [], 0
+            for _, records in spool.records():
+                before = characters + np.cumsum(records["characters"], dtype=np.int64) - records["characters"]
+                starts += before[records["is_first"] > 0].tolist()
+                characters += int(records["characters"].sum(dtype=np.int64))
+            cut = min(starts[1:], key=lambda start: abs(start - cut))
+        row, offset = cut_at_character(spool, cut)
+        is_training = np.arange(spool.rows) < row
+        self._collect_validation(spool, ~is_training, offset)
+        if offset:
+            [block] = spool.blocks(row, row + 1)
+            with TextSpool(self.folder, 1) as writer:
+                writer.append((block.texts[0][0][:offset],), bool(block.records["is_first"][0]))
+            is_training = np.append(is_training, True)
+        return is_training
+
+    def _collect_validation(self, spool: SpoolReader, is_held_out: Bool[np.ndarray, "rows"], offset: int = 0) -> None:
+        """Read the validation examples; the first `offset` characters of the first row are left out."""
+        for texts, is_first in self._rows(spool, is_held_out):
+            texts = tuple(text[offset:] for text in texts)
+            if len(texts) > 1:
+                self.validation.append(texts)
+            elif is_first or offset or not self.corpus.is_stream:
+                self.validation.append(texts[0])
+            else:
+                self.validation[-1] += texts[0]
+            offset = 0
+
+    def _rows(self, spool: SpoolReader, is_wanted: Bool[np.ndarray, "rows"]) -> Rows:
+        """The rows that are wanted; the others are not read."""
+        for start in range(0, len(is_wanted), BLOCK):
+            wanted = start + np.flatnonzero(is_wanted[start : start + BLOCK])
+            # Rows that are close to each other are read together.
+            for run in np.split(wanted, 1 + np.flatnonzero(np.diff(wanted) > MAX_GAP)):
+                for block in spool.blocks(int(run[0]), int(run[-1]) + 1) if len(run) else ():
+                    flags = is_wanted[block.first : block.first + len(block.texts)].tolist()
+                    rows = zip(block.texts, (block.records["is_first"] > 0).tolist())
+                    yield from itertools.compress(rows, flags)
+
+    # -- tokenizer
+
+    def _sample(self, spool: SpoolReader, is_training: Bool[np.ndarray, "rows"]) -> list[Any]:
+        """About SAMPLE_SIZE training examples at equal distances; all if there are fewer than twice as many."""
+        is_wanted, step, count = np.zeros(len(is_training), bool), max(1, int(is_training.sum()) // SAMPLE_SIZE), 0
+        for first in range(0, len(is_training), BLOCK):
+            rows = first + np.flatnonzero(is_training[first : first + BLOCK])
+            is_wanted[rows[-count % step :: step]] = True
+            count += len(rows)
+        return [texts if len(texts) > 1 else texts[0] for texts, _ in self._rows(spool, is_wanted)]
+
+    def _make_tokenizers(self, spool: SpoolReader, is_training: Bool[np.ndarray, "rows"], sample: list[Any]) -> Any:
+        """The tokenizers, their special tokens, and their settings."""
+        task = TASKS[self.task]
+        manifest = Manifest(task=self.task, training=self.examples, characters=self.characters)
+        dataset = ShardedDataset(ShardedSplit(self.folder, manifest, sample), self.validation, self.corpus.unit)
+        suggested = task.suggest_recipe(dataset, False)
+        if self.given is not None:
+            tokenizers, special = self.given
+            kind = tokenizers[0].kind if tokenizers[0].kind in TOKENIZER_KINDS else TokenizerConfig.kind
+            size, shared = tokenizers[0].vocab_size, tokenizers[0] is tokenizers[-1]
+            settings = TokenizerConfig(kind=kind, vocab_size=size, shared=shared)  # type: ignore[arg-type]
+            return tokenizers, special or pipeline_kind(suggested.model).special, settings
+        table = {"tokenizer": dict(self.tokenizer or {})} if not isinstance(self.tokenizer, str | Path) else {}
+        settings = recipe_from_dict(table, suggested, "regard.prepare").tokenizer
+        texts = Dataset(self._tokenizer_sample(spool, is_training), [], self.corpus.unit)
+        return task.make_tokenizers(texts, settings), pipeline_kind(suggested.model).special, settings
+
+    def _tokenizer_sample(self, spool: SpoolReader, is_training: Bool[np.ndarray, "rows"]) -> list[Any]:
+        """Training examples of at most about TOKENIZER_BYTES: all, or those with the smallest digests."""
+        share = TOKENIZER_BYTES / max(1, spool.bytes)
+        is_wanted = is_training
+        if share < 1:
+            is_wanted = is_training.copy()
+            for first, records in spool.records():
+                is_wanted[first : first + len(records)] &= records["low"] < np.uint64(share * 2**64)
+        return [texts if len(texts) > 1 else texts[0] for texts, _ in self._rows(spool, is_wanted)]
+
+    # -- output
+
+    def _merge(self, job: EncodeJob, shards: int, side: str, files: dict[str, Any]) -> int:
+        """Write the starts of the sequences of one side; returns its number of tokens."""
+        total, digest, path = 0, hashlib.sha256(), self.folder / starts_name(side)
+        with open(path, "wb") as file:
+            for index in range(-1, shards):
+                if index < 0:
+                    data = np.zeros(1, STARTS_DTYPE).tobytes()
+                else:
+                    temporary = self.folder / lengths_name(shard_name(index, side))
+                    ends = total + np.cumsum(np.fromfile(temporary, LENGTH_DTYPE), dtype=np.int64)
+                    temporary.unlink()
+                    total = int(ends[-1]) if len(ends) else total
+                    data = ends.astype(STARTS_DTYPE).tobytes()
+                file.write(data)
+                digest.update(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if job.end is not None:  # one stream: there are no sequences
+            path.unlink()
+        else:
+            files[path.name] = [path.stat().st_size, digest.hexdigest()]
+        return total
+
+    def _write_examples(self, name: str, examples: Sequence[Any]) -> None:
+        lines = [json.dumps(example, ensure_ascii=False) + "\n" for example in examples]
+        write_atomically(self.folder / name, "".join(lines).encode("utf-8", "replace"))
+
+    @contextlib.contextmanager
+    def _progress(self, description: str, total: int) -> Iterator[Callable[[int], None]]:
+        started, done, lock = time.monotonic(), 0, threading.Lock()
+        with show_status(description, silent=self.quiet) as on_status:
+
+            def on_bytes(count: int) -> None:
+                nonlocal done
+                with lock:  # several encoder processes report at once
+                    done += count
+                    rate = done / (time.monotonic() - started)
+                    left = (total - done) / rate
+                    on_status(f"{rate / 1e6:.0f} MB/s, {left:.0f} s left", done / max(1, total))
+
+            yield on_bytes
+
+
+def read_tokenizer_folder(folder: Path) -> tuple[Any, SpecialTokens | None]:
+    """The tokenizers of a model folder, or of other token shards, and their special tokens (None: the default ones)."""
+    if (folder / MANIFEST).exists():
+        manifest = read_manifest(folder)
+        return read_tokenizers(folder, foreign=manifest.is_foreign), manifest.special
+    if (folder / "config.json").exists():
+        _, special = read_config(folder)
+        return read_tokenizers(folder, foreign=special is not None), special
+    return read_tokenizers(folder), None

@@ -1,0 +1,1 @@
+"""Fuzz targets for every reader, and the replay of their corpus. See CONTRIBUTING.md, Hostile input."""

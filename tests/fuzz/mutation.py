@@ -1,0 +1,94 @@
+"""Mutation of structured files: JSON, lines of JSON, and the JSON header of safetensors files.
+
+Random bytes rarely get past a parser. So half of the mutations replace, remove, copy or move values of a valid file.
+"""
+
+import copy
+import json
+import random
+from typing import Any
+
+HUGE = "an integer of 5000 digits"
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 3, 7, 8, 16, 255, 10**4, 2**31, 2**32, 2**63, 2**64, 10**9, 10**30, -(2**63)),
+    *(
+        0.0,
+        -0.5,
+        1e-300,
+        1e308,
+        float("inf"),
+        float("nan"),
+        "",
+        "a",
+        "\0",
+        "\ud800",
+        "é",
+        "x" * 300,
+        "../x",
+        "/dev/zero",
+    ),
+    *([], {}, [[]], [0], [None], ["a"], {"": 0}, [1, 2, 3], [[0, 1]], HUGE, "1" * 5000, "²", "-1", "nan"),
+]
+
+
+def mutate(data: bytes, draw: random.Random) -> bytes | None:
+    """The data with one to three values changed; None if it has no structure that is understood."""
+    size = int.from_bytes(data[:8], "little")
+    if 2 <= size <= len(data) - 8:
+        header = _mutate_json(data[8 : 8 + size], draw)
+        if header is not None:
+            body = data[8 + size :]
+            return (
+                len(header).to_bytes(8, "little") + header + (body if draw.random() < 0.9 else body[: len(body) // 2])
+            )
+    mutated = _mutate_json(data, draw)
+    if mutated is None and b"\n" in data:
+        lines = data.split(b"\n")
+        index = draw.randrange(len(lines))
+        line = _mutate_json(lines[index], draw)
+        mutated = None if line is None else b"\n".join([*lines[:index], line, *lines[index + 1 :]])
+    return mutated
+
+
+def _mutate_json(data: bytes, draw: random.Random) -> bytes | None:
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(table, dict | list):
+        return None
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        _change(table, draw)
+    try:
+        text = json.dumps(table, ensure_ascii=draw.random() < 0.5)
+        return text.replace(json.dumps(HUGE), "1" * 5000).encode()
+    except (ValueError, RecursionError):  # a lone surrogate, a table that contains itself
+        return None
+
+
+def _change(table: dict | list, draw: random.Random) -> None:
+    """Change a random value of a nested table in place."""
+    container: Any = table
+    while True:
+        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
+        if not keys:
+            return
+        key = draw.choice(keys)
+        value = container[key]
+        if isinstance(value, dict | list) and value and draw.random() < 0.8:
+            container = value
+            continue
+        break
+    kind = draw.random()
+    if kind < 0.6:
+        container[key] = copy.deepcopy(draw.choice(VALUES))  # it may be changed later
+    elif kind < 0.7:
+        del container[key]
+    elif kind < 0.8:
+        container[key] = copy.deepcopy(container[draw.choice(keys)])
+    elif kind < 0.9 and isinstance(value, int | float):
+        container[key] = value * draw.choice((2, -1, 1000)) + draw.choice((-1, 0, 1))
+    elif isinstance(container, dict):
+        container[str(draw.choice(VALUES))[:300] if draw.random() < 0.5 else str(key) + "x"] = value
+    else:
+        container.append(value)
