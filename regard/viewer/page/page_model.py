@@ -1,0 +1,283 @@
+"""The model of a page: programs, rounded weights and tokenizers, with which the page runs new input by itself.
+
+The page interprets the programs in a worker (web/engine); it answers the requests that a live page sends to Python.
+"""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.attention import Concat, ScaledDot
+from regard.data import Tokenizer
+from regard.decode import DecodeConfig
+from regard.errors import RegardError
+from regard.kernels.int8_linear_cpu import quantize_weight
+from regard.models import family_name
+from regard.pipelines import TextEncoder, TextGenerator, Translator
+from regard.program import Program, build_program, capture, forward_program
+from regard.program.attention_steps import AttentionSteps, find_parts
+from regard.program.entries import batch_entries
+from regard.program.numpy_interpreter import collect_tensors
+from regard.program.program_json import ProgramWriter
+from regard.viewer.page.html_page import PageModel
+from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.text_scene import attention_headers
+from regard.viewer.text_look import Look
+
+Precision = Literal["float32", "float16", "int8"]
+# Bytes of float16 weights up to which a page contains its model by default, and up to which weights are float16.
+MAX_DEFAULT_BYTES, MAX_FLOAT16_BYTES = 4 << 20, 8 << 20
+# Programs of decoding, besides that of `forward`.
+_DECODING = ("encoder", "prompt", "decoder_step")
+
+
+class RoundedTensor(NamedTuple):
+    """A tensor as a page stores it, and the numbers that the page computes with."""
+
+    kind: str
+    raw: bytes
+    rounded: Float[Tensor, "..."]
+
+
+def model_for_page(look: Look, include: bool | Precision | None = None) -> PageModel | None:
+    """The model of a page, or None; by default a small model is included, with float16 weights."""
+    if include is False:
+        return None
+    pipeline = look.pipeline
+    if not isinstance(pipeline, Translator | TextGenerator | TextEncoder):
+        if include is None:
+            return None
+        raise RegardError("A page can contain text models only.", "Leave out with_model (--with-model).")
+    if getattr(pipeline.model.config, "head", "") == "answer":
+        if include is None:
+            return None
+        raise RegardError("A page cannot contain a question answering model.", "Leave out with_model (--with-model).")
+    size = 2 * sum(parameter.numel() for parameter in pipeline.model.parameters())
+    if include is None and size > MAX_DEFAULT_BYTES:
+        return None
+    precision: Precision = "float16" if size <= MAX_FLOAT16_BYTES else "int8"
+    try:
+        return build_page_model(look, include if isinstance(include, str) else precision)
+    except RegardError:
+        if include is None:  # an operation or a tokenizer without a primitive
+            return None
+        raise
+
+
+def build_page_model(look: Look, precision: Precision = "float16") -> PageModel:
+    """Build the model of a page from a look at one of its inputs.
+
+    >>> build_page_model(look(translator, "The cat sleeps.")).header["fields"]  # doctest: +SKIP
+    ['source', 'target']
+    """
+    pipeline = look.pipeline
+    if getattr(pipeline, "ensemble_members", ()):
+        raise RegardError("A page cannot contain an ensemble.", "Look at one of its models.")
+    model = pipeline.model
+    programs = page_programs(model)
+    tensors: dict[int, int] = {}  # index by identity: tied weights are stored once
+    names: dict[str, dict[str, int]] = {}
+    arrays: list[Tensor] = []
+    for key, (program, _) in programs.items():
+        names[key] = {}
+        for name, tensor in collect_tensors(program, model).items():
+            if id(tensor) not in tensors:
+                tensors[id(tensor)] = len(arrays)
+                arrays.append(tensor)
+            names[key][name] = tensors[id(tensor)]
+    written = {key: _write_program(named, model, names[key]) for key, named in programs.items()}
+    used = sorted({index for one in written.values() for _, index in one["tensors"]})
+    for one in written.values():
+        one["tensors"] = [[slot, used.index(index)] for slot, index in one["tensors"]]
+        for attention in one["attentions"]:
+            if attention["w"] is not None:
+                attention["w"] = used.index(attention["w"])
+    headers, raw, rounded = [], bytearray(), {}
+    for index in used:
+        stored = round_tensor(arrays[index], precision)
+        headers.append({"shape": list(arrays[index].shape), "type": stored.kind, "at": len(raw)})
+        raw += stored.raw + b"\0" * (-len(stored.raw) % 4)
+        rounded[id(arrays[index])] = stored.rounded
+    tokenizers = list(dict.fromkeys(pipeline.tokenizers))
+    header = {
+        "kind": type(pipeline).__name__,
+        "family": family_name(model.config),
+        "fields": TextRequestHandler(pipeline).fields,
+        "precision": precision,
+        "change": None if precision == "float32" else _largest_change(look, rounded),
+        "tensors": headers,
+        "programs": written,
+        "tokenizers": [tokenizer_header(one) for one in tokenizers],
+        "special": asdict(pipeline.special),
+        "trained_length": pipeline.trained_length,
+        "length_limit": pipeline.length_limit,
+        "head": getattr(model.config, "head", ""),
+        "labels": list(getattr(model.config, "labels", ())),
+        "search": _search_options(look),
+        "attentions": [
+            {name: one[name] for name in ("name", "kind", "layer", "heads", "rows", "columns", "score", "mask")}
+            for one in attention_headers(look.maps, [])
+        ],
+    }
+    return PageModel(header, bytes(raw))
+
+
+class NamedProgram(NamedTuple):
+    """A program and the names of its outputs."""
+
+    program: Program
+    outputs: Sequence[str]
+
+
+_programs: WeakKeyDictionary[nn.Module, dict[str, NamedProgram]] = WeakKeyDictionary()
+
+
+def page_programs(model: nn.Module) -> dict[str, NamedProgram]:
+    """The programs of `forward` and of decoding, cached per model."""
+    if model not in _programs:
+        programs = {"forward": NamedProgram(forward_program(model), ("output",))}
+        for name, one in batch_entries(model).items():
+            if name in _DECODING:
+                program = build_program(capture(model, one.call, one.inputs, one.sizes))
+                programs[name] = NamedProgram(program, one.outputs)
+        _programs[model] = programs
+    return _programs[model]
+
+
+def _write_program(named: NamedProgram, model: nn.Module, tensors: Mapping[str, int]) -> dict[str, Any]:
+    program, outputs = named
+    parts = find_parts(program, model)
+    writer = ProgramWriter(program, tensors, [name for one in parts.attentions for name in (one.q, one.k)])
+    written = writer.write(outputs)
+    return written | {
+        "attentions": [_write_attention(one, model, writer, tensors) for one in parts.attentions],
+        "layers": {path: [writer.slot(name) for name in names] for path, names in parts.layers.items()},
+        "positions": [[writer.slot(step), writer.slot(value)] for step, value in parts.positions.items()],
+    }
+
+
+def _write_attention(
+    one: AttentionSteps, model: nn.Module, writer: ProgramWriter, tensors: Mapping[str, int]
+) -> dict[str, Any]:
+    def slot(name: str | None) -> int | None:
+        return None if name is None else writer.slot(name)
+
+    module = model.get_submodule(one.attention)
+    is_concat = isinstance(module.score, Concat)
+    return {
+        "attention": one.attention,
+        "kind": module.kind,
+        "heads": getattr(module, "heads", 1),
+        "isScaledDot": isinstance(module.score, ScaledDot),
+        "q": slot(one.q),
+        "k": slot(one.k),
+        "w": tensors[f"{one.attention}.score.weight_a"] if is_concat else None,
+        "scale": slot(one.scale),
+        "bias": slot(one.bias),
+        "biasValue": slot(one.bias_value),
+        "masks": [slot(name) for name in one.masks],
+        "weights": slot(one.weights),
+        "context": slot(one.context),
+    }
+
+
+@torch.no_grad()
+def round_tensor(tensor: Tensor, precision: Precision) -> RoundedTensor:
+    """A tensor in the precision of a page. Vectors (biases, gains, rates) stay float32.
+
+    int8 has a scale per row: first all scales as float32, then the numbers.
+
+    >>> round_tensor(torch.tensor([[1.0, 1 / 3]]), "float16").rounded[0, 1].item()
+    0.333251953125
+    """
+    x = tensor.detach().cpu().float()
+    if precision == "float32" or not tensor.is_floating_point() or x.dim() < 2:
+        return RoundedTensor("float32", x.numpy().astype("<f4").tobytes(), x)
+    if precision == "float16":
+        half = x.half()
+        if not half.isfinite().all():
+            raise RegardError("Some weights exceed the range of float16.", 'Pass with_model="int8" or "float32".')
+        return RoundedTensor("float16", half.numpy().astype("<f2").tobytes(), half.float())
+    numbers, scales = quantize_weight(x.flatten(1))
+    raw = scales.numpy().astype("<f4").tobytes() + numbers.numpy().tobytes()
+    return RoundedTensor("int8", raw, (numbers.float() * scales[:, None]).view_as(x))
+
+
+# Parts of tokenizers that web/engine/tokenizer supports, besides sequences of them.
+_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Replace", "Prepend", "Strip"}
+_NORMALIZERS |= {"BertNormalizer"}
+_PRE_TOKENIZERS = {"Metaspace", "Split", "ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+_PRE_TOKENIZERS |= {"Punctuation", "Digits"}
+_MODELS = {"WordLevel", "WordPiece", "BPE"}
+_DECODERS = {"Metaspace", "ByteLevel", "WordPiece", "Fuse", "Replace", "Strip", "ByteFallback"}
+
+
+def tokenizer_header(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A tokenizer as JSON for a page. Raises an error for one that a page cannot run."""
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    supported = {"normalizer": _NORMALIZERS, "pre_tokenizer": _PRE_TOKENIZERS, "model": _MODELS, "decoder": _DECODERS}
+    for part, kinds in supported.items():
+        for kind in _part_kinds(content[part]):
+            if kind not in kinds:
+                raise RegardError(f"A page cannot run the {part} {kind} of this tokenizer.", "Use --no-with-model.")
+    if any(not one["special"] for one in content["added_tokens"]):
+        raise RegardError("A page cannot run a tokenizer with added tokens in texts.", "Use --no-with-model.")
+    parts = (*supported, "added_tokens")
+    return {"kind": tokenizer.kind, "exact": tokenizer.is_exact, "json": {part: content[part] for part in parts}}
+
+
+def _part_kinds(part: Any) -> list[str]:
+    """The types of a part of a tokenizer; of a sequence, those of its elements."""
+    if part is None:
+        return []
+    if part["type"] == "Sequence":
+        elements = next(value for value in part.values() if isinstance(value, list))
+        return [kind for element in elements for kind in _part_kinds(element)]
+    return [part["type"]]
+
+
+def _search_options(look: Look) -> dict[str, Any]:
+    config = DecodeConfig() if look.search is None else look.search[1]
+    names = ("method", "beam", "n_best", "length_penalty", "patience", "max_len", "max_ratio", "max_extra", "min_len")
+    return {name: getattr(config, name) for name in (*names, "unknown", "temperature", "top_k", "top_p", "seed")}
+
+
+@torch.no_grad()
+def _largest_change(look: Look, rounded: Mapping[int, Tensor]) -> float:
+    """The largest change, by the rounding of weights, of a log-probability of the look (of an encoder: of a number)."""
+    pipeline = look.pipeline
+    copied = copy.deepcopy(pipeline.model)
+    originals = dict(pipeline.model.named_parameters())
+    for name, parameter in copied.named_parameters():
+        if id(originals[name]) in rounded:
+            parameter.copy_(rounded[id(originals[name])])
+    before, after = (_outputs(replace(pipeline, model=model), look) for model in (pipeline.model, copied))
+    return float((before - after).abs().max())
+
+
+def _outputs(pipeline: Any, look: Look) -> Tensor:
+    """Log-probabilities of the look's tokens or labels; of an encoder without a head, its output."""
+    pipeline.model.eval()
+    inputs = [pipeline.pack([ids]) for ids in look.ids]
+    if look.segments is not None:
+        inputs.append(torch.tensor(look.segments, device=pipeline.device))
+    logits = pipeline.model(*inputs).float()
+    if isinstance(pipeline, TextEncoder):
+        head = pipeline.model.config.head
+        if head == "none":
+            return logits
+        if head != "mask":
+            return logits.log_softmax(0 if head == "answer" else -1)
+        targets = list(look.ids[0])
+    else:
+        last = [pipeline.special.eos] if isinstance(pipeline, Translator) else []
+        targets = [*look.ids[-1][1:], *last]
+        logits = logits[: len(targets)]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(targets, device=logits.device)[:, None])
