@@ -116,6 +116,6 @@ def _expression(size: Any) -> Any:
     if isinstance(size, sympy.Pow) and size.exp.is_Integer and size.exp > 0:
         return ["*", *[_expression(size.base)] * int(size.exp)]
     for kind, operator in _OPERATORS.items():
-        if isinstance(size, kind):
+        if isinstance(size, sympy.Expr) and isinstance(size, kind):
             return [operator, *(_expression(operand) for operand in size.args)]
     raise RegardError(f"Unsupported size {size}.", "Add its operator to regard/program/program_json.py.")

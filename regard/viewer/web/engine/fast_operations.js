@@ -128,11 +128,13 @@ const FAST_OPS = {
   layer_norm: ([x, weight, bias], { eps = 1e-5, normalized_shape }) => normalizeRows(x, weight, bias, sizeOf(normalized_shape), eps, true),
   rms_norm: ([x, weight], { eps, normalized_shape }) => normalizeRows(x, weight, null, sizeOf(normalized_shape), eps ?? 2 ** -23, false),
   add: ([x, y], { alpha = 1, other }) => {
-    if (alpha !== 1 || x.data instanceof Float64Array || (y && x.data.length !== y.data.length)) return null;
-    const out = new Float32Array(x.data.length);
+    const shape = y ? broadcastShape([x.shape, y.shape]) : x.shape;
+    const size = sizeOf(shape);
+    if (alpha !== 1 || x.data instanceof Float64Array || x.data.length !== size || (y && y.data.length !== size)) return null;
+    const out = new Float32Array(size);
     if (y) for (let i = 0; i < out.length; i++) out[i] = x.data[i] + y.data[i];
     else for (let i = 0; i < out.length; i++) out[i] = x.data[i] + other;
-    return { data: out, shape: y ? broadcastShape([x.shape, y.shape]) : x.shape };
+    return { data: out, shape };
   },
   mul: ([x, y], { other }) => {
     if (y || x.data instanceof Float64Array) return null;

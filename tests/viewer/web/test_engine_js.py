@@ -1,0 +1,176 @@
+"""The model in a page gives the same scenes and experiments as Python, for every family, score and intervention."""
+
+import base64
+import json
+import random
+import re
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard.pipelines import TextGenerator, Translator
+from regard.viewer import look
+from regard.viewer.experiments import handle_experiment
+from regard.viewer.page.page_model import build_page_model
+from regard.viewer.page.text_scene import build_scene
+from tests.viewer.browser import bundle_script, node_program
+from tests.viewer.text_models import SOURCE, WORDS, make_look, make_pipeline
+
+FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5", "post, learned"]
+FORMS += ["luong lstm of two layers", "bahdanau", "bahdanau gru of two layers"]
+FORMS += ["gpt", "llama", "gpt2", "bert, pre", "albert", "classify", "embed"]
+SCRIPT = """
+import { readFileSync, writeFileSync } from "node:fs";
+import { PageEngine } from "./engine/page_engine.js";
+import { respond } from "./engine/page_requests.js";
+for (const n of Array(COUNT).keys()) {
+  const { header, scene, requests } = JSON.parse(readFileSync(`FOLDER/${n}.json`, "utf-8"));
+  const weights = readFileSync(`FOLDER/${n}.bin`);
+  const buffer = weights.buffer.slice(weights.byteOffset, weights.byteOffset + weights.length);
+  const results = [true, false].map((fast) => {
+    const engine = new PageEngine(structuredClone(header), buffer, fast);
+    return requests.map((request) => {
+      try {
+        const { body, blobs } = respond(engine, scene, request);
+        return { body, blobs: blobs.map((blob) => Buffer.from(blob).toString("base64")) };
+      } catch (error) {
+        return { body: { error: error.stack } };
+      }
+    });
+  });
+  writeFileSync(`FOLDER/${n}.out`, JSON.stringify(results));
+}
+"""
+
+
+def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
+    """Looks at random sentences, and experiments with every intervention that the model supports."""
+    texts = [" ".join(random.choices(WORDS, k=length)) for length in (1, 4, 7)]
+    requests: list[dict[str, Any]] = [{"look": {"source": text}} for text in texts]
+    if isinstance(pipeline, Translator):
+        requests.append({"look": {"source": texts[1], "target": texts[2]}})
+    maps = list(seen.maps.values())
+    last, first = maps[-1], maps[0]
+    row, module = len(first.rows) // 2, re.sub(r"\.\d+$", "", first.name)
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(first.columns))).tolist()
+    changes: list[list[dict[str, Any]]] = [
+        [],
+        [{"change": "head", "attention": last.name, "head": last.heads - 1}],
+        [{"change": "layer", "layer": module}],
+        [{"change": "row", "attention": first.name, "head": 0, "row": row, "weights": weights}],
+    ]
+    model = pipeline.model
+    if hasattr(model, "encoder_norm") or hasattr(model, "blocks"):
+        changes.append([{"change": "layer", "layer": module.rsplit(".", 1)[0]}])
+    if any(one.kind == "masked" for one in maps):
+        changes.append([{"change": "mask"}])
+    if any(type(one.recorded.calls[0].score).__name__ == "ScaledDot" for one in maps):
+        changes.append([{"change": "scale"}, {"change": "head", "attention": first.name, "head": 0}])
+    if getattr(model.config, "positions", "none") != "none":
+        changes.append([{"change": "positions"}])
+    for i, one in enumerate(changes):
+        shown = {"attention": last.name, "head": "mean" if i % 2 else 0}
+        requests.append({"try": {"source": SOURCE, "changes": one, "shown": shown}})
+    if isinstance(pipeline, Translator):
+        requests.append({"try": {"source": SOURCE, "changes": changes[1], "target": texts[1]}})
+        requests.append({"try": {"source": SOURCE, "changes": changes[1], "prefix": WORDS[5], "instead": texts[0]}})
+    if isinstance(pipeline, TextGenerator):
+        requests.append({"try": {"source": SOURCE, "changes": changes[1], "prefix": f" {WORDS[5]}"}})
+    return requests
+
+
+def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+    if "try" in request:
+        return handle_experiment(pipeline, request["try"]), []
+    scene = build_scene(look(pipeline, request["look"]["source"], request["look"].get("target")), walk=False)
+    return {"scene": scene.header}, scene.blobs
+
+
+def differences(expected: Any, found: Any, path: str = "") -> list[str]:
+    """The paths at which two JSON values differ; numbers may differ by rounding."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        keys = {*expected, *found}
+        return [d for key in sorted(keys) for d in differences(expected.get(key), found.get(key), f"{path}.{key}")]
+    if isinstance(expected, list | tuple) and isinstance(found, list) and len(expected) == len(found):
+        return [d for i, pair in enumerate(zip(expected, found)) for d in differences(*pair, f"{path}[{i}]")]
+    if isinstance(expected, float) and isinstance(found, float | int) and not isinstance(found, bool):
+        return [] if abs(expected - found) <= 3e-5 * max(1, abs(expected)) else [f"{path}: {expected} != {found}"]
+    return [] if expected == found else [f"{path}: {expected!r} != {found!r}"]
+
+
+def drop_ties(decode: dict[str, Any], other: dict[str, Any]) -> None:
+    """Remove the steps of two searches from the first one in which rounding may decide between two candidates."""
+    totals: dict[int, list[float]] = {}
+    for node in decode["nodes"]:
+        totals.setdefault(node["step"], []).append(node["total"])
+    ties = [step for step, one in totals.items() if np.diff(sorted(one)).min(initial=1) < 1e-4]
+    if ties:
+        for one in (decode, other):
+            one["nodes"] = [node for node in one["nodes"] if node["step"] < min(ties)]
+            one["looked"] = one["left_out"] = None
+
+
+def compare_blobs(expected: dict[str, Any], blobs: list[bytes], found: dict[str, Any], other: list[str]) -> None:
+    """Compare the arrays that two scenes refer to, and remove them from the headers."""
+    pairs = [*zip(expected["attentions"], found["attentions"])]
+    if expected["decode"]:
+        drop_ties(expected["decode"], found["decode"])
+        pairs.append((expected["decode"], found["decode"]))
+    for left, right in pairs:
+        for name in {"q", "k", "w", "bias", "looked"} & left.keys():
+            one, two = left.pop(name), right.pop(name)
+            assert (one is None) == (two is None), (left.get("name"), name)
+            if one is None:
+                continue
+            x = np.frombuffer(blobs[one["at"]], "<f4").reshape(one["shape"])
+            y = np.frombuffer(base64.b64decode(other[two["at"]]), "<f4").reshape(two["shape"])
+            if name == "k" and x.shape[1] != y.shape[1]:  # distinct heads only
+                x = np.repeat(x, y.shape[1] // x.shape[1], 1)
+            np.testing.assert_allclose(y, x, atol=1e-4 if name == "bias" else 2e-5, rtol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """For each form: its pipeline, requests, and the responses of the page with and without WebAssembly."""
+    random.seed(5)
+    folder = tmp_path_factory.mktemp("engine")
+    cases = {}
+    for n, form in enumerate(FORMS):
+        torch.manual_seed(n)
+        pipeline = make_pipeline(form)
+        seen = make_look(pipeline)
+        model = build_page_model(seen, "float32")
+        scene = build_scene(seen, walk=False).header
+        requests = make_requests(pipeline, seen)
+        (folder / f"{n}.json").write_text(json.dumps({"header": model.header, "scene": scene, "requests": requests}))
+        (folder / f"{n}.bin").write_bytes(model.weights)
+        cases[form] = pipeline, requests
+    script = SCRIPT.replace("FOLDER", str(folder)).replace("COUNT", str(len(FORMS)))
+    (folder / "run.mjs").write_text(bundle_script(script), "utf-8")
+    done = subprocess.run([node_program(), str(folder / "run.mjs")], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return {
+        form: (*case, *json.loads((folder / f"{n}.out").read_text())) for n, (form, case) in enumerate(cases.items())
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_page_responds_like_python(answers, form):
+    pipeline, requests, *runs = answers[form]
+    for i, request in enumerate(requests):
+        expected, blobs = expected_response(pipeline, request)
+        for results in runs:
+            found = results[i]["body"]
+            if "scene" in found:
+                wanted = json.loads(json.dumps(expected["scene"]))
+                compare_blobs(wanted, blobs, found["scene"], results[i]["blobs"])
+                assert differences(wanted, found["scene"]) == [], request
+            else:
+                for one, other in ((expected[side], found[side]) for side in ("before", "after")):
+                    assert one["text"] == other["text"], request
+                    # Python encodes the output again; the page scores the model's own tokens.
+                    if len(one["steps"]) == len(other["steps"]) and "<unk>" not in str(other["steps"]):
+                        assert differences(one, other) == [], request
