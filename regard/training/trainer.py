@@ -327,14 +327,13 @@ class Trainer:
 
         `error` is the reason why this rank did not capture it.
         """
-        is_split = self.state.batch_parts > 1
-        if self.workers.any(error is not None or is_split)[0]:
-            self.loss.zero_grad()
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if error and str(error) else "another rank"
-            if not is_split:
-                self.run_log.warn(f"Updates run without CUDA graphs, more slowly, since a rank cannot use them ({reason}).")
-            return False
-        return True
+        is_split = self.state.batch_parts > 1  # the parts of a batch have different shapes
+        if not self.workers.any(error is not None or is_split)[0]:
+            return True
+        self.loss.zero_grad()
+        reason = f": {str(error).splitlines()[0]}" if error is not None and str(error) else ""
+        self.run_log.warn(f"A rank cannot capture updates as CUDA graphs{reason}. They run without, more slowly.")
+        return False
 
     @property
     def last_step(self) -> int:

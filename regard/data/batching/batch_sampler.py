@@ -14,7 +14,7 @@ from regard.errors import RegardError
 # Sequences are sorted by length within pools of this many batches: enough for similar lengths within a batch, few
 # enough to keep batches random.
 BATCHES_PER_POOL = 64
-# With constant shapes, the part of a rank has its share of the budget, or more by 1, 2, 4, 8, … of these fractions of it.
+# With constant shapes, the part of a rank has its share of the budget, plus 0, 1, 2, 4, 8, … of these fractions of it.
 PART_STEPS = 32
 
 

@@ -88,7 +88,7 @@ def total_norm(grads: list[Tensor]) -> Float[Tensor, ""]:
             mesh, placements = layout
             norm = norm.square()
             for dimension, placement in enumerate(placements):
-                if placement.is_shard():
+                if not placement.is_replicate():
                     dist.all_reduce(norm, group=mesh.get_group(dimension))
             norm = norm.sqrt()
         norms.append(norm)

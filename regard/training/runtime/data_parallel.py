@@ -99,9 +99,9 @@ class _Bucket:
     def send(self, group: Any) -> None:
         if self.missing:
             self.buffer.zero_()
-        pairs = [(view, p.grad) for p, view in zip(self.parameters, self.views) if p.grad is not None]
-        if pairs:
-            torch._foreach_copy_(*map(list, zip(*pairs)))
+        views = [view for p, view in zip(self.parameters, self.views) if p.grad is not None]
+        if views:
+            torch._foreach_copy_(views, [p.grad for p in self.parameters if p.grad is not None])
         for parameter, view in zip(self.parameters, self.views):
             parameter.grad = view
         self.work = dist.all_reduce(self.buffer, group=group, async_op=True)
