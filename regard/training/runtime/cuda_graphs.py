@@ -1,7 +1,14 @@
 """Updates as CUDA graphs: the hundreds of kernel launches of an update are replayed as one."""
 
 import dataclasses
+import os
+import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import torch
 
@@ -9,6 +16,7 @@ from regard.attention.offsets import Offsets
 from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
 from regard.layers.packed import Packed
 from regard.training.losses import LossParts
+from regard.training.runtime.workers import UPDATE_TIMEOUT
 
 # Eager updates of a shape before it is captured, so that libraries have tuned their kernels and allocated buffers.
 WARM_UP = 2
@@ -35,13 +43,14 @@ class GraphedUpdate:
         self.stream = torch.cuda.Stream()
         # The graphs share one memory pool: they never run concurrently, and their outputs are copied.
         self.pool = torch.cuda.graph_pool_handle()
+        self.timer = ReplayTimer(UPDATE_TIMEOUT, _end_process) if agree is not None else None
 
     def __call__(self, group: list[Batch]) -> LossParts:
         (batch,) = group
         # Its operations depend on its content, so a graph would not fit the next batch.
         if not batch.supports_cuda_graph:
             return self.update(group)
-        shape = _shape(batch)
+        shape = batch_shape(batch)
         if self.warm_up_counts.get(shape, 0) < WARM_UP:
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
@@ -58,6 +67,10 @@ class GraphedUpdate:
         graph, static_batch, parts = self.graphs[shape]
         _copy_into(static_batch, batch)
         graph.replay()
+        if self.timer is not None:
+            event = torch.cuda.Event()
+            event.record()
+            self.timer.watch(event)
         return LossParts(*(part.clone() for part in parts))
 
     def _capture(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Batch, LossParts] | None:
@@ -83,7 +96,50 @@ class GraphedUpdate:
         return graph, static_batch, parts
 
 
-def _shape(batch: Batch) -> tuple:
+class ReplayTimer:
+    """Calls a function if a replayed update takes too long: NCCL has no time limit inside CUDA graphs.
+
+    `watch` gets the event after each replay. A thread checks the events until all have ended.
+    """
+
+    def __init__(self, timeout: timedelta, on_timeout: Callable[[], object], interval: float = 5.0) -> None:
+        self.timeout, self.on_timeout, self.interval = timeout.total_seconds(), on_timeout, interval
+        self.pending: deque[tuple[float, Any]] = deque()
+        self.added = threading.Event()
+        threading.Thread(target=self._check, name="replay timer", daemon=True).start()
+
+    def watch(self, event: Any) -> None:
+        """Add the event that follows a replay."""
+        self.pending.append((time.monotonic() + self.timeout, event))
+        self.added.set()
+
+    def _check(self) -> None:
+        while True:
+            if not self.pending:
+                self.added.wait()
+                self.added.clear()
+            time.sleep(self.interval)
+            while self.pending and self.pending[0][1].query():
+                self.pending.popleft()
+            if self.pending and time.monotonic() > self.pending[0][0]:
+                self.on_timeout()
+                return
+
+
+def _end_process() -> None:
+    """End this process, as the time limit of NCCL does: the thread of the update cannot be interrupted."""
+    minutes = UPDATE_TIMEOUT.total_seconds() / 60
+    print(f"regard: the exchange of gradients did not end within {minutes:.0f} minutes.", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def batch_shape(batch: Batch) -> tuple:
+    """Everything about the shapes of a batch on which the operations of an update depend.
+
+    >>> from regard.layers.packed import pack
+    >>> batch_shape(Batch((pack([[5, 6], [7]]),), torch.zeros(3), 2, 3))
+    ((torch.Size([3]), 2, 2), torch.Size([3]))
+    """
     inputs = ((x.ids.shape, len(x), x.max_len) if isinstance(x, Packed) else x.shape for x in batch.inputs)
     return (*inputs, batch.targets.shape)
 
