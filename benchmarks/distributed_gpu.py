@@ -48,14 +48,8 @@ from regard.training.tasks import TASKS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
-# Options of `shard`.
-FSDP = {
-    "fsdp": {},  # as in a training run
-    "fsdp, gathered twice": {"keep_gathered": False},
-    "fsdp, one group": {"by_layer": False},
-}
 # Graphs last: after a failed capture, other variants may fail too.
-VARIANTS = [f"{kind}, {mode}" for mode in ("eager", "graph")[: 1 + ON_GPU] for kind in ("none", "ddp", *FSDP)]
+VARIANTS = [f"{kind}, {mode}" for mode in ("eager", "graph")[: 1 + ON_GPU] for kind in ("none", "ddp", "fsdp")]
 ROUNDS, WARM_UP, SECONDS, LIMIT = 20, 3, 20.0, 170.0
 Update = Callable[[list[Batch]], LossParts]
 
@@ -67,8 +61,8 @@ def make_update(kind: str, config: TransformerConfig | GPTConfig, batch: Batch) 
     model = make_model(config).train()
     loss = TaskLoss(TASKS["language" if isinstance(config, GPTConfig) else "translate"], model, train, DEVICE)
     group = dist.group.WORLD
-    if kind in FSDP:
-        shard(loss, group, DEVICE, torch.bfloat16 if ON_GPU else None, **FSDP[kind])
+    if kind == "fsdp":
+        shard(loss, group, DEVICE, torch.bfloat16 if ON_GPU else None)
     else:
         model.to(DEVICE)
     if kind == "ddp":

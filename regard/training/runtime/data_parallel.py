@@ -127,15 +127,7 @@ def replicate(loss: TaskLoss, group: Any, batch: Batch) -> None:
     loss.exchange = GradientExchange([p for p, count in zip(parameters, is_used.tolist()) if count], group)
 
 
-def shard(
-    module: nn.Module,
-    group: Any,
-    device: torch.device,
-    dtype: torch.dtype | None = None,
-    *,
-    by_layer: bool = True,
-    keep_gathered: bool | None = None,
-) -> None:
+def shard(module: nn.Module, group: Any, device: torch.device, dtype: torch.dtype | None = None) -> None:
     """Shard the weights of a module over all ranks (FSDP2), in place: each layer by itself, then everything else.
 
     Gradients are summed. The weights of layers are gathered as `dtype` (default: float32) and computed with in it; the
@@ -144,11 +136,9 @@ def shard(
     """
     mesh = dist.device_mesh.DeviceMesh.from_group(group, device.type)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    if keep_gathered is None:
-        keep_gathered = sum(p.nbytes for p in module.parameters()) <= KEPT_BYTES
-    layers = [layer for layer in module.modules() if isinstance(layer, EncoderBlock | DecoderBlock)]
-    for layer in layers if by_layer else []:
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_gathered)
+    frees_gathered = sum(p.nbytes for p in module.parameters()) > KEPT_BYTES
+    for layer in [layer for layer in module.modules() if isinstance(layer, EncoderBlock | DecoderBlock)]:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=frees_gathered)
         if isinstance(layer, EncoderBlock):
             register_fsdp_forward_method(layer, "forward_first")
     fully_shard(module, mesh=mesh)
