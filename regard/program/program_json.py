@@ -67,7 +67,7 @@ class ProgramWriter:
 
     def _step(self, step: Step) -> dict[str, Any]:
         inputs = [None if name is None else self.slot(name) for name in step.inputs]
-        options = {key: _attribute(value) for key, value in step.attributes.items() if key not in _IGNORED}
+        options = {key: attribute_json(value) for key, value in step.attributes.items() if key not in _IGNORED}
         written: dict[str, Any] = {"op": step.op, "in": inputs, "out": self.slot(step.name)}
         if options:
             written["options"] = options
@@ -97,11 +97,12 @@ def _needed_steps(program: Program, keep: Iterable[str]) -> set[str]:
     return needed
 
 
-def _attribute(value: Any) -> Any:
+def attribute_json(value: Any) -> Any:
+    """An attribute of a step as JSON."""
     if isinstance(value, sympy.Expr):
         return {"size": _expression(value)}
     if isinstance(value, list | tuple):
-        return [_attribute(item) for item in value]
+        return [attribute_json(item) for item in value]
     return value
 
 

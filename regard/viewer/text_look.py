@@ -203,8 +203,10 @@ class Look(NotebookDisplay):
             from regard.viewer.page.page_model import model_for_page
             from regard.viewer.page.text_scene import build_scene
 
-            scene = build_scene(self, attention, head, overview=overview, walk=walk)
-            content = render_page(scene, model_for_page(self, with_model))
+            model = model_for_page(self, with_model)
+            tensors = None if model is None else model.tensors
+            scene = build_scene(self, attention, head, overview=overview, walk=walk, tensors=tensors)
+            content = render_page(scene, model)
         elif with_model:
             raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")
         else:

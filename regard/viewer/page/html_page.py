@@ -49,6 +49,8 @@ class PageModel:
 
     header: dict[str, Any]
     weights: bytes
+    tensors: dict[str, int]
+    """index of each parameter of `forward` in the header's list of tensors"""
 
 
 def render_page(scene: Scene, model: PageModel | None = None) -> bytes:
@@ -68,11 +70,10 @@ def render_page(scene: Scene, model: PageModel | None = None) -> bytes:
         parts += [b'<script type="text/plain" id="blob-%d">' % index, base64.b64encode(blob), b"</script>\n"]
     if model is None:
         return _wrap(parts, scene.header["title"])
-    summary = {name: model.header[name] for name in ("fields", "precision", "change")}
+    summary = {name: model.header[name] for name in ("fields", "precision", "change", "tensors")}
     parts.append(f'<script type="application/json" id="model">{_json(summary)}</script>\n'.encode())
-    header = base64.b64encode(
-        zlib.compress(json.dumps(model.header, separators=(",", ":"), allow_nan=False).encode(), 9)
-    )
+    full = json.dumps(model.header | {"walk": scene.walk_template}, separators=(",", ":"), allow_nan=False)
+    header = base64.b64encode(zlib.compress(full.encode(), 9))
     texts = {"header": header, "weights": base64.b64encode(model.weights), "engine": _checked(worker_script()).encode()}
     for name, text in texts.items():
         parts += [f'<script type="text/plain" id="model-{name}">'.encode(), text, b"</script>\n"]

@@ -26,6 +26,7 @@ from regard.program.attention_steps import AttentionSteps, find_parts
 from regard.program.entries import batch_entries
 from regard.program.numpy_interpreter import collect_tensors
 from regard.program.program_json import ProgramWriter
+from regard.viewer.experiments import TOP_K
 from regard.viewer.page.html_page import PageModel
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import attention_headers
@@ -126,7 +127,8 @@ def build_page_model(look: Look, precision: Precision = "float16") -> PageModel:
             for one in attention_headers(look.maps, [])
         ],
     }
-    return PageModel(header, bytes(raw))
+    forward = {name: used.index(index) for name, index in names["forward"].items() if index in used}
+    return PageModel(header, bytes(raw), forward)
 
 
 class NamedProgram(NamedTuple):
@@ -251,7 +253,8 @@ def _search_options(look: Look) -> dict[str, Any]:
 
 @torch.no_grad()
 def _largest_change(look: Look, rounded: Mapping[int, Tensor]) -> float:
-    """The largest change, by the rounding of weights, of a log-probability of the look (of an encoder: of a number)."""
+    """The largest change, by the rounding of weights, of the log-probabilities of the most likely outputs at each
+    position of the look; of an encoder without a head, of a number of its output."""
     pipeline = look.pipeline
     copied = copy.deepcopy(pipeline.model)
     originals = dict(pipeline.model.named_parameters())
@@ -259,25 +262,15 @@ def _largest_change(look: Look, rounded: Mapping[int, Tensor]) -> float:
         if id(originals[name]) in rounded:
             parameter.copy_(rounded[id(originals[name])])
     before, after = (_outputs(replace(pipeline, model=model), look) for model in (pipeline.model, copied))
-    return float((before - after).abs().max())
+    likeliest = before.topk(min(TOP_K, before.shape[-1]), dim=-1).indices
+    is_distribution = getattr(pipeline.model.config, "head", "") != "none"
+    changes = (before - after).abs()
+    return float((changes.gather(-1, likeliest) if is_distribution else changes).max())
 
 
 def _outputs(pipeline: Any, look: Look) -> Tensor:
-    """Log-probabilities of the look's tokens or labels; of an encoder without a head, its output."""
+    """Log-probabilities of tokens or labels; of an encoder without a head, its output."""
     pipeline.model.eval()
     inputs = [pipeline.pack([ids]) for ids in look.ids]
-    if look.segments is not None:
-        inputs.append(torch.tensor(look.segments, device=pipeline.device))
     logits = pipeline.model(*inputs).float()
-    if isinstance(pipeline, TextEncoder):
-        head = pipeline.model.config.head
-        if head == "none":
-            return logits
-        if head != "mask":
-            return logits.log_softmax(0 if head == "answer" else -1)
-        targets = list(look.ids[0])
-    else:
-        last = [pipeline.special.eos] if isinstance(pipeline, Translator) else []
-        targets = [*look.ids[-1][1:], *last]
-        logits = logits[: len(targets)]
-    return logits.log_softmax(-1).gather(-1, torch.tensor(targets, device=logits.device)[:, None])
+    return logits if getattr(pipeline.model.config, "head", "") == "none" else logits.log_softmax(-1)

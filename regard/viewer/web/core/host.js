@@ -6,9 +6,11 @@ import { readPageModel } from "../engine/engine_host.js";
  * @typedef {(n: number) => Promise<ArrayBuffer>} BlobReader
  * @typedef {{body: any, blob: BlobReader}} ModelResponse JSON and the arrays that it refers to
  * @typedef {{scene: any, blob: BlobReader, ownsAddress: boolean, fields: string[], note?: string,
+ *   modelTensor?: (index: number) => {data: any, shape: number[]},
  *   request?: (body: any) => Promise<ModelResponse>}} Host
  * `ownsAddress`: whether the address belongs to this page and may hold its state. `request` is defined if there is a model
- * to send requests to; `fields` are the names of its inputs, and `note` describes a model in the page.
+ * to send requests to; `fields` are the names of its inputs, and `note` and
+ * `modelTensor` describe a model in the page.
  * @typedef {{get: (name: string) => any, send?: Function, on?: Function, off?: Function}} Model the part of anywidget's model
  * that is used here
  */
@@ -29,6 +31,7 @@ export function createHost(model) {
     ownsAddress: blobs === undefined,
     fields,
     note: model.get("model_note"),
+    modelTensor: model.get("model_tensor"),
     request: fields.length ? request : undefined,
   };
 }
@@ -60,7 +63,7 @@ function cached(read) {
 /** Returns the model of a saved page, which contains everything, or of the live page, which has a server. @returns {Promise<Model>} */
 export async function pageModel() {
   const element = document.getElementById("scene");
-  const values = element ? { scene: element.textContent, read_blob: readInlineBlob, ...readPageModel(JSON.parse(element.textContent)) } : await fetchLiveValues();
+  const values = element ? { scene: element.textContent, read_blob: readInlineBlob, ...readPageModel(JSON.parse(element.textContent), decodeBase64) } : await fetchLiveValues();
   return { get: (name) => values[name] };
 }
 

@@ -1,16 +1,20 @@
 /** The model in a saved page: sends the page's requests to a worker. */
 
+import { readTensors } from "./weights_reader.js";
+
 /** @typedef {import("../core/host.js").ModelResponse} ModelResponse */
 
 /**
  * What the model of a page adds to its values: the names of its inputs, and a function that sends requests. Empty if the
  * page has no model.
- * @param {any} scene header of the page's own scene @returns {Record<string, any>}
+ * @param {any} scene header of the page's own scene @param {(base64: string) => ArrayBuffer} decode
+ * @returns {Record<string, any>}
  */
-export function readPageModel(scene) {
+export function readPageModel(scene, decode) {
   const element = document.getElementById("model");
   if (!element) return {};
-  const { fields, precision, change } = JSON.parse(element.textContent);
+  const { fields, precision, change, tensors } = JSON.parse(element.textContent);
+  const read = (/** @type {string} */ id) => document.getElementById(id).textContent.trim();
   /** @type {Map<number, {resolve: (response: ModelResponse) => void, reject: (error: Error) => void}>} */
   const waiting = new Map();
   let count = 0;
@@ -18,7 +22,6 @@ export function readPageModel(scene) {
   let worker;
   const start = () => {
     if (worker) return worker;
-    const read = (/** @type {string} */ id) => document.getElementById(id).textContent;
     const address = URL.createObjectURL(new Blob([read("model-engine")], { type: "text/javascript" }));
     worker = new Worker(address);
     worker.onmessage = ({ data: { id, body, blobs, error } }) => {
@@ -31,7 +34,7 @@ export function readPageModel(scene) {
       for (const { reject } of waiting.values()) reject(new Error("The model in this page could not be started. Open the page in a current browser."));
       waiting.clear();
     };
-    worker.postMessage({ model: read("model-header").trim(), weights: read("model-weights").trim(), template: scene });
+    worker.postMessage({ model: read("model-header"), weights: read("model-weights"), template: scene });
     return worker;
   };
   setTimeout(start, 200); // after the first drawing
@@ -41,11 +44,14 @@ export function readPageModel(scene) {
       waiting.set((count += 1), { resolve, reject });
       start().postMessage({ id: count, request });
     });
-  return { fields, request, model_note: describeRounding(precision, change) };
+  /** @type {ReturnType<typeof readTensors>} */
+  let all;
+  const modelTensor = (/** @type {number} */ index) => (all ??= readTensors(tensors, decode(read("model-weights"))))[index];
+  return { fields, request, model_note: describeRounding(precision, change), model_tensor: modelTensor };
 }
 
 /** @param {string} precision @param {number | null} change */
 function describeRounding(precision, change) {
-  const effect = change === null ? "" : ` Rounding changes the output for the first text by at most ${change.toPrecision(2)}.`;
+  const effect = change === null ? "" : ` Rounding them changes the log-probabilities for the first text by at most ${change.toPrecision(2)}.`;
   return `The model runs in this page, with ${precision} weights.${effect}`;
 }

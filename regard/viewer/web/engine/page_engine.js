@@ -4,6 +4,7 @@ import { CachedDecoder, UncachedDecoder, idsTensor, meanOverHeads, rowsOf } from
 import { makeEdits, needsForward } from "./interventions.js";
 import { MatrixKernel } from "./matrix_kernel.js";
 import { ProgramRunner } from "./program_runner.js";
+import { buildWalk } from "./walks.js";
 import { TokenConstraints, beamSearch, seededRandom, stepwiseSearch } from "./search.js";
 import { searchHeader } from "./search_tree.js";
 import { directionOf, surround, textAxis } from "./token_axes.js";
@@ -193,7 +194,7 @@ export class PageEngine {
       opens: null,
       sides,
       attentions,
-      walk: null,
+      walk: buildWalk(this, look),
       decode: null,
       links: null,
     };
