@@ -201,8 +201,9 @@ class Look(NotebookDisplay):
         if file_format == PAGE_FORMAT:
             from regard.viewer.page.html_page import render_page
             from regard.viewer.page.page_model import model_for_page
-            from regard.viewer.page.text_scene import build_scene
+            from regard.viewer.page.text_scene import build_scene, initial_view
 
+            initial_view(self, attention, head, overview)  # raises errors before the model is captured
             model = model_for_page(self, with_model)
             tensors = None if model is None else model.tensors
             scene = build_scene(self, attention, head, overview=overview, walk=walk, tensors=tensors)

@@ -107,6 +107,8 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "look", argv)
     if options.with_model and options.no_with_model:
         raise RegardError("--with-model and --no-with-model cannot be combined.", "Leave out one of them.")
+    if options.with_model and (options.live or options.beside is not None or options.steps):
+        raise RegardError("--with-model is for a page of one model.", "Leave it out, or --live, --beside and --steps.")
     if options.live and options.out is not None:
         raise RegardError("--live and --out cannot be combined.", "Leave out one of them.")
     if not options.live and (options.port or options.no_browser):

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from regard.decode import DecodeConfig
+from regard.decode.sampling import draw
 from regard.pipelines import TextGenerator, Translator
 from regard.viewer import look
 from regard.viewer.experiments import handle_experiment
@@ -19,13 +21,19 @@ from regard.viewer.page.text_scene import build_scene
 from tests.viewer.browser import bundle_script, node_program
 from tests.viewer.text_models import SOURCE, WORDS, make_look, make_pipeline
 
-FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5", "post, learned"]
-FORMS += ["luong lstm of two layers", "bahdanau", "bahdanau gru of two layers"]
-FORMS += ["gpt", "llama", "gpt2", "bert, pre", "albert", "classify", "embed"]
+FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5"]
+FORMS += ["luong lstm of two layers", "bahdanau"]
+FORMS += ["llama", "gpt2", "bert, pre", "albert", "classify", "embed"]
 SCRIPT = """
 import { readFileSync, writeFileSync } from "node:fs";
 import { PageEngine } from "./engine/page_engine.js";
 import { respond } from "./engine/page_requests.js";
+import { drawToken, seededRandom } from "./engine/search.js";
+const draws = JSON.parse(readFileSync("FOLDER/draws.json", "utf-8")).map(({ logprobs, u, options }) =>
+  drawToken(Float32Array.from(logprobs), u, options));
+const random = seededRandom(1);
+const uniform = Array.from({ length: 20000 }, random);
+writeFileSync("FOLDER/draws.out", JSON.stringify({ draws, uniform }));
 for (const n of Array(COUNT).keys()) {
   const { header, scene, requests } = JSON.parse(readFileSync(`FOLDER/${n}.json`, "utf-8"));
   const weights = readFileSync(`FOLDER/${n}.bin`);
@@ -52,6 +60,7 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
     requests: list[dict[str, Any]] = [{"look": {"source": text}} for text in texts]
     if isinstance(pipeline, Translator):
         requests.append({"look": {"source": texts[1], "target": texts[2]}})
+        requests.append({"look": {"source": texts[2], "search": {"method": "greedy", "min_len": 3}}})
     maps = list(seen.maps.values())
     last, first = maps[-1], maps[0]
     row, module = len(first.rows) // 2, re.sub(r"\.\d+$", "", first.name)
@@ -85,7 +94,8 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
 def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
     if "try" in request:
         return handle_experiment(pipeline, request["try"]), []
-    scene = build_scene(look(pipeline, request["look"]["source"], request["look"].get("target")), walk=False)
+    source, target, search = (request["look"].get(name) for name in ("source", "target", "search"))
+    scene = build_scene(look(pipeline, source, target, config=search and DecodeConfig(**search)), walk=False)
     return {"scene": scene.header}, scene.blobs
 
 
@@ -132,6 +142,22 @@ def compare_blobs(expected: dict[str, Any], blobs: list[bytes], found: dict[str,
             np.testing.assert_allclose(y, x, atol=1e-4 if name == "bias" else 2e-5, rtol=2e-5)
 
 
+def make_draws() -> list[dict[str, Any]]:
+    generator = np.random.default_rng(2)
+    options = [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.8), (0.9, 6, 0.7), (1.0, 1, 1.0)]
+    return [
+        {
+            "logprobs": torch.from_numpy(generator.normal(size=12) * 2).log_softmax(-1).tolist(),
+            "u": generator.random(),
+            "options": dict(zip(("temperature", "top_k", "top_p"), options[i % len(options)])),
+        }
+        for i in range(120)
+    ]
+
+
+DRAWS = make_draws()
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """For each form: its pipeline, requests, and the responses of the page with and without WebAssembly."""
@@ -148,11 +174,13 @@ def answers(tmp_path_factory):
         (folder / f"{n}.json").write_text(json.dumps({"header": model.header, "scene": scene, "requests": requests}))
         (folder / f"{n}.bin").write_bytes(model.weights)
         cases[form] = pipeline, requests
+    (folder / "draws.json").write_text(json.dumps(DRAWS))
     script = SCRIPT.replace("FOLDER", str(folder)).replace("COUNT", str(len(FORMS)))
     (folder / "run.mjs").write_text(bundle_script(script), "utf-8")
     done = subprocess.run([node_program(), str(folder / "run.mjs")], capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
-    return {
+    cases["draws"] = json.loads((folder / "draws.out").read_text())
+    return {"draws": cases.pop("draws")} | {
         form: (*case, *json.loads((folder / f"{n}.out").read_text())) for n, (form, case) in enumerate(cases.items())
     }
 
@@ -174,3 +202,13 @@ def test_page_responds_like_python(answers, form):
                     # Python encodes the output again; the page scores the model's own tokens.
                     if len(one["steps"]) == len(other["steps"]) and "<unk>" not in str(other["steps"]):
                         assert differences(one, other) == [], request
+
+
+def test_sampling_draws_like_python(answers):
+    found = answers["draws"]
+    for one, token in zip(DRAWS, found["draws"]):
+        logprobs = torch.tensor([[one["logprobs"]]])
+        assert token == draw(logprobs, torch.tensor([[one["u"]]]), **one["options"]).item(), one
+    uniform = np.array(found["uniform"])
+    assert 0 <= uniform.min() < uniform.max() < 1
+    assert abs(np.histogram(uniform, 20, (0, 1))[0] - 1000).max() < 150

@@ -20,7 +20,7 @@ import { mutualInformation } from "../weights/maths.js";
  * @typedef {{name: string, kind: string, heads: number, rows: string, columns: string}} AttentionHeader
  * @typedef {{logits: Float32Array[], values: Map<number, Tensor[]>}} Pass the output of `forward`, and recorded values by slot
  * @typedef {{source: string, target: string, ids: number[][], axes: Record<string, Axis>, pass: Pass,
- *   search: import("./search.js").SearchResult | null}} Look a run of the model on one input
+ *   search: import("./search.js").SearchResult | null, options: SearchOptions}} Look a run of the model on one input
  */
 
 const MAX_TITLE = 100;
@@ -114,7 +114,8 @@ export class PageEngine {
    * @param {string} source @param {{target?: string | null, prefix?: string, changes?: Intervention[], options?: Partial<SearchOptions>}} [request]
    * @returns {Look}
    */
-  look(source, { target = null, prefix = "", changes = [], options = {} } = {}) {
+  look(source, { target = null, prefix = "", changes = [], options: changed = {} } = {}) {
+    const options = { ...this.header.search, ...changed };
     const ids = this.encodeSource(source);
     const recorded = new Set([...this.maps.values()].flatMap(({ q, k, biasValue, weights }) => [q, k, weights, ...(biasValue === null ? [] : [biasValue])]));
     const { begin, end } = this.special;
@@ -125,14 +126,14 @@ export class PageEngine {
     const axis = surround(inner, labels(ids.slice(0, head)), labels(ids.slice(last)));
     if (!this.isTranslator) {
       const query = { tokens: ["query"], words: [-1] };
-      return { source, target: "", ids: [ids], axes: { text: axis, query }, pass: this.forward([ids], recorded, changes), search: null };
+      return { source, target: "", ids: [ids], axes: { text: axis, query }, pass: this.forward([ids], recorded, changes), search: null, options };
     }
     const added = Math.max(this.addSpecialTokens([]).length, this.decoderInput([]).length);
     let search = null;
     let targetIds;
     if (target !== null) targetIds = this.encode(target, this.targetTokenizer, "translation", added);
     else {
-      search = this.search(ids, changes, { ...this.header.search, ...options }, prefix ? this.encode(prefix, this.targetTokenizer, "prefix", added) : []);
+      search = this.search(ids, changes, options, prefix ? this.encode(prefix, this.targetTokenizer, "prefix", added) : []);
       targetIds = search.results[0].ids.slice(this.decoderInput([]).length - 1);
       target = this.targetTokenizer.decode(targetIds);
     }
@@ -144,7 +145,7 @@ export class PageEngine {
       predicted: surround(targetAxis, forced.slice(1), labels([this.special.eos], this.targetTokenizer)),
     };
     const inputs = [ids, this.decoderInput(targetIds)];
-    return { source, target, ids: inputs, axes, pass: this.forward(inputs, recorded, changes), search };
+    return { source, target, ids: inputs, axes, pass: this.forward(inputs, recorded, changes), search, options };
   }
 
   /** The weights of a map (1, H, T, S). @param {Pass} pass @param {string} name @returns {Tensor} */
@@ -199,7 +200,7 @@ export class PageEngine {
       links: null,
     };
     if (look.search) {
-      const options = this.header.search;
+      const { options } = look;
       const { constraints, prefix } = this.searchInput(look.ids[0], options, []);
       const source = look.axes.source.tokens.map((token, i) => token || this.sourceTokenizer.label(look.ids[0][i]));
       const tree = searchHeader(look.search, options, this.targetTokenizer, { eos: this.special.eos, limit: constraints.limit, prefix, source, attention: this.sharpestCross(look.pass) });
