@@ -14,7 +14,7 @@ import torch
 from regard.decode import DecodeConfig
 from regard.decode.sampling import draw
 from regard.pipelines import TextGenerator, Translator
-from regard.viewer import look
+from regard.viewer import build_walk, look
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.page_model import build_page_model
 from regard.viewer.page.text_scene import build_scene
@@ -24,13 +24,26 @@ from tests.viewer.text_models import SOURCE, WORDS, make_look, make_pipeline
 FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5"]
 FORMS += ["luong lstm of two layers", "bahdanau"]
 FORMS += ["llama", "gpt2", "bert, pre", "albert", "classify", "embed"]
+# Forms whose page has the step-by-step view; that of recurrent models depends on the length of the input.
+WALKED = ("transformer", "llama", "classify")
 SCRIPT = """
 import { readFileSync, writeFileSync } from "node:fs";
 import { PageEngine } from "./engine/page_engine.js";
 import { respond } from "./engine/page_requests.js";
 import { drawToken, seededRandom } from "./engine/search.js";
+import { Trace } from "./steps/trace.js";
 const draws = JSON.parse(readFileSync("FOLDER/draws.json", "utf-8")).map(({ logprobs, u, options }) =>
   drawToken(Float32Array.from(logprobs), u, options));
+/** The values of the step-by-step view. */
+const walkValues = (engine, walk) => {
+  if (!walk) return null;
+  const trace = new Trace(walk, new Float32Array(0), new Float32Array(0), (index) => engine.tensors[index]);
+  const values = {};
+  walk.steps.forEach(({ id, output }, n) => {
+    if (id) values[id] = { data: [...trace.value(n).data], shape: output.shape };
+  });
+  return { values, focus: walk.focus, names: walk.names, sides: walk.sides };
+};
 const random = seededRandom(1);
 const uniform = Array.from({ length: 20000 }, random);
 writeFileSync("FOLDER/draws.out", JSON.stringify({ draws, uniform }));
@@ -43,6 +56,7 @@ for (const n of Array(COUNT).keys()) {
     return requests.map((request) => {
       try {
         const { body, blobs } = respond(engine, scene, request);
+        if (body.scene) body.scene.walk = walkValues(engine, body.scene.walk);
         return { body, blobs: blobs.map((blob) => Buffer.from(blob).toString("base64")) };
       } catch (error) {
         return { body: { error: error.stack } };
@@ -142,6 +156,21 @@ def compare_blobs(expected: dict[str, Any], blobs: list[bytes], found: dict[str,
             np.testing.assert_allclose(y, x, atol=1e-4 if name == "bias" else 2e-5, rtol=2e-5)
 
 
+def compare_walks(pipeline: Any, request: dict[str, Any], found: dict[str, Any] | None, form: str) -> None:
+    """Compare the numbers of the step-by-step view with those of Python, for targets that Python encodes alike."""
+    assert (found is not None) == (form in WALKED)
+    if found is None or (isinstance(pipeline, Translator) and "target" not in request):
+        return
+    walk = build_walk(look(pipeline, request["source"], request.get("target")))
+    assert walk.focus == found["focus"]
+    assert {str(column): name for column, name in walk.names.items()} == found["names"]
+    assert {name: {"tokens": one.tokens, "words": one.words} for name, one in walk.sides.items()} == found["sides"]
+    for name, value in found["values"].items():
+        expected = walk.trace[name]
+        np.testing.assert_allclose(np.array(value["data"]), expected.reshape(-1), atol=1e-5, rtol=1e-5)
+        assert np.prod(value["shape"]) == expected.size
+
+
 def make_draws() -> list[dict[str, Any]]:
     generator = np.random.default_rng(2)
     options = [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.8), (0.9, 6, 0.7), (1.0, 1, 1.0)]
@@ -169,9 +198,10 @@ def answers(tmp_path_factory):
         pipeline = make_pipeline(form)
         seen = make_look(pipeline)
         model = build_page_model(seen, "float32")
-        scene = build_scene(seen, walk=False).header
+        scene = build_scene(seen, walk=form in WALKED, tensors=model.tensors)
+        header = model.header | {"walk": scene.walk_template}
         requests = make_requests(pipeline, seen)
-        (folder / f"{n}.json").write_text(json.dumps({"header": model.header, "scene": scene, "requests": requests}))
+        (folder / f"{n}.json").write_text(json.dumps({"header": header, "scene": scene.header, "requests": requests}))
         (folder / f"{n}.bin").write_bytes(model.weights)
         cases[form] = pipeline, requests
     (folder / "draws.json").write_text(json.dumps(DRAWS))
@@ -194,6 +224,8 @@ def test_page_responds_like_python(answers, form):
             found = results[i]["body"]
             if "scene" in found:
                 wanted = json.loads(json.dumps(expected["scene"]))
+                compare_walks(pipeline, request["look"], found["scene"].pop("walk"), form)
+                del wanted["walk"]
                 compare_blobs(wanted, blobs, found["scene"], results[i]["blobs"])
                 assert differences(wanted, found["scene"]) == [], request
             else:
