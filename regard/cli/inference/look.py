@@ -149,7 +149,7 @@ def run(argv: list[str]) -> int:
         return _serve(handler, scene, options)
     assert attention is not None
     out = options.out or Path("page.html")
-    with_model = False if options.no_with_model else options.with_model or None
+    with_model = _with_model(options)
     attention.save(
         out, options.attention, options.head, overview=options.all, walk=options.walk or None, with_model=with_model
     )
@@ -157,6 +157,10 @@ def run(argv: list[str]) -> int:
         print(attention.translation)
     _print_output_path(out)
     return 0
+
+
+def _with_model(options: Options) -> bool | None:
+    return False if options.no_with_model else options.with_model or None
 
 
 def _compare(options: Options) -> int:
@@ -230,7 +234,7 @@ def _look_at_image(model: ImageModel, options: Options) -> int:
         result = replace(result, name=images[0])
         scene = build_image_scene(result, attention, options.head, **view, images=images)
         return _serve(ImageRequestHandler(model, name, images={file: file for file in images}), scene, options)
-    result.save(out, attention, options.head, **view)
+    result.save(out, attention, options.head, **view, with_model=_with_model(options))
     if result.label is not None:
         print(f"{result.label}\t{result.probabilities[result.label]:.4f}")
     _print_output_path(out)

@@ -6,7 +6,7 @@ The page interprets the programs in a worker (web/engine); it answers the reques
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,17 +20,19 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.kernels.int8_linear_cpu import quantize_weight
 from regard.models import family_name
-from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.program import Program, build_program, capture, forward_program
 from regard.program.attention_steps import AttentionSteps, find_parts
 from regard.program.entries import batch_entries
 from regard.program.numpy_interpreter import collect_tensors
 from regard.program.program_json import ProgramWriter
 from regard.viewer.experiments import TOP_K
+from regard.viewer.image_look import ImageLook
 from regard.viewer.page.html_page import PageModel
+from regard.viewer.page.image_scene import with_axes
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import attention_headers
-from regard.viewer.text_look import Look
+from regard.viewer.text_look import AttentionMap, Look
+from regard.viewer.walk.image_walk import forward_all_tokens
 
 Precision = Literal["float32", "float16", "int8"]
 # Bytes of float16 weights up to which a page contains its model by default, and up to which weights are float16.
@@ -47,20 +49,12 @@ class RoundedTensor(NamedTuple):
     rounded: Float[Tensor, "..."]
 
 
-def model_for_page(look: Look, include: bool | Precision | None = None) -> PageModel | None:
+def model_for_page(look: Look | ImageLook, include: bool | Precision | None = None) -> PageModel | None:
     """The model of a page, or None; by default a small model is included, with float16 weights."""
-    if include is False:
+    if include is False or (include is None and look.pipeline is None):
         return None
-    pipeline = look.pipeline
-    if not isinstance(pipeline, Translator | TextGenerator | TextEncoder):
-        if include is None:
-            return None
-        raise RegardError("A page can contain text models only.", "Leave out with_model (--with-model).")
-    if getattr(pipeline.model.config, "head", "") == "answer":
-        if include is None:
-            return None
-        raise RegardError("A page cannot contain a question answering model.", "Leave out with_model (--with-model).")
-    size = 2 * sum(parameter.numel() for parameter in pipeline.model.parameters())
+    model = look.run.model if isinstance(look, ImageLook) else look.pipeline.model
+    size = 2 * sum(parameter.numel() for parameter in model.parameters())
     if include is None and size > MAX_DEFAULT_BYTES:
         return None
     precision: Precision = "float16" if size <= MAX_FLOAT16_BYTES else "int8"
@@ -72,63 +66,89 @@ def model_for_page(look: Look, include: bool | Precision | None = None) -> PageM
         raise
 
 
-def build_page_model(look: Look, precision: Precision = "float16") -> PageModel:
+def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -> PageModel:
     """Build the model of a page from a look at one of its inputs.
 
     >>> build_page_model(look(translator, "The cat sleeps.")).header["fields"]  # doctest: +SKIP
     ['source', 'target']
     """
-    pipeline = look.pipeline
-    if getattr(pipeline, "ensemble_members", ()):
+    if getattr(look.pipeline, "ensemble_members", ()):
         raise RegardError("A page cannot contain an ensemble.", "Look at one of its models.")
-    model = pipeline.model
-    programs = page_programs(model)
-    tensors: dict[int, int] = {}  # index by identity: tied weights are stored once
-    names: dict[str, dict[str, int]] = {}
-    arrays: list[Tensor] = []
-    for key, (program, _) in programs.items():
-        names[key] = {}
-        for name, tensor in collect_tensors(program, model).items():
-            if id(tensor) not in tensors:
-                tensors[id(tensor)] = len(arrays)
-                arrays.append(tensor)
-            names[key][name] = tensors[id(tensor)]
-    written = {key: _write_program(named, model, names[key]) for key, named in programs.items()}
-    used = sorted({index for one in written.values() for _, index in one["tensors"]})
-    for one in written.values():
-        one["tensors"] = [[slot, used.index(index)] for slot, index in one["tensors"]]
-        for attention in one["attentions"]:
-            if attention["w"] is not None:
-                attention["w"] = used.index(attention["w"])
-    headers, raw, rounded = [], bytearray(), {}
-    for index in used:
-        stored = round_tensor(arrays[index], precision)
-        headers.append({"shape": list(arrays[index].shape), "type": stored.kind, "at": len(raw)})
-        raw += stored.raw + b"\0" * (-len(stored.raw) % 4)
-        rounded[id(arrays[index])] = stored.rounded
-    tokenizers = list(dict.fromkeys(pipeline.tokenizers))
+    if isinstance(look, ImageLook):
+        model = look.run.model
+        if model.config.head not in ("classify", "segment", "none"):
+            raise RegardError("A page cannot contain a model that reconstructs images.", "Use --no-with-model.")
+        programs = {"forward": NamedProgram(forward_program(model, look.run.images, forward_all_tokens), ("output",))}
+        maps: Mapping[str, AttentionMap] = {name: with_axes(one) for name, one in look.maps.items()}
+    else:
+        model = look.pipeline.model
+        if getattr(model.config, "head", "") == "answer":
+            raise RegardError("A page cannot contain a question answering model.", "Use --no-with-model.")
+        programs, maps = page_programs(model), look.maps
+    weights = PageWeights()
+    written = {key: _write_program(named, model, weights) for key, named in programs.items()}
+    weights.round(precision)
+    names = ("name", "kind", "layer", "heads", "rows", "columns", "score", "mask")
     header = {
-        "kind": type(pipeline).__name__,
+        "kind": type(look.pipeline).__name__,
         "family": family_name(model.config),
-        "fields": TextRequestHandler(pipeline).fields,
         "precision": precision,
-        "change": None if precision == "float32" else _largest_change(look, rounded),
-        "tensors": headers,
+        "change": None if precision == "float32" else _largest_change(look, weights),
         "programs": written,
-        "tokenizers": [tokenizer_header(one) for one in tokenizers],
-        "special": asdict(pipeline.special),
-        "trained_length": pipeline.trained_length,
-        "length_limit": pipeline.length_limit,
         "head": getattr(model.config, "head", ""),
         "labels": list(getattr(model.config, "labels", ())),
-        "search": _search_options(look),
-        "attentions": [
-            {name: one[name] for name in ("name", "kind", "layer", "heads", "rows", "columns", "score", "mask")}
-            for one in attention_headers(look.maps, [])
-        ],
+        "attentions": [{name: one[name] for name in names} for one in attention_headers(maps, [])],
     }
-    forward = {name: used.index(index) for name, index in names["forward"].items() if index in used}
-    return PageModel(header, bytes(raw), forward)
+    header |= _image_input(look, weights) if isinstance(look, ImageLook) else _text_input(look)
+    forward = collect_tensors(programs["forward"].program, model)
+    indices = {name: weights.indices[id(tensor)] for name, tensor in forward.items() if id(tensor) in weights.indices}
+    return PageModel(header | {"tensors": weights.headers}, bytes(weights.raw), indices)
+
+
+def _text_input(look: Look) -> dict[str, Any]:
+    pipeline = look.pipeline
+    return {
+        "fields": TextRequestHandler(pipeline).fields,
+        "tokenizers": [tokenizer_header(one) for one in dict.fromkeys(pipeline.tokenizers)],
+        "special": asdict(pipeline.special),
+        "length_limit": pipeline.length_limit,
+        "search": _search_options(look),
+    }
+
+
+def _image_input(look: ImageLook, weights: "PageWeights") -> dict[str, Any]:
+    """The image of the page, on which experiments run: a page cannot open other files."""
+    weights.add(look.run.images)
+    weights.round("float32")
+    return {"fields": ["picture"], "image": weights.indices[id(look.run.images)], "tokenizers": [], "special": {}}
+
+
+class PageWeights:
+    """The tensors of a page: their headers and bytes. Tied weights are stored once."""
+
+    def __init__(self) -> None:
+        self.indices: dict[int, int] = {}
+        """index by the identity of a tensor"""
+        self.tensors: list[Tensor] = []
+        self.headers: list[dict[str, Any]] = []
+        self.raw = bytearray()
+        self.rounded: dict[int, Tensor] = {}
+        """by the identity of a tensor, the numbers that the page computes with"""
+
+    def add(self, tensor: Tensor) -> int:
+        """The index of a tensor, which is added if it is new."""
+        if id(tensor) not in self.indices:
+            self.indices[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return self.indices[id(tensor)]
+
+    def round(self, precision: Precision) -> None:
+        """Store the tensors that were added since the last call."""
+        for tensor in self.tensors[len(self.headers) :]:
+            stored = round_tensor(tensor, precision)
+            self.headers.append({"shape": list(tensor.shape), "type": stored.kind, "at": len(self.raw)})
+            self.raw += stored.raw + b"\0" * (-len(stored.raw) % 4)
+            self.rounded[id(tensor)] = stored.rounded
 
 
 class NamedProgram(NamedTuple):
@@ -153,26 +173,29 @@ def page_programs(model: nn.Module) -> dict[str, NamedProgram]:
     return _programs[model]
 
 
-def _write_program(named: NamedProgram, model: nn.Module, tensors: Mapping[str, int]) -> dict[str, Any]:
+def _write_program(named: NamedProgram, model: nn.Module, weights: PageWeights) -> dict[str, Any]:
     program, outputs = named
     parts = find_parts(program, model)
-    writer = ProgramWriter(program, tensors, [name for one in parts.attentions for name in (one.q, one.k)])
+    tensors = collect_tensors(program, model)
+    order = {name: index for index, name in enumerate(tensors)}
+    writer = ProgramWriter(program, order, [name for one in parts.attentions for name in (one.q, one.k)])
     written = writer.write(outputs)
+    values = list(tensors.values())
     return written | {
-        "attentions": [_write_attention(one, model, writer, tensors) for one in parts.attentions],
+        "tensors": [[slot, weights.add(values[index])] for slot, index in written["tensors"]],
+        "attentions": [_write_attention(one, model, writer, weights) for one in parts.attentions],
         "layers": {path: [writer.slot(name) for name in names] for path, names in parts.layers.items()},
         "positions": [[writer.slot(step), writer.slot(value)] for step, value in parts.positions.items()],
     }
 
 
 def _write_attention(
-    one: AttentionSteps, model: nn.Module, writer: ProgramWriter, tensors: Mapping[str, int]
+    one: AttentionSteps, model: nn.Module, writer: ProgramWriter, weights: PageWeights
 ) -> dict[str, Any]:
     def slot(name: str | None) -> int | None:
         return None if name is None else writer.slot(name)
 
     module = model.get_submodule(one.attention)
-    is_concat = isinstance(module.score, Concat)
     return {
         "attention": one.attention,
         "kind": module.kind,
@@ -180,7 +203,7 @@ def _write_attention(
         "isScaledDot": isinstance(module.score, ScaledDot),
         "q": slot(one.q),
         "k": slot(one.k),
-        "w": tensors[f"{one.attention}.score.weight_a"] if is_concat else None,
+        "w": weights.add(module.score.weight_a) if isinstance(module.score, Concat) else None,
         "scale": slot(one.scale),
         "bias": slot(one.bias),
         "biasValue": slot(one.bias_value),
@@ -252,25 +275,20 @@ def _search_options(look: Look) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _largest_change(look: Look, rounded: Mapping[int, Tensor]) -> float:
+def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
     """The largest change, by the rounding of weights, of the log-probabilities of the most likely outputs at each
-    position of the look; of an encoder without a head, of a number of its output."""
-    pipeline = look.pipeline
-    copied = copy.deepcopy(pipeline.model)
-    originals = dict(pipeline.model.named_parameters())
-    for name, parameter in copied.named_parameters():
-        if id(originals[name]) in rounded:
-            parameter.copy_(rounded[id(originals[name])])
-    before, after = (_outputs(replace(pipeline, model=model), look) for model in (pipeline.model, copied))
-    likeliest = before.topk(min(TOP_K, before.shape[-1]), dim=-1).indices
-    is_distribution = getattr(pipeline.model.config, "head", "") != "none"
-    changes = (before - after).abs()
-    return float((changes.gather(-1, likeliest) if is_distribution else changes).max())
-
-
-def _outputs(pipeline: Any, look: Look) -> Tensor:
-    """Log-probabilities of tokens or labels; of an encoder without a head, its output."""
-    pipeline.model.eval()
-    inputs = [pipeline.pack([ids]) for ids in look.ids]
-    logits = pipeline.model(*inputs).float()
-    return logits if getattr(pipeline.model.config, "head", "") == "none" else logits.log_softmax(-1)
+    position of the look; of a model without a head, of a number of its output."""
+    model = look.run.model if isinstance(look, ImageLook) else look.pipeline.model
+    rounded = copy.deepcopy(model)
+    originals = dict(model.named_parameters())
+    for name, parameter in rounded.named_parameters():
+        if id(originals[name]) in weights.rounded:
+            parameter.copy_(weights.rounded[id(originals[name])])
+    inputs = [look.run.images] if isinstance(look, ImageLook) else [look.pipeline.pack([ids]) for ids in look.ids]
+    before, after = (one.eval()(*inputs).float() for one in (model, rounded))
+    if getattr(model.config, "head", "") == "none":
+        return float((before - after).abs().max())
+    axis = 1 if isinstance(look, ImageLook) else -1  # labels of a segmenter come before the pixels
+    before, after = before.log_softmax(axis), after.log_softmax(axis)
+    likeliest = before.topk(min(TOP_K, before.shape[axis]), dim=axis).indices
+    return float((before - after).abs().gather(axis, likeliest).max())

@@ -16,14 +16,17 @@ from regard.decode.sampling import draw
 from regard.pipelines import TextGenerator, Translator
 from regard.viewer import build_walk, look
 from regard.viewer.experiments import handle_experiment
+from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.page_model import build_page_model
 from regard.viewer.page.text_scene import build_scene
 from tests.viewer.browser import bundle_script, node_program
+from tests.viewer.image_models import cached_look as cached_image_look
 from tests.viewer.text_models import SOURCE, WORDS, make_look, make_pipeline
 
 FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5"]
 FORMS += ["luong lstm of two layers", "bahdanau"]
 FORMS += ["llama", "gpt2", "bert, pre", "albert", "classify", "embed"]
+IMAGE_FORMS = ["distilled", "query", "convolution", "stem", "rotary", "gray, post", "linear", "queries"]
 # Forms whose page has the step-by-step view; that of recurrent models depends on the length of the input.
 WALKED = ("transformer", "llama", "classify")
 SCRIPT = """
@@ -103,6 +106,21 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
     if isinstance(pipeline, TextGenerator):
         requests.append({"try": {"source": SOURCE, "changes": changes[1], "prefix": f" {WORDS[5]}"}})
     return requests
+
+
+def make_image_requests(seen: Any) -> list[dict[str, Any]]:
+    """Experiments with every intervention on the image of a page."""
+    first, *_, last = seen.maps.values()
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(last.columns))).tolist()
+    changes: list[list[dict[str, Any]]] = [
+        [],
+        [{"change": "head", "attention": first.name, "head": 1}],
+        [{"change": "layer", "layer": "blocks.1"}],
+        [{"change": "positions"}],
+        [{"change": "row", "attention": last.name, "head": 0, "row": 0, "weights": weights}],
+    ]
+    shown = {"attention": last.name, "head": "mean"}
+    return [{"try": {"source": seen.name, "changes": one, "shown": shown}} for one in changes]
 
 
 def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
@@ -189,23 +207,24 @@ DRAWS = make_draws()
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """For each form: its pipeline, requests, and the responses of the page with and without WebAssembly."""
+    """For each form: a look, requests, and the responses of the page with and without WebAssembly."""
     random.seed(5)
     folder = tmp_path_factory.mktemp("engine")
     cases = {}
-    for n, form in enumerate(FORMS):
-        torch.manual_seed(n)
-        pipeline = make_pipeline(form)
-        seen = make_look(pipeline)
+    for n, form in enumerate((*FORMS, *IMAGE_FORMS)):
+        seen = make_look(make_pipeline(form)) if form in FORMS else cached_image_look(form)
         model = build_page_model(seen, "float32")
-        scene = build_scene(seen, walk=form in WALKED, tensors=model.tensors)
+        if form in FORMS:
+            scene = build_scene(seen, walk=form in WALKED, tensors=model.tensors)
+            requests = make_requests(seen.pipeline, seen)
+        else:
+            scene, requests = build_image_scene(seen, walk=False), make_image_requests(seen)
         header = model.header | {"walk": scene.walk_template}
-        requests = make_requests(pipeline, seen)
         (folder / f"{n}.json").write_text(json.dumps({"header": header, "scene": scene.header, "requests": requests}))
         (folder / f"{n}.bin").write_bytes(model.weights)
-        cases[form] = pipeline, requests
+        cases[form] = seen, requests
     (folder / "draws.json").write_text(json.dumps(DRAWS))
-    script = SCRIPT.replace("FOLDER", str(folder)).replace("COUNT", str(len(FORMS)))
+    script = SCRIPT.replace("FOLDER", str(folder)).replace("COUNT", str(len(cases)))
     (folder / "run.mjs").write_text(bundle_script(script), "utf-8")
     done = subprocess.run([node_program(), str(folder / "run.mjs")], capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
@@ -217,7 +236,8 @@ def answers(tmp_path_factory):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_page_responds_like_python(answers, form):
-    pipeline, requests, *runs = answers[form]
+    seen, requests, *runs = answers[form]
+    pipeline = seen.pipeline
     for i, request in enumerate(requests):
         expected, blobs = expected_response(pipeline, request)
         for results in runs:
@@ -232,8 +252,21 @@ def test_page_responds_like_python(answers, form):
                 for one, other in ((expected[side], found[side]) for side in ("before", "after")):
                     assert one["text"] == other["text"], request
                     # Python encodes the output again; the page scores the model's own tokens.
-                    if len(one["steps"]) == len(other["steps"]) and "<unk>" not in str(other["steps"]):
+                    if tokens_of(one) == tokens_of(other):
                         assert differences(one, other) == [], request
+
+
+def tokens_of(outcome: dict[str, Any]) -> list[str]:
+    return [step["token"] for step in outcome["steps"]]
+
+
+@pytest.mark.parametrize("form", IMAGE_FORMS)
+def test_page_runs_experiments_on_images_like_python(answers, form):
+    seen, requests, *runs = answers[form]
+    for i, request in enumerate(requests):
+        expected = handle_experiment(seen.pipeline, request["try"], seen.run.images[0])
+        for results in runs:
+            assert differences(expected, results[i]["body"]) == [], request
 
 
 def test_sampling_draws_like_python(answers):

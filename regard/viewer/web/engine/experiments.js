@@ -14,21 +14,25 @@ import { logSoftmax, topIndices } from "./search.js";
 /** Alternatives listed per prediction; tokens that a language model generates. */
 const [TOP_COUNT, CONTINUATION_TOKENS] = [5, 12];
 
-/** @param {PageEngine} engine @param {any} request @returns {{before: Outcome, after: Outcome}} */
-export function runExperiment(engine, { source, target = null, prefix = null, instead = null, changes = [], shown = null }) {
+/** @param {PageEngine} engine @param {any} request @param {any} scene header of the page's own scene @returns {{before: Outcome, after: Outcome}} */
+export function runExperiment(engine, { source, target = null, prefix = null, instead = null, changes = [], shown = null }, scene) {
   checkInterventions(engine, changes);
-  const before = runOutcome(engine, source, { target, prefix: "", changes: [], shown });
+  const before = runOutcome(engine, source, { target, prefix: "", changes: [], shown, scene });
   if (instead === null) checkRows(engine, changes, before.look);
-  const after = runOutcome(engine, instead ?? source, { target, prefix: prefix ?? "", changes, shown });
+  const after = runOutcome(engine, instead ?? source, { target, prefix: prefix ?? "", changes, shown, scene });
   return { before: before.outcome, after: after.outcome };
 }
 
 /**
  * @param {PageEngine} engine @param {string} source
- * @param {{target: string | null, prefix: string, changes: Intervention[], shown: any}} request
+ * @param {{target: string | null, prefix: string, changes: Intervention[], shown: any, scene: any}} request
  * @returns {{outcome: Outcome, look: Look}}
  */
-function runOutcome(engine, source, { target, prefix, changes, shown }) {
+function runOutcome(engine, source, { target, prefix, changes, shown, scene }) {
+  if (engine.image) {
+    const look = { ...engine.lookAtImage(changes), axes: scene.sides };
+    return { outcome: { ...readImageOutcome(engine, look), map: shownMap(engine, look, shown) }, look };
+  }
   const look = engine.isGenerator ? engine.look(source + prefix, { changes }) : engine.look(source, { target, prefix, changes });
   return { outcome: { ...readOutcome(engine, look, changes), map: shownMap(engine, look, shown) }, look };
 }
@@ -45,12 +49,33 @@ function readOutcome(engine, look, changes) {
   if (engine.isGenerator) {
     return { text: continuation(engine, ids, changes), logprob: totalOf(logprobs, ids.slice(1)), steps: predictions(tokenizer, logprobs, ids.slice(1)) };
   }
-  const { head, labels } = engine.header;
-  if (head === "classify") {
-    const likeliest = topIndices(logprobs[0], TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], Math.exp(logprobs[0][i])]));
-    return { text: likeliest[0][0], logprob: null, steps: [{ token: likeliest[0][0], probability: likeliest[0][1], likeliest }] };
-  }
+  const { head } = engine.header;
+  if (head === "classify") return readLabel(engine, logprobs[0]);
   return { text: "", logprob: null, steps: head === "mask" ? predictions(tokenizer, logprobs, ids) : [] };
+}
+
+/** The most likely labels. @param {PageEngine} engine @param {Float32Array} logprobs @returns {Omit<Outcome, "map">} */
+function readLabel({ header: { labels } }, logprobs) {
+  const likeliest = topIndices(logprobs, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], Math.exp(logprobs[i])]));
+  const [[text, probability]] = likeliest;
+  return { text, logprob: null, steps: [{ token: text, probability, likeliest }] };
+}
+
+/** The label of an image; of a segmenter, the fraction of pixels per label. @param {PageEngine} engine @param {Look} look @returns {Omit<Outcome, "map">} */
+function readImageOutcome(engine, { pass: { output, logits } }) {
+  const { head, labels } = engine.header;
+  if (head === "classify" && labels.length) return readLabel(engine, logSoftmax(logits[0]));
+  if (head !== "segment") return { text: "", logprob: null, steps: [] };
+  const count = output.shape[1];
+  const pixels = output.data.length / count;
+  const areas = new Float32Array(count);
+  for (let pixel = 0; pixel < pixels; pixel++) {
+    let best = 0;
+    for (let label = 1; label < count; label++) if (output.data[label * pixels + pixel] > output.data[best * pixels + pixel]) best = label;
+    areas[best] += 1 / pixels;
+  }
+  const likeliest = topIndices(areas, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], areas[i]]));
+  return { text: "", logprob: null, steps: [{ token: "pixels", probability: null, likeliest }] };
 }
 
 /** The text that a language model generates greedily. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes */

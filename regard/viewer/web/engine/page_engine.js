@@ -18,7 +18,8 @@ import { mutualInformation } from "../weights/maths.js";
  * @typedef {import("./search.js").SearchOptions} SearchOptions
  * @typedef {import("./token_axes.js").Axis} Axis
  * @typedef {{name: string, kind: string, heads: number, rows: string, columns: string}} AttentionHeader
- * @typedef {{logits: Float32Array[], values: Map<number, Tensor[]>}} Pass the output of `forward`, and recorded values by slot
+ * @typedef {{output: Tensor, logits: Float32Array[], values: Map<number, Tensor[]>}} Pass the output of `forward`, its rows, and
+ * recorded values by slot
  * @typedef {{source: string, target: string, ids: number[][], axes: Record<string, Axis>, pass: Pass,
  *   search: import("./search.js").SearchResult | null, options: SearchOptions}} Look a run of the model on one input
  */
@@ -39,6 +40,8 @@ export class PageEngine {
     this.targetTokenizer = tokenizers[tokenizers.length - 1];
     this.isTranslator = header.kind === "Translator";
     this.isGenerator = header.kind === "TextGenerator";
+    /** The input of an image model. @type {Tensor | null} */
+    this.image = header.image === undefined ? null : this.tensors[header.image];
     const { attentions } = header.programs.forward;
     /** Slots of each map: the calls of a module that layers share are separate maps. @type {Map<string, import("./interventions.js").AttentionPart>} */
     this.maps = new Map();
@@ -80,14 +83,21 @@ export class PageEngine {
 
   // Runs of the model
 
+  /** Runs an image model on the image of the page. @param {Intervention[]} changes @returns {Look} */
+  lookAtImage(changes) {
+    const recorded = new Set([...this.maps.values()].map(({ weights }) => weights));
+    return { source: "", target: "", ids: [], axes: {}, pass: this.forward([], recorded, changes), search: null, options: this.header.search };
+  }
+
   /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @returns {Pass} */
   forward(ids, recorded, changes) {
     const { runner, parts } = this.programs.forward;
     /** @type {Record<string, Tensor>} */
     const inputs = {};
-    runner.json.inputs.forEach(({ name }, i) => (inputs[name] = name === "segments" ? idsTensor(ids[0].map(() => 0)) : idsTensor(ids[i])));
+    if (this.image) inputs.image = this.image;
+    else runner.json.inputs.forEach(({ name }, i) => (inputs[name] = name === "segments" ? idsTensor(ids[0].map(() => 0)) : idsTensor(ids[i])));
     const { outputs, values } = runner.run(inputs, recorded, makeEdits(/** @type {any} */ (parts), changes));
-    return { logits: rowsOf(outputs.output), values };
+    return { output: outputs.output, logits: rowsOf(outputs.output), values };
   }
 
   /** @param {number[]} source ids @param {Intervention[]} changes @param {SearchOptions} options @param {number[]} prefix forced beginning @returns {import("./search.js").SearchResult} */

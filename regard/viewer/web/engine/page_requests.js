@@ -9,12 +9,12 @@ import { runExperiment } from "./experiments.js";
  * @returns {{body: any, blobs: ArrayBuffer[]}}
  */
 export function respond(engine, template, request) {
-  if (request.look) {
+  if (request.look && !engine.image) {
     const { source, target, search } = request.look;
     const look = engine.look(source, { target: target?.trim() ? target : null, options: search });
     const { scene, blobs } = engine.buildScene(look, template);
     return { body: { scene }, blobs };
   }
-  if (request.try) return { body: runExperiment(engine, request.try), blobs: [] };
+  if (request.try) return { body: runExperiment(engine, request.try, template), blobs: [] };
   throw new Error("Unsupported request. Supported: look, try.");
 }

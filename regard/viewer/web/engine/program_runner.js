@@ -10,7 +10,7 @@ import { MatrixKernel } from "./matrix_kernel.js";
  *   frees?: number[]}} Step
  * @typedef {{inputs: number[], steps: Step[], outputs: number[]}} Body
  * @typedef {{inputs: {name: string, slot: number, shape: any[]}[], tensors: [number, number][], steps: Step[],
- *   outputs: Record<string, number>, slots: number}} ProgramJson
+ *   outputs: Record<string, number>, slots: number, positions?: [number, number][]}} ProgramJson
  * @typedef {{replaced: Map<number, (value: Tensor, iteration: number) => Tensor>, bypassed: Map<number, number>}} Edits
  * changes of a run, by slot: functions of a step's value, and slots whose value replaces that of a step
  */
@@ -23,6 +23,8 @@ export class ProgramRunner {
     /** @type {(Tensor | undefined)[]} */
     this.constants = new Array(json.slots);
     for (const [slot, tensor] of json.tensors) this.constants[slot] = tensors[tensor];
+    /** Steps that an edit may bypass are never computed in advance. */
+    this.variable = new Set((json.positions ?? []).map(([slot]) => slot));
     this.steps = this.prepare(json.steps);
     const lastUse = new Map();
     this.steps.forEach((step, n) => {
@@ -42,7 +44,7 @@ export class ProgramRunner {
         step.body.steps = this.prepare(step.body.steps);
         return true;
       }
-      const isConstant = !step.isDynamic && step.in.every((slot) => slot === null || this.constants[slot]);
+      const isConstant = !step.isDynamic && !this.variable.has(step.out) && step.in.every((slot) => slot === null || this.constants[slot]);
       if (isConstant) this.constants[step.out] = this.computeStep(step, this.constants, {});
       return !isConstant;
     });
