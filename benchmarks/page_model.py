@@ -91,7 +91,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for name, (pipeline, texts) in make_models(options.model).items():
             file = (options.out / f"{len(name)}.html").resolve()
-            look(pipeline, texts[0].split(".")[0]).save(file, with_model=True)
+            look(pipeline, texts[1]).save(file, with_model=True)
             context = browser.new_context()
             context.set_offline(True)
             page = context.new_page()

@@ -116,7 +116,7 @@ def _expression(size: Any) -> Any:
         return str(size)
     if isinstance(size, sympy.Pow) and size.exp.is_Integer and size.exp > 0:
         return ["*", *[_expression(size.base)] * int(size.exp)]
-    for kind, operator in _OPERATORS.items():
-        if isinstance(size, sympy.Expr) and isinstance(size, kind):
-            return [operator, *(_expression(operand) for operand in size.args)]
+    operator = next((name for kind, name in _OPERATORS.items() if isinstance(size, kind)), None)
+    if operator is not None:
+        return [operator, *(_expression(operand) for operand in size.args)]
     raise RegardError(f"Unsupported size {size}.", "Add its operator to regard/program/program_json.py.")

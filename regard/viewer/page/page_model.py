@@ -76,14 +76,17 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         raise RegardError("A page cannot contain an ensemble.", "Look at one of its models.")
     if isinstance(look, ImageLook):
         model = look.run.model
-        if model.config.head not in ("classify", "segment", "none"):
+        images = look.run.images
+        if model.config.head not in ("classify", "segment", "none") or not isinstance(images, Tensor):
             raise RegardError("A page cannot contain a model that reconstructs images.", "Use --no-with-model.")
-        programs = {"forward": NamedProgram(forward_program(model, look.run.images, forward_all_tokens), ("output",))}
+        programs = {"forward": NamedProgram(forward_program(model, images, forward_all_tokens), ("output",))}
         maps: Mapping[str, AttentionMap] = {name: with_axes(one) for name, one in look.maps.items()}
     else:
         model = look.pipeline.model
         if getattr(model.config, "head", "") == "answer":
             raise RegardError("A page cannot contain a question answering model.", "Use --no-with-model.")
+        if not look.maps:
+            raise RegardError("A page cannot contain a model without attention.", "Use --no-with-model.")
         programs, maps = page_programs(model), look.maps
     weights = PageWeights()
     written = {key: _write_program(named, model, weights) for key, named in programs.items()}
@@ -118,9 +121,10 @@ def _text_input(look: Look) -> dict[str, Any]:
 
 def _image_input(look: ImageLook, weights: "PageWeights") -> dict[str, Any]:
     """The image of the page, on which experiments run: a page cannot open other files."""
-    weights.add(look.run.images)
+    assert isinstance(look.run.images, Tensor)
+    image = weights.add(look.run.images)
     weights.round("float32")
-    return {"fields": ["picture"], "image": weights.indices[id(look.run.images)], "tokenizers": [], "special": {}}
+    return {"fields": ["picture"], "image": image, "tokenizers": [], "special": {}}
 
 
 class PageWeights:

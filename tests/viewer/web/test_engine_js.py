@@ -1,10 +1,12 @@
 """The model in a page gives the same scenes and experiments as Python, for every family, score and intervention."""
 
 import base64
+import copy
 import json
 import random
 import re
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from regard.pipelines import TextGenerator, Translator
 from regard.viewer import build_walk, look
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.image_scene import build_image_scene
-from regard.viewer.page.page_model import build_page_model
+from regard.viewer.page.page_model import Precision, build_page_model, round_tensor
 from regard.viewer.page.text_scene import build_scene
 from tests.viewer.browser import bundle_script, node_program
 from tests.viewer.image_models import cached_look as cached_image_look
@@ -26,6 +28,10 @@ from tests.viewer.text_models import SOURCE, WORDS, make_look, make_pipeline
 FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5"]
 FORMS += ["luong lstm of two layers", "bahdanau"]
 FORMS += ["llama", "gpt2", "bert, pre", "albert", "classify", "embed"]
+ROUNDED: dict[str, tuple[str, Precision]] = {
+    "transformer, float16": ("transformer", "float16"),
+    "transformer, int8": ("transformer", "int8"),
+}
 IMAGE_FORMS = ["distilled", "query", "convolution", "stem", "rotary", "gray, post", "linear", "queries"]
 # Forms whose page has the step-by-step view; that of recurrent models depends on the length of the input.
 WALKED = ("transformer", "llama", "classify")
@@ -106,6 +112,15 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
     if isinstance(pipeline, TextGenerator):
         requests.append({"try": {"source": SOURCE, "changes": changes[1], "prefix": f" {WORDS[5]}"}})
     return requests
+
+
+def round_pipeline(pipeline: Any, precision: Precision) -> Any:
+    """A copy of a pipeline with the weights that a page stores."""
+    model = copy.deepcopy(pipeline.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(round_tensor(parameter, precision).rounded)
+    return replace(pipeline, model=model)
 
 
 def make_image_requests(seen: Any) -> list[dict[str, Any]]:
@@ -211,10 +226,16 @@ def answers(tmp_path_factory):
     random.seed(5)
     folder = tmp_path_factory.mktemp("engine")
     cases = {}
-    for n, form in enumerate((*FORMS, *IMAGE_FORMS)):
-        seen = make_look(make_pipeline(form)) if form in FORMS else cached_image_look(form)
-        model = build_page_model(seen, "float32")
-        if form in FORMS:
+    pipelines = {form: make_pipeline(form) for form in FORMS}
+    for n, form in enumerate((*FORMS, *ROUNDED, *IMAGE_FORMS)):
+        base, precision = ROUNDED.get(form, (form, "float32"))
+        seen = cached_image_look(form) if form in IMAGE_FORMS else make_look(pipelines[base])
+        model = build_page_model(seen, precision)
+        if form in ROUNDED:
+            seen = replace(seen, pipeline=round_pipeline(pipelines[base], precision))
+            scene, requests = build_scene(seen, walk=False), make_requests(seen.pipeline, seen)
+            assert 1e-5 < model.header["change"] < 0.5
+        elif form in FORMS:
             scene = build_scene(seen, walk=form in WALKED, tensors=model.tensors)
             requests = make_requests(seen.pipeline, seen)
         else:
@@ -234,7 +255,7 @@ def answers(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, *ROUNDED])
 def test_page_responds_like_python(answers, form):
     seen, requests, *runs = answers[form]
     pipeline = seen.pipeline
