@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from gpu_common import sentence_pairs, table
+from torch.distributed.device_mesh import DeviceMesh
 
 from regard.data.batching.pair_batches import Batch
 from regard.data.batching.token_streams import TokenStreamBatches
@@ -46,7 +47,8 @@ def make_update(
     loss: torch.nn.Module = TaskLoss(task, model, train, DEVICE)
     group = dist.group.WORLD
     if variant == "fsdp":
-        shard(loss, group, DEVICE, torch.bfloat16 if train.precision == "bfloat16" else None)
+        mesh = DeviceMesh.from_group(group, DEVICE.type)
+        shard(loss, mesh, torch.bfloat16 if train.precision == "bfloat16" else None)
     else:
         model.to(DEVICE)
     if variant == "ddp":

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.data.batching.pair_batches import Batch
@@ -66,19 +67,24 @@ def _sum_bucket(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Ten
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def shard(module: nn.Module, group: Any, device: torch.device, dtype: torch.dtype | None = None) -> None:
-    """Shard the weights of a module over all ranks (FSDP2), in place: each layer by itself, then everything else.
+def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
+    """Shard the weights of a module over the ranks of a mesh (FSDP2), in place: each layer by itself, then the rest.
 
     Gradients are summed. The weights of layers are gathered as `dtype` (default: float32) and computed with in it; the
     shards that the optimizer updates, and the sum of gradients, stay float32.
     """
-    mesh = dist.device_mesh.DeviceMesh.from_group(group, device.type)
+
+    def place(parameter: nn.Parameter) -> Shard | None:
+        # The first dimension of stacked matrices (tensor parallelism) is 2; torch shards others only into equal parts.
+        is_stacked = isinstance(parameter, DTensor) and parameter.dim() == 3 and parameter.placements == (Shard(1),)
+        return Shard(2) if is_stacked and parameter.shape[2] % mesh.size() == 0 else None
+
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in [layer for layer in module.modules() if isinstance(layer, EncoderBlock | DecoderBlock)]:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, shard_placement_fn=place)
         if isinstance(layer, EncoderBlock):
             register_fsdp_forward_method(layer, "forward_first")
-    fully_shard(module, mesh=mesh)
+    fully_shard(module, mesh=mesh, shard_placement_fn=place)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
@@ -106,4 +112,4 @@ def gather_weights(model: nn.Module, target: nn.Module | None) -> None:
     for name, parameter in model.named_parameters():
         full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         if copies is not None:
-            copies[name].copy_(full)
+            copies[name].copy_(full.view_as(copies[name]))
