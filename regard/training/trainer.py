@@ -50,6 +50,7 @@ from regard.training.run.run_setup import (
     RunSpec,
     build_model,
     check_task_settings,
+    check_tensor_parallel,
     choose_tokenizers,
     configured_machine,
     count_ranks,
@@ -118,6 +119,7 @@ def run_recipe(
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
         recipe = fine_tuning_recipe(recipe, origin.model.config, start_from)
+    check_tensor_parallel(recipe)
     dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
     check_model_size(recipe, task, dataset)
     provenance = make_provenance(recipe, dataset, start_from)
@@ -397,10 +399,9 @@ class Trainer:
             for total, value in zip(totals, self._backward(part, is_last=index == len(parts))):
                 total += value
         self.workers.sum(totals)
-        if self.tensor_parallel is not None:
-            self.tensor_parallel.sum_gradients(self.parameters)
+        norm = self.tensor_parallel.sum_gradients(self.parameters) if self.tensor_parallel is not None else None
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norm = scale_gradients(grads, totals[2], self.config.clip)
+        norm = scale_gradients(grads, totals[2], self.config.clip, norm)
         result = mark_non_finite(LossParts(*totals), norm)
         step_if(self.optimizer, self.guard.accepts(result))
         self.optimizer.zero_grad()

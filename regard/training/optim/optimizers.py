@@ -82,7 +82,7 @@ def _layer_matrices(model: nn.Module) -> list[nn.Parameter]:
     """The weights of linear layers inside the stacked layers (nn.ModuleList) of a model."""
     layers = (layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module)
     linear = (module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear))
-    return [module.weight for module in linear]
+    return [p for module in linear for name, p in module.named_parameters(recurse=False) if name == "weight"]
 
 
 def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -94,10 +94,12 @@ def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
-def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) -> Float[Tensor, ""]:
+def scale_gradients(
+    grads: list[Tensor], count: Float[Tensor, ""], clip: float, norm: Float[Tensor, ""] | None = None
+) -> Float[Tensor, ""]:
     """Divide the gradients of a sum by `count` and clip their norm to `clip` (0: no clipping), in place, in one pass.
 
-    Returns the norm before clipping.
+    `norm` is the norm of the sum, if it is known. Returns the norm before clipping.
 
     >>> grads = [torch.tensor([6.0, 8.0])]
     >>> scale_gradients(grads, torch.tensor(2.0), clip=1.0)
@@ -106,7 +108,7 @@ def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) 
     tensor([0.6000, 0.8000])
     """
     factor = 1 / count.clamp(min=1)  # a batch of unknown words has no masked tokens
-    norm = torch.nn.utils.get_total_norm(grads)
+    norm = torch.nn.utils.get_total_norm(grads) if norm is None else norm
     norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm) * factor
     if clip:
         factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)

@@ -7,11 +7,14 @@ as shards; modules compute with the local parts, which are plain tensors.
 """
 
 import functools
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -19,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from regard.layers.feedforward import FeedForward
 from regard.layers.multihead import MultiHead
 from regard.layers.positions import RelativeBias
+from regard.training.optim.optimizers import local_tensors
 from regard.training.runtime.workers import Workers, report_dead_ranks
 
 
@@ -46,6 +50,8 @@ class TensorParallel:
         ranks = torch.arange(workers.size).view(-1, workers.tensor_parallel)
         groups = [workers.join_group(rows.tolist()) for rows in (ranks.T, ranks)]
         self.mesh = DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("data", "tensor"))
+        # Advice to merge the exchanges of both dimensions, which happen only when weights are gathered.
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         self.partial_gradients: set[str] = set()
         """names of the parameters that all heads share: each rank has the gradient of its own heads"""
 
@@ -59,7 +65,9 @@ class TensorParallel:
                 divisions |= self._divide_feedforward(module)
             elif isinstance(module, RelativeBias):
                 divisions[module.table.weight] = _COLUMNS
-        self.partial_gradients = {name for name, p in model.named_parameters() if p in divisions and divisions[p] == _COPY}
+        self.partial_gradients = {
+            name for name, p in model.named_parameters() if p in divisions and divisions[p] == _COPY
+        }
         distributed: dict[nn.Parameter, nn.Parameter] = {}  # tied weights stay one parameter
         for module in model.modules():
             own = dict(module.named_parameters(recurse=False))
@@ -109,22 +117,21 @@ class TensorParallel:
         last.__class__ = _SummedLinear
         last.group = group  # type: ignore[assignment]
 
-    def sum_gradients(self, parameters: Mapping[str, Tensor]) -> None:
+    def sum_gradients(self, parameters: Mapping[str, Tensor]) -> Float[Tensor, ""]:
         """Sum the gradients over the ranks that have a part of them, after the last backward pass of an update.
 
-        The gradients of copies are equal on all ranks of a tensor-parallel group, apart from the rounding of GPUs. They
-        are averaged, so that the copies stay equal.
+        The gradients of copies are equal on all ranks of a tensor-parallel group, apart from the rounding of GPUs; they
+        are averaged, so that the copies stay equal. Returns the norm of all gradients, bit-identical on all ranks.
         """
-        size, works = self.workers.tensor_parallel, []
         copy_group = self.mesh.get_group("tensor") if self.is_sharded else self.workers.update_group
         part_group = None if self.is_sharded else self.mesh.get_group("data")
+        grads = {name: p.grad for name, p in parameters.items() if isinstance(p.grad, DTensor)}
+        works = []
         with torch.no_grad(), report_dead_ranks():
-            for name, parameter in parameters.items():
-                if not isinstance(parameter.grad, DTensor):
-                    continue
-                grad, is_copy = parameter.grad.to_local(), parameter.grad.placements[-1].is_replicate()
+            for name, shards in grads.items():
+                grad, is_copy = shards.to_local(), shards.placements[-1].is_replicate()
                 if is_copy and name not in self.partial_gradients:
-                    grad /= size
+                    grad /= self.workers.tensor_parallel
                 group = copy_group if is_copy else part_group
                 if group is not None:
                     dense = grad.contiguous()
@@ -133,6 +140,15 @@ class TensorParallel:
                 work.wait()
                 if dense is not grad:
                     grad.copy_(dense)
+            norms = torch.stack(torch._foreach_norm(local_tensors(grads.values())))
+            square = (norms.square() * norms.new_tensor([self._share(shards) for shards in grads.values()])).sum()
+            dist.all_reduce(square, group=self.workers.update_group)
+        return square.sqrt()
+
+    def _share(self, shards: DTensor) -> float:
+        """The share of this rank in a part of a tensor, which other ranks have too."""
+        sizes = [size for size, place in zip(shards.device_mesh.shape, shards.placements) if not place.is_replicate()]
+        return math.prod(sizes) / self.workers.size
 
 
 class _SummedLinear(nn.Linear):
