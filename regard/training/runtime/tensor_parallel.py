@@ -9,7 +9,7 @@ as shards; modules compute with the local parts, which are plain tensors.
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
