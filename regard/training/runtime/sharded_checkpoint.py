@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.training.checkpoint import Checkpoint, DamagedCheckpointError
+from regard.training.optim.local_shards import sharded_weight
 from regard.training.run.checkpoint_store import (
     FACTS,
     CheckpointStore,
@@ -42,16 +43,16 @@ def load_like(path: Path, like: Mapping[str, Tensor], parameters: Iterable[Tenso
     `like` are the weights by name, `parameters` those of the optimizer in its order. Names are `model.*`, `average.*`
     and `optimizer.<index>.*`, as in `gather_state`. The number of ranks that saved the checkpoint does not matter.
     """
-    patterns = _Patterns(like, list(parameters))
+    patterns = _Patterns(like, [sharded_weight(p) for p in parameters])
     if is_sharded(path):
         return Checkpoint(_load_shards(path, patterns), read_checkpoint_facts(path))
     checkpoint = load_checkpoint(path)
     for name, tensor in checkpoint.tensors.items():
-        checkpoint.tensors[name] = _shard_like(tensor, patterns.find(name, tensor.shape))
+        checkpoint.tensors[name] = _place_like(tensor, patterns.find(name, tensor.shape))
     return checkpoint
 
 
-def _shard_like(full: Tensor, pattern: Tensor | None) -> Tensor:
+def _place_like(full: Tensor, pattern: Tensor | None) -> Tensor:
     """A tensor that all ranks have read, so that none has to send it, with the shape and the shards of `pattern`."""
     if pattern is None:
         return full
@@ -109,7 +110,7 @@ def _load_shards(folder: Path, patterns: _Patterns) -> dict[str, Tensor]:
         raise DamagedCheckpointError(folder, str(error)) from None
     for name, tensor in tensors.items():
         if not isinstance(tensor, DTensor):  # read as a whole
-            tensors[name] = _shard_like(tensor, patterns.find(name, tensor.shape))
+            tensors[name] = _place_like(tensor, patterns.find(name, tensor.shape))
     return tensors
 
 

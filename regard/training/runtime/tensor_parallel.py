@@ -8,13 +8,11 @@ as shards; modules compute with the local parts, which are plain tensors.
 
 import functools
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -22,7 +20,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from regard.layers.feedforward import FeedForward
 from regard.layers.multihead import MultiHead
 from regard.layers.positions import RelativeBias
-from regard.training.optim.optimizers import local_tensors
 from regard.training.runtime.workers import Workers, report_dead_ranks
 
 
@@ -117,38 +114,31 @@ class TensorParallel:
         last.__class__ = _SummedLinear
         last.group = group  # type: ignore[assignment]
 
-    def sum_gradients(self, parameters: Mapping[str, Tensor]) -> Float[Tensor, ""]:
+    @torch.no_grad()
+    def sum_gradients(self, parameters: Mapping[str, Tensor]) -> None:
         """Sum the gradients over the ranks that have a part of them, after the last backward pass of an update.
 
         The gradients of copies are equal on all ranks of a tensor-parallel group, apart from the rounding of GPUs; they
-        are averaged, so that the copies stay equal. Returns the norm of all gradients, bit-identical on all ranks.
+        are averaged, so that the copies stay equal.
         """
         copy_group = self.mesh.get_group("tensor") if self.is_sharded else self.workers.update_group
         part_group = None if self.is_sharded else self.mesh.get_group("data")
-        grads = {name: p.grad for name, p in parameters.items() if isinstance(p.grad, DTensor)}
-        works = []
-        with torch.no_grad(), report_dead_ranks():
-            for name, shards in grads.items():
-                grad, is_copy = shards.to_local(), shards.placements[-1].is_replicate()
+        sums: list[tuple[Any, Tensor, Tensor]] = []
+        with report_dead_ranks():
+            for name, parameter in parameters.items():
+                if not isinstance(parameter.grad, DTensor):
+                    continue
+                grad, is_copy = parameter.grad.to_local(), parameter.grad.placements[-1].is_replicate()
                 if is_copy and name not in self.partial_gradients:
                     grad /= self.workers.tensor_parallel
                 group = copy_group if is_copy else part_group
                 if group is not None:
                     dense = grad.contiguous()
-                    works.append((dist.all_reduce(dense, group=group, async_op=True), grad, dense))
-            for work, grad, dense in works:
+                    sums.append((dist.all_reduce(dense, group=group, async_op=True), grad, dense))
+            for work, grad, dense in sums:
                 work.wait()
                 if dense is not grad:
                     grad.copy_(dense)
-            norms = torch.stack(torch._foreach_norm(local_tensors(grads.values())))
-            square = (norms.square() * norms.new_tensor([self._share(shards) for shards in grads.values()])).sum()
-            dist.all_reduce(square, group=self.workers.update_group)
-        return square.sqrt()
-
-    def _share(self, shards: DTensor) -> float:
-        """The share of this rank in a part of a tensor, which other ranks have too."""
-        sizes = [size for size, place in zip(shards.device_mesh.shape, shards.placements) if not place.is_replicate()]
-        return math.prod(sizes) / self.workers.size
 
 
 class _SummedLinear(nn.Linear):
