@@ -15,17 +15,15 @@ import regard
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models import BertConfig, GPTConfig, TransformerConfig, ViTConfig, make_model
-from regard.training import Recipe, run_recipe, trainer
+from regard.training import Recipe, run_recipe
 from regard.training.optim.local_shards import total_norm
 from regard.training.optim.optimizers import make_optimizer
 from regard.training.run.checkpoint_store import CheckpointStore
-from regard.training.run.run_log import read_metrics
 from regard.training.run.run_setup import count_ranks
 from regard.training.runtime.sharded_checkpoint import load_like
 from regard.training.runtime.tensor_parallel import TensorParallel
 from regard.training.runtime.workers import join_torchrun
-from regard.training.trainer import METRICS
-from tests.training.helpers import error_message, small_dataset, small_recipe
+from tests.training.helpers import error_message, fail_after, losses, small_dataset, small_recipe
 from tests.training.runtime.ranks import run_ranks
 from tests.training.toy_tasks import toy
 
@@ -40,16 +38,8 @@ def train(job: Recipe, out: Path) -> None:
 
 
 def train_and_fail(job: Recipe, out: Path) -> None:
-    """Train, with an error before the update FAILED on all ranks."""
-    set_learning_rate, calls = trainer.set_learning_rate, []
-
-    def count_or_fail(*arguments):
-        calls.append(None)
-        if len(calls) > FAILED:
-            raise RegardError("stopped")
-        set_learning_rate(*arguments)
-
-    trainer.set_learning_rate = count_or_fail
+    """Train, with an error after FAILED updates on all ranks."""
+    fail_after(FAILED)
     with contextlib.suppress(RegardError):
         train(job, out)
 
@@ -85,10 +75,6 @@ def generator(tmp_path_factory) -> Path:
     assert run_ranks(4, train_and_fail, job(tensor_parallel=2), folder / "four") == [0, 2, 2, 2]
     assert run_ranks(4, train, job(tensor_parallel=2, sharding="fsdp"), folder / "four") == [0] * 4
     return folder
-
-
-def losses(out: Path) -> list[float]:
-    return [line["loss"] for line in read_metrics(out / METRICS) if line["kind"] == "train"]
 
 
 def check_same_run(one: Path, other: Path) -> None:
