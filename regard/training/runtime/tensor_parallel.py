@@ -54,7 +54,7 @@ class TensorParallel:
 
     def divide(self, model: nn.Module) -> None:
         """Divide a model in place: each rank keeps its heads and hidden units, and copies of all other parameters."""
-        divisions: dict[nn.Parameter, Division] = {}
+        divisions: dict[Tensor, Division] = {}
         for module in model.modules():
             if isinstance(module, MultiHead):
                 divisions |= self._divide_attention(module)
@@ -65,7 +65,7 @@ class TensorParallel:
         self.partial_gradients = {
             name for name, p in model.named_parameters() if p in divisions and divisions[p] == _COPY
         }
-        distributed: dict[nn.Parameter, nn.Parameter] = {}  # tied weights stay one parameter
+        distributed: dict[Tensor, nn.Parameter] = {}  # tied weights stay one parameter
         for module in model.modules():
             own = dict(module.named_parameters(recurse=False))
             for name, parameter in own.items():
@@ -75,9 +75,9 @@ class TensorParallel:
                 module.register_parameter(name, distributed[parameter])
             if own:
                 stacked = tuple((name, divisions.get(p, _COPY).is_stacked) for name, p in own.items())
-                module.__class__ = _with_local_parameters(type(module), stacked)
+                module.__class__ = _with_local_parameters(type(module), stacked)  # type: ignore[arg-type]
 
-    def _divide_attention(self, module: MultiHead) -> dict[nn.Parameter, Division]:
+    def _divide_attention(self, module: MultiHead) -> dict[Tensor, Division]:
         size, score = self.workers.tensor_parallel, module.score
         if module.kv_heads % size:  # only in the decoder of masked patches, which has other sizes than the model
             return {}
@@ -94,7 +94,7 @@ class TensorParallel:
         self._exchange(module, module.out)
         return divisions | dict.fromkeys(shared, _COPY)
 
-    def _divide_feedforward(self, module: FeedForward) -> dict[nn.Parameter, Division]:
+    def _divide_feedforward(self, module: FeedForward) -> dict[Tensor, Division]:
         if module.outer.in_features % self.workers.tensor_parallel:
             return {}
         self._exchange(module, module.outer)

@@ -163,7 +163,9 @@ def compare_with_the_whole_model() -> None:
                 if name in grads:
                     full, scale = part.grad.full_tensor().view_as(grads[name]), 1 + grads[name].abs().max().item()
                     torch.testing.assert_close(full, grads[name], rtol=0, atol=1e-5 * scale, msg=f"{config}: {name}")
-            layers = [p for name, p in parts.named_parameters() if name.endswith(("query.weight", "outer.weight"))]
+            layers = [
+                p for name, p in parts.named_parameters() if name.endswith(("attention.query.weight", "outer.weight"))
+            ]
             assert layers
             assert all(2 * p.to_local().numel() == p.numel() for p in layers)
 
