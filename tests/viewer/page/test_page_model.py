@@ -107,7 +107,7 @@ def test_page_without_model_allows_no_worker():
 
 def test_page_limits_include_the_model(monkeypatch):
     monkeypatch.setattr("regard.viewer.page.html_page.MAX_BYTES", 1000)
-    model = PageModel({"fields": [], "precision": "int8", "change": None, "tensors": []}, bytes(2000), {})
+    model = PageModel({"fields": [], "precision": "int8", "change": None, "head": "", "tensors": []}, bytes(2000), {})
     with pytest.raises(RegardError, match="--no-with-model"):
         render_page(Scene({"title": ""}, []), model)
 
