@@ -12,6 +12,7 @@ import tokenizers
 import torch
 from tokenizers import models
 
+from regard.attention import Score
 from regard.data import Tokenizer
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.errors import RegardError
@@ -49,6 +50,20 @@ def test_unsupported_models_are_left_out_or_refused():
         assert model_for_page(seen) is None
         with pytest.raises(RegardError, match=f"cannot contain .*{message}"):
             model_for_page(seen, True)
+
+
+def test_unknown_scores_are_refused():
+    class Distance(Score):
+        def pair(self, q, k):
+            return -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)
+
+    pipeline = make_pipeline("embed")
+    seen = look(pipeline, SOURCE)
+    for block in pipeline.model.blocks:
+        block.attention.score = Distance()
+    assert model_for_page(seen) is None
+    with pytest.raises(RegardError, match=r"blocks\.0\.attention cannot be found in the model's program"):
+        model_for_page(seen, True)
 
 
 def test_unsupported_tokenizers_are_refused():
