@@ -53,6 +53,8 @@ def model_for_page(look: Look | ImageLook, include: bool | Precision | None = No
     """The model of a page, or None; by default a small model is included, with float16 weights."""
     if include is False or (include is None and look.pipeline is None):
         return None
+    if look.pipeline is None:
+        raise RegardError("This look has no model, which the page would contain.", "Create it with regard.look.")
     model = look.run.model if isinstance(look, ImageLook) else look.pipeline.model
     size = 2 * sum(parameter.numel() for parameter in model.parameters())
     if include is None and size > MAX_DEFAULT_BYTES:

@@ -46,6 +46,8 @@ def test_unsupported_models_are_left_out_or_refused():
     ensemble = look(make_pipeline("luong"), SOURCE, SOURCE)
     members = replace(ensemble.pipeline, ensemble_members=[ensemble.pipeline.model])
     cases = [(answering, "question answering"), (without_attention, "without attention")]
+    with pytest.raises(RegardError, match="has no model"):
+        model_for_page(replace(ensemble, pipeline=None), True)
     for seen, message in [*cases, (replace(ensemble, pipeline=members), "an ensemble")]:
         assert model_for_page(seen) is None
         with pytest.raises(RegardError, match=f"cannot contain .*{message}"):
