@@ -229,7 +229,9 @@ TARGETS: dict[str, Target] = {
     "vision/config.json": Target(valid_files.write_model(valid_files.make_image_model), "config.json", _load),
     "run/metrics.jsonl": Target(valid_files.write_run, "metrics.jsonl", _read_metrics),
     "run/checkpoint": Target(valid_files.write_run, "state/last.safetensors", _resume_run),
-    "run/checksums.json": Target(valid_files.write_checkpoint, "state/step-00000003/checksums.json", _resume_checkpoint),
+    "run/checksums.json": Target(
+        valid_files.write_checkpoint, "state/step-00000003/checksums.json", _resume_checkpoint
+    ),
     "run/state.safetensors": Target(
         valid_files.write_checkpoint, "state/step-00000003/state.safetensors", _resume_changed_checkpoint
     ),
