@@ -189,6 +189,7 @@ _SQUAD = (
     b'{"data": [{"paragraphs": [{"context": "one two", "qas": [{"id": "1", "question": "who", "answers": '
     b'[{"text": "two", "answer_start": 4}]}]}]}]}'
 )
+_STEP = "state/step-00000003"
 _RECIPE = (
     b'task = "translate"\n[data]\nfiles = ["a.tsv"]\n[model]\nfamily = "transformer"\nwidth = 64\n[train]\nlr = 1e-3\n'
     b'steps = 10\ntime = "10m"\n[augment]\ncolor = 0.4\n[tokenizer]\nkind = "bpe"\n'
@@ -229,18 +230,14 @@ TARGETS: dict[str, Target] = {
     "vision/config.json": Target(valid_files.write_model(valid_files.make_image_model), "config.json", _load),
     "run/metrics.jsonl": Target(valid_files.write_run, "metrics.jsonl", _read_metrics),
     "run/checkpoint": Target(valid_files.write_run, "state/last.safetensors", _resume_run),
-    "run/checksums.json": Target(
-        valid_files.write_checkpoint, "state/step-00000003/checksums.json", _resume_checkpoint
-    ),
+    "run/checksums.json": Target(valid_files.write_checkpoint, f"{_STEP}/checksums.json", _resume_checkpoint),
     "run/state.safetensors": Target(
-        valid_files.write_checkpoint, "state/step-00000003/state.safetensors", _resume_changed_checkpoint
+        valid_files.write_checkpoint, f"{_STEP}/state.safetensors", _resume_changed_checkpoint
     ),
-    "run/facts.json": Target(
-        valid_files.write_sharded_checkpoint, "state/step-00000003/facts.json", _resume_changed_checkpoint
-    ),
+    "run/facts.json": Target(valid_files.write_sharded_checkpoint, f"{_STEP}/facts.json", _resume_changed_checkpoint),
     "run/shard.safetensors": Target(
         valid_files.write_sharded_checkpoint,
-        "state/step-00000003/shard-00001-model-00001-of-00001.safetensors",
+        f"{_STEP}/shard-00001-model-00001-of-00001.safetensors",
         _resume_changed_checkpoint,
     ),
     "shards/dataset.json": Target(valid_files.write_shards("translate"), "shards/dataset.json", _encode_shards),
