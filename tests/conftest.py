@@ -21,9 +21,12 @@ FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf"
 Pairs = list[tuple[str, str]]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # One test per core runs at a time: more threads, also in subprocesses, would only compete.
+    # One test per core runs at a time: more threads and workers, also in subprocesses, would only compete.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    if hasattr(os, "sched_setaffinity"):
+        cores, number = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 # Scripts that need Triton and atheris.
 collect_ignore = ["kernels/compiled_kernels.py", "fuzz/fuzz.py"]
