@@ -189,9 +189,10 @@ def load(path, device="auto", *, expect=None):
     model = model_from_weights(config, weights, weights_path)
     tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.tokenizer_count else ()
     for tokenizer, size in zip(tokenizers, vocab_sizes(config)):
-        if tokenizer.vocab_size > size or (special is None and tokenizer.vocab_size != size):
+        entries = tokenizer.largest_id + 1
+        if entries > size or (special is None and entries != size):
             raise RegardError(
-                f"{folder}: the tokenizer has {tokenizer.vocab_size} entries, but the model's vocabulary has {size}.",
+                f"{folder}: the tokenizer has {entries} entries, but the model's vocabulary has {size}.",
                 "Check that all files come from the same model.",
             )
     if kind.tokenizer_count:

@@ -110,7 +110,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
     sizes = vocab_sizes(config)
     for library, size in zip((imported.source, imported.target), sizes):
-        entries = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
+        entries = Tokenizer(library, FOREIGN_KIND).largest_id + 1
         if entries > size:
             raise RegardError(
                 f"{folder}: the tokenizer has {entries} entries, but the model has a vocabulary of {size}.",
