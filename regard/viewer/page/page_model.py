@@ -60,7 +60,7 @@ def model_for_page(look: Look | ImageLook, include: bool | Precision | None = No
     precision: Precision = "float16" if size <= MAX_FLOAT16_BYTES else "int8"
     try:
         return build_page_model(look, include if isinstance(include, str) else precision)
-    except RegardError:
+    except (RegardError, RuntimeError):  # torch.export raises a RuntimeError
         if include is None:  # an operation or a tokenizer without a primitive
             return None
         raise
@@ -169,9 +169,12 @@ def page_programs(model: nn.Module) -> dict[str, NamedProgram]:
     """The programs of `forward` and of decoding, cached per model."""
     if model not in _programs:
         programs = {"forward": NamedProgram(forward_program(model), ("output",))}
-        for name, one in batch_entries(model).items():
+        # The example inputs of decoding are on the CPU.
+        is_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        on_cpu = model if is_cpu else copy.deepcopy(model).cpu()
+        for name, one in batch_entries(on_cpu).items():
             if name in _DECODING:
-                program = build_program(capture(model, one.call, one.inputs, one.sizes))
+                program = build_program(capture(on_cpu, one.call, one.inputs, one.sizes))
                 programs[name] = NamedProgram(program, one.outputs)
         _programs[model] = programs
     return _programs[model]
