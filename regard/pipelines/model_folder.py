@@ -5,6 +5,7 @@ config.json           format, family and sizes of the model; special token ids, 
 model.safetensors     weights, in float32 or int8; no executable code
 tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
 shortlist.safetensors target tokens that may translate each source token, if learned (see `regard shortlist`)
+sentence_embedding.safetensors  linear layers of sentence embeddings, if any
 training.json         provenance: recipe, data fingerprints, seed, versions, scores
 """
 
@@ -34,6 +35,7 @@ from regard.pipelines.image_model import ImageModel
 from regard.pipelines.int8_weights import dequantize_weights, quantize_weights
 from regard.pipelines.migration import migrate_names
 from regard.pipelines.pipeline import Pipeline
+from regard.pipelines.sentence_embedding import read_sentence_embedding, write_sentence_embedding
 from regard.pipelines.shortlist_file import SHORTLIST_FILE, read_shortlist, write_shortlist
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import TextGenerator
@@ -126,6 +128,8 @@ def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = 
         config[_FINGERPRINTS] = _fingerprints(folder)
     if isinstance(pipeline, Translator) and pipeline.languages:
         config["languages"] = list(pipeline.languages)
+    if isinstance(pipeline, TextEncoder):
+        config |= write_sentence_embedding(folder, pipeline.sentence)
     # The special ids also mark a foreign tokenizer.
     has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
     if has_foreign_tokenizer or pipeline.special != pipeline_kind(pipeline.model.config).special:
@@ -199,10 +203,19 @@ def load(path, device="auto", *, expect=None):
     training_path = folder / "training.json"
     training = read_json(training_path) if training_path.exists() else {}
     pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
+    read_pipeline_settings(pipeline, folder)
     if kind.pipeline_class is Translator:
-        shortlist = read_shortlist(folder, *vocab_sizes(config))
-        return dataclasses.replace(pipeline, languages=read_languages(folder), shortlist=shortlist)
+        return dataclasses.replace(pipeline, shortlist=read_shortlist(folder, *vocab_sizes(config)))
     return pipeline
+
+
+def read_pipeline_settings(pipeline: Pipeline, folder: Path) -> None:
+    """Set what a folder contains for its pipeline beside model and tokenizers."""
+    if isinstance(pipeline, Translator):
+        pipeline.languages = read_languages(folder)
+    if isinstance(pipeline, TextEncoder):
+        table = read_json(folder / "config.json")
+        pipeline.sentence = read_sentence_embedding(folder, table, pipeline.model.config.width)
 
 
 def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
@@ -346,7 +359,7 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
         raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared.")
-    other_keys = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS, _PRECISION)
+    other_keys = ("format", "family", "shared_tokenizer", "languages", "sentence", _FINGERPRINTS, _PRECISION)
     config = _fill(family.config(), {key: value for key, value in table.items() if key not in other_keys}, path)
     try:
         config.check()

@@ -6,6 +6,7 @@ model.safetensors            the weights; also sharded, with an index
 pytorch_model.bin            the weights as a pickle, opened only if it holds nothing but tensors
 tokenizer.json               the tokenizer; or other files, listed in `tokenizer_files`
 preprocessor_config.json     image models: normalization of pixels
+modules.json                 sentence-transformers: pooling and other modules, see `sentence_modules`
 
 The config.json of a timm folder has other keys, among them `architecture`.
 """
@@ -15,7 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tokenizers
 from safetensors.torch import save as weights_to_bytes
+from tokenizers import normalizers
 from torch import Tensor
 
 from regard.config_reader import json_bytes
@@ -31,6 +34,13 @@ from regard.interop.huggingface.encoder_decoder_models import (
     write_encoder_decoder,
 )
 from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
+from regard.interop.huggingface.sentence_modules import (
+    MODULES_FILE,
+    lowercase_normalizer,
+    read_sentence_modules,
+    transformer_folder,
+    write_sentence_modules,
+)
 from regard.interop.huggingface.timm_models import read_timm_model
 from regard.interop.huggingface.vit_models import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.interop.joint_vocabulary import join_config, join_special, join_tokenizers, join_weights
@@ -46,7 +56,15 @@ from regard.interop.tokenizer_files import (
     write_tokenizer,
 )
 from regard.models import ViTConfig, family_name
-from regard.pipelines import ImageModel, Pipeline, Translator, make_pipeline, model_from_weights, vocab_sizes
+from regard.pipelines import (
+    ImageModel,
+    Pipeline,
+    TextEncoder,
+    Translator,
+    make_pipeline,
+    model_from_weights,
+    vocab_sizes,
+)
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # Keys of the two languages in tokenizer_config.json, as in Marian's.
@@ -86,6 +104,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
         return _import_timm(folder, {}, read_tensor_file(folder))
     if not folder.is_dir():
         raise RegardError(f"{folder}: the folder does not exist.", "Pass a folder with config.json.")
+    top_folder, folder = folder, transformer_folder(folder)
     path = folder / "config.json"
     table = read_json(path)
     if "architecture" in table or (not path.exists() and (folder / SAFETENSORS_FILE).exists()):
@@ -103,6 +122,8 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
         return _make_image_model(config, weights, name, folder)
     if tokenizer is None:
         imported = read_tokenizer(folder)
+        if (top_folder / MODULES_FILE).exists():
+            _add_normalizer(imported.source, lowercase_normalizer(folder))
     else:
         library = tokenizer.backend_tokenizer
         imported = ImportedTokenizer(library, library, special_ids(library, folder))
@@ -129,6 +150,8 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
         tokenizer_config = read_json(folder / "tokenizer_config.json")
         languages = [tokenizer_config.get(key) for key in _LANGUAGE_KEYS]
         pipeline.languages = tuple(name for name in languages if isinstance(name, str)) if all(languages) else ()
+    if isinstance(pipeline, TextEncoder):
+        pipeline.sentence = read_sentence_modules(top_folder, config.width, config.max_len) or pipeline.sentence
     return dataclasses.replace(pipeline, special=special)
 
 
@@ -170,6 +193,8 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     if isinstance(pipeline, Translator) and pipeline.languages:
         path = folder / "tokenizer_config.json"
         write_atomically(path, json_bytes({**read_json(path), **dict(zip(_LANGUAGE_KEYS, pipeline.languages))}))
+    if isinstance(pipeline, TextEncoder) and config.head in ("none", "mask"):
+        write_sentence_modules(folder, pipeline.sentence, config.width, config.max_len)
     if generation:
         write_atomically(folder / "generation_config.json", json_bytes(generation))
     return _write_model(folder, table, tensors)
@@ -206,6 +231,13 @@ def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
     if names[0] not in supported:
         raise RegardError(f"{path}: unsupported class {names[0]}.", hint)
     return names[0]
+
+
+def _add_normalizer(library: tokenizers.Tokenizer, first: normalizers.Normalizer | None) -> None:
+    """Add a step in front of the normalizer of a tokenizer."""
+    if first is not None:
+        steps = [first] if library.normalizer is None else [first, library.normalizer]
+        library.normalizer = normalizers.Sequence(steps)
 
 
 def _special_tokens(folder: Path, table: Mapping[str, Any], imported: ImportedTokenizer) -> dict[str, int]:
