@@ -1,12 +1,35 @@
-"""Parameter count of a model, from its config alone: no weights are allocated."""
+"""Parameters of a model without memory: their count from a config alone, and models without initial weights."""
 
 import dataclasses
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import RegardError
 from regard.models import FAMILIES, BertConfig, ModelConfig, TransformerConfig, ViTConfig, family_name
+
+
+class SkipInitialization(TorchFunctionMode):
+    """Context in which new parameters are meta tensors and are not initialized; computed buffers are not affected.
+
+    >>> with SkipInitialization():
+    ...     torch.nn.Linear(2, 3).weight.device
+    device(type='meta')
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # Meta tensors have no memory to fill, and torch would import torch._dynamo, which takes a second.
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        if function in _FILL_METHODS and args[0].is_meta:
+            return args[0]
+        return function(*args, **(kwargs | {"device": "meta"} if function is torch.empty else kwargs))
+
+
+_FILL_METHODS = (Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_)
 
 
 class ParameterCount(NamedTuple):
@@ -59,7 +82,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 
 def _count(config: Any) -> ParameterCount:
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), SkipInitialization():
             parameters = list(FAMILIES[family_name(config)].model(config).parameters())
     except (RuntimeError, OverflowError, MemoryError, TypeError) as error:
         # A tensor whose size in bytes does not fit into 64 bits.

@@ -21,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as weights_to_bytes
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regard.config_reader import fill_config, json_bytes, read_json
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
@@ -30,7 +29,7 @@ from regard.devices import find_device
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.models import FAMILIES, family_name, make_model
-from regard.models.parameters import layer_counts
+from regard.models.parameters import SkipInitialization, layer_counts
 from regard.pipelines.image_model import ImageModel
 from regard.pipelines.int8_weights import dequantize_weights, quantize_weights
 from regard.pipelines.migration import migrate_names
@@ -398,7 +397,7 @@ def model_from_weights(config: Any, weights: Mapping[str, Tensor], origin: str |
     True
     """
     _check_shapes(config, {name: tensor.shape for name, tensor in weights.items()}, origin)
-    with _NoInit():
+    with SkipInitialization():
         model = make_model(config)
     _check_names(dict(model.named_parameters()), weights, origin)
     loaded = {id(meta): nn.Parameter(weights[name].float()) for name, meta in model.named_parameters()}
@@ -406,16 +405,6 @@ def model_from_weights(config: Any, weights: Mapping[str, Tensor], origin: str |
         for name, meta in list(module.named_parameters(recurse=False)):
             setattr(module, name, loaded[id(meta)])
     return model
-
-
-class _NoInit(TorchFunctionMode):
-    """Context in which new parameters are meta tensors; computed buffers are not affected."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"]  # no memory to fill, and torch would import torch._dynamo, which takes seconds
-        return function(*args, **(kwargs | {"device": "meta"} if function is torch.empty else kwargs))
 
 
 def load_weights(

@@ -155,7 +155,11 @@ class TextEncoder(TextPipeline):
     def classify(self, texts: Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> list[Classification]: ...
     @torch.no_grad()
     def classify(self, texts: str | Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> Any:
-        """The label of each text, or pair of texts, with the probability of every label; one result for a string."""
+        """The label of each text, or pair of texts, with the probability of every label; one result for a string.
+
+        Probabilities sum to 1, except for models with `problem_type = "multi_label"` (several labels may apply to a
+        text, or there is only one) and `"regression"` (values instead of probabilities).
+        """
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
         if self.model.config.head != "classify":
@@ -169,9 +173,16 @@ class TextEncoder(TextPipeline):
         encoded = self.encode_rows(rows, truncate=truncate)
         results: list[Classification | None] = [None] * len(rows)
         for indices, logits in self._outputs(encoded):
-            for i, probabilities in zip(indices, logits.softmax(-1).tolist()):
+            for i, probabilities in zip(indices, self._label_scores(logits).tolist()):
                 results[i] = Classification.from_probabilities(self.model.config.labels, probabilities)
         return [result for result in results if result is not None]
+
+    def _label_scores(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        """The probabilities of the labels, or the values of a regression model."""
+        problem = self.model.config.problem_type
+        return (
+            logits if problem == "regression" else logits.sigmoid() if problem == "multi_label" else logits.softmax(-1)
+        )
 
     def embed_file(
         self,

@@ -40,7 +40,8 @@ class Options:
     """Embed texts as vectors: regard embed MODEL "A cat sleeps."
 
     A vector is the mean over the tokens of a text, normalized to length 1: the dot product of two vectors is their
-    cosine similarity. Models imported from sentence-transformers use their own pooling and layers. With --output, write to a file; if interrupted, the same command resumes.
+    cosine similarity. Models imported from sentence-transformers use their own pooling and layers. With --output, write
+    to a file; if interrupted, the same command resumes.
     """
 
     model: Model

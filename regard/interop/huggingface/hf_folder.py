@@ -12,6 +12,8 @@ The config.json of a timm folder has other keys, among them `architecture`.
 """
 
 import dataclasses
+import difflib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +57,7 @@ from regard.interop.tokenizer_files import (
     write_marian_tokenizers,
     write_tokenizer,
 )
-from regard.models import ViTConfig, family_name
+from regard.models import BertConfig, ViTConfig, family_name
 from regard.pipelines import (
     ImageModel,
     Pipeline,
@@ -127,8 +129,10 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     else:
         library = tokenizer.backend_tokenizer
         imported = ImportedTokenizer(library, library, special_ids(library, folder))
-    tokens = _special_tokens(folder, table, imported)
+    tokens, other_eos = _special_tokens(table, imported)
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
+    if not isinstance(config, BertConfig):
+        special = dataclasses.replace(special, other_eos=other_eos)
     sizes = vocab_sizes(config)
     for library, size in zip((imported.source, imported.target), sizes):
         entries = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
@@ -138,9 +142,11 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
                 "Check that tokenizer and weights belong to the same model.",
             )
     size = min(sizes)
-    invalid = {key: index for key, index in dataclasses.asdict(special).items() if index is not None and index >= size}
+    roles: dict[str, Any] = dataclasses.asdict(special) | {"other_eos": None}
+    named = [*roles.items(), *(("eos", index) for index in special.other_eos)]
+    invalid = [(key, index) for key, index in named if index is not None and index >= size]
     if invalid:
-        ids = ", ".join(f"{key} = {index}" for key, index in invalid.items())
+        ids = ", ".join(f"{key} = {index}" for key, index in invalid)
         raise RegardError(f"{folder}: special ids outside the vocabulary of {size}: {ids}.", "Fix config.json.")
     model = model_from_weights(config, weights, folder)
     source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
@@ -185,6 +191,9 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
         config = join_config(config)
     table, generation, tensors = writers[family](config, special, weights)
+    if special.other_eos:
+        for written in (table, generation):
+            written["eos_token_id"] = list(special.ends)
     if is_marian:
         write_marian_tokenizers(source, target, folder, special, max_len=config.max_len)
     else:
@@ -225,12 +234,38 @@ def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
     if "format" in table and "family" in table:
         raise RegardError(f"{path.parent}: already a model folder of Regard.", "Use it without importing it.")
     names, supported = table.get("architectures"), [*ARCHITECTURES, *VIT_CLASSES]
-    hint = f"Supported classes: {', '.join(supported)}."
-    if not isinstance(names, list) or len(names) != 1:
-        raise RegardError(f"{path}: architectures = {names!r}; expected a list of one class.", hint)
-    if names[0] not in supported:
-        raise RegardError(f"{path}: unsupported class {names[0]}.", hint)
-    return names[0]
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise RegardError(
+            f"{path}: architectures = {names!r}; expected a list of one class.", 'For example: ["BertModel"].'
+        )
+    name = names[0]
+    if name not in supported:
+        nearest = difflib.get_close_matches(name, supported, n=5, cutoff=0.0)
+        raise RegardError(
+            f"{path}: unsupported class {name}.",
+            f"The nearest of {len(supported)} supported classes: {', '.join(nearest)}.",
+        )
+    # transformers builds the model of the type; the class is only a record of how it was saved.
+    expected, model_type = _model_types(name), table.get("model_type")
+    if model_type is not None and model_type not in expected:
+        raise RegardError(
+            f"{path}: model_type = {model_type!r} does not match the class {name} (expected {' or '.join(expected)}).",
+            "Such a model cannot be imported. If model_type is wrong, fix the file.",
+        )
+    return name
+
+
+def _model_types(name: str) -> tuple[str, ...]:
+    """The values of `model_type` that belong to a class.
+
+    >>> _model_types("MBartForConditionalGeneration"), _model_types("XLMRobertaModel")
+    (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
+    """
+    prefixes = {"XLMRoberta": "xlm-roberta", "DistilBert": "distilbert"}
+    family = re.split("Model|For|LMHead|MTModel", name)[0]
+    model_type = prefixes.get(family, family.lower())
+    same = ("xlm-roberta", "roberta", "camembert")  # only their tokenizers differ
+    return (model_type, *(other for other in same if other != model_type)) if model_type in same else (model_type,)
 
 
 def _add_normalizer(library: tokenizers.Tokenizer, first: normalizers.Normalizer | None) -> None:
@@ -240,17 +275,22 @@ def _add_normalizer(library: tokenizers.Tokenizer, first: normalizers.Normalizer
         library.normalizer = normalizers.Sequence(steps)
 
 
-def _special_tokens(folder: Path, table: Mapping[str, Any], imported: ImportedTokenizer) -> dict[str, int]:
-    """Special ids by role; `begin`, `end` and `between` are those that the tokenizer adds to texts."""
+def _special_tokens(table: Mapping[str, Any], imported: ImportedTokenizer) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Special ids by role, and those of further tokens that end an output.
+
+    `begin`, `end` and `between` are those that the tokenizer adds to texts.
+    """
     tokens = dict(imported.special)
+    other_eos: tuple[int, ...] = ()
     for role in ROLES:
         index = table.get(f"{role}_token_id")
-        if isinstance(index, list):  # several eos tokens: prefer the tokenizer's
-            index = tokens[role] if tokens.get(role) in index else next(iter(index), None)
+        if isinstance(index, list):
+            ids = list(dict.fromkeys(i for i in index if type(i) is int and i >= 0))
+            index = tokens[role] if tokens.get(role) in ids else next(iter(ids), None)  # prefer the tokenizer's
+            if role == "eos":
+                other_eos = tuple(i for i in ids if i != index)
         if type(index) is int and index >= 0:
             tokens[role] = index
     begin, end = boundary_ids(imported.source)
-    if begin is None and read_json(folder / "tokenizer_config.json").get("add_bos_token") is True:
-        begin = tokens.get("bos")
     added = {"begin": begin, "end": end, "between": separator_id(imported.source)}
-    return tokens | {key: index for key, index in added.items() if index is not None}
+    return tokens | {key: index for key, index in added.items() if index is not None}, other_eos

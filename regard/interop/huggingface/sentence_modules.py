@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from safetensors.torch import save as weights_to_bytes
-from torch import Tensor
 from tokenizers import normalizers
+from torch import Tensor
 
 from regard.config_reader import json_bytes, parse_json
 from regard.errors import RegardError

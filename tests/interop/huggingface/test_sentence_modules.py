@@ -55,7 +55,7 @@ def dense(in_features, out_features, activation, *, bias=True):
 
 def hidden_states(hf_model, text, max_len=MAX_LEN):
     """The token vectors of transformers for a text of the test tokenizer, cut to a length."""
-    ids = [2, *(int(word[1:]) for word in text.split())][: max_len - 1] + [3]
+    ids = [2, *[int(word[1:]) for word in text.split()][: max_len - 2], 3]
     with torch.no_grad():
         return hf_model(torch.tensor([ids])).last_hidden_state[0].numpy()
 
