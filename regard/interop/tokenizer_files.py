@@ -131,7 +131,8 @@ def read_tokenizer(folder: str | Path) -> ImportedTokenizer:
         if path.name != "tokenizer.json":
             begin = _boundary_role(settings, "add_bos_token", "bos", tokens.begin)
             end = _boundary_role(settings, "add_eos_token", "eos", tokens.end)
-            set_special_template(library, special.get(begin), special.get(end), special.get(tokens.between))
+            ids = special.get(begin), special.get(end), special.get(tokens.between)
+            set_special_template(library, *ids, segments=tokens.end == "sep")
         # Some files set truncation and padding to a fixed length.
         library.no_truncation()
         library.no_padding()
@@ -155,7 +156,9 @@ def write_tokenizer(
     folder = Path(folder)
     library = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     boundaries = special.begin, special.end
-    if boundary_ids(library) != boundaries or special.between not in (None, separator_id(library)):
+    has_segments = 1 in library.encode("a", "a").type_ids
+    is_separated = special.between in (None, separator_id(library))
+    if boundary_ids(library) != boundaries or not is_separated or (segments and not has_segments):
         set_special_template(library, *boundaries, special.between, segments=segments)
     roles = {"bos": special.sos, "eos": special.eos, "unk": special.unk, "pad": special.pad, "mask": special.mask}
     if special.mask is not None:

@@ -1,6 +1,8 @@
 """Parameters of a model without memory: their count from a config alone, and models without initial weights."""
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +32,29 @@ class SkipInitialization(TorchFunctionMode):
 
 
 _FILL_METHODS = (Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_)
+# Positions without a computed table.
+_UNTABULATED = ("rotary", "learned", "relative", "none")
+# Larger buffers are not computed.
+_MAX_BUFFER_ELEMENTS = 2**24
+
+
+@contextmanager
+def shapes_only(config: Any) -> Iterator[None]:
+    """Context in which a model of this config is built without memory, for the shapes of its parameters.
+
+    >>> from regard.models import GPT, GPTConfig
+    >>> config = GPTConfig(width=8, heads=2, feedforward=8, vocab=10**12)
+    >>> with shapes_only(config):
+    ...     GPT(config).embedding.tokens.weight.shape
+    torch.Size([1000000000000, 8])
+    """
+    length = max(getattr(config, "max_len", 0), getattr(config, "image_height", 0) * getattr(config, "image_width", 0))
+    with ExitStack() as stack:
+        has_table = isinstance(config, ViTConfig) or getattr(config, "positions", "") not in _UNTABULATED
+        if config.width * (max(length, 1) if has_table else 1) > _MAX_BUFFER_ELEMENTS:
+            stack.enter_context(torch.device("meta"))  # for buffers too; it imports torch._dynamo
+        stack.enter_context(SkipInitialization())
+        yield
 
 
 class ParameterCount(NamedTuple):
@@ -82,7 +107,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 
 def _count(config: Any) -> ParameterCount:
     try:
-        with torch.device("meta"), SkipInitialization():
+        with shapes_only(config):
             parameters = list(FAMILIES[family_name(config)].model(config).parameters())
     except (RuntimeError, OverflowError, MemoryError, TypeError) as error:
         # A tensor whose size in bytes does not fit into 64 bits.

@@ -25,7 +25,7 @@ from regard.interop.sentencepiece_files import (
     build_tokenizer,
     read_sentencepiece,
 )
-from regard.interop.tokenizer_files import boundary_ids, read_tokenizer, write_tokenizer
+from regard.interop.tokenizer_files import boundary_ids, read_tokenizer, set_special_template, write_tokenizer
 from regard.pipelines import load, save
 from tests.interop.model_comparison import assert_same_tensors
 from tests.interop.sentencepiece_models import (
@@ -573,3 +573,18 @@ def test_contradicting_flags_are_errors(tmp_path):
         write_config(tmp_path, **options)
         with pytest.raises(RegardError, match=f"{list(options)[1]} = True is unsupported"):
             read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.json without segments"])
+def test_segments_of_text_pairs_survive_export(file, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*train_wordpiece(True), ""]))
+    folder = write_config(tmp_path, tokenizer_class="BertTokenizer")
+    expected = transformers.BertTokenizer.from_pretrained(folder)("the cat", "a dog")
+    library = read_tokenizer(folder).source
+    if file != "vocab.txt":
+        set_special_template(library, 2, 3)
+    special = SpecialTokens(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+    write_tokenizer(Tokenizer(library, FOREIGN_KIND), tmp_path / "out", special, segments=True)
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("the cat", "a dog")
+    assert (exported["input_ids"], exported["token_type_ids"]) == (expected["input_ids"], expected["token_type_ids"])
+    assert 1 in expected["token_type_ids"]

@@ -35,6 +35,7 @@ from regard.interop.huggingface.encoder_decoder_models import (
     read_encoder_decoder,
     write_encoder_decoder,
 )
+from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
 from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
 from regard.interop.huggingface.sentence_modules import (
     MODULES_FILE,
@@ -114,10 +115,10 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     name = _read_class_name(table, path)
     generation = read_json(folder / "generation_config.json")
     table |= {key: value for key, value in generation.items() if value is not None}  # takes precedence
-    settings = ForeignConfig(table, str(path))
+    checked = ForeignConfig(table, str(path))
     # Quantized weights, and models with custom code instead of their class, are not supported.
-    settings.require("quantization_config", None)
-    settings.require("auto_map", None)
+    checked.require("quantization_config", None)
+    checked.require("auto_map", None)
     if name in VIT_CLASSES:
         preprocessor = ForeignConfig(read_json(folder / PREPROCESSOR_FILE), str(folder / PREPROCESSOR_FILE))
         config, weights = read_vit_model(name, table, preprocessor, read_tensors(folder), str(path))
@@ -151,7 +152,12 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     model = model_from_weights(config, weights, folder)
     source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
     target = source if imported.target is imported.source else Tokenizer(imported.target, FOREIGN_KIND)
-    pipeline = make_pipeline(model.eval(), (source, target), {"imported": {"class": name, "folder": folder.name}})
+    provenance: dict[str, Any] = {"class": name, "folder": folder.name}
+    if not isinstance(config, BertConfig):
+        provenance |= {"generation": settings} if (settings := read_generation_settings(table, special, path)) else {}
+    if (template := read_chat_template(folder)) is not None:
+        provenance["chat_template"] = template
+    pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
         tokenizer_config = read_json(folder / "tokenizer_config.json")
         languages = [tokenizer_config.get(key) for key in _LANGUAGE_KEYS]
@@ -199,9 +205,16 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
-    if isinstance(pipeline, Translator) and pipeline.languages:
+    imported = pipeline.training.get("imported")
+    imported = imported if isinstance(imported, dict) else {}
+    additions = {"chat_template": imported["chat_template"]} if "chat_template" in imported else {}
+    if isinstance(pipeline, Translator):
+        additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
+    if additions:
         path = folder / "tokenizer_config.json"
-        write_atomically(path, json_bytes({**read_json(path), **dict(zip(_LANGUAGE_KEYS, pipeline.languages))}))
+        write_atomically(path, json_bytes({**read_json(path), **additions}))
+    if generation:
+        generation = {**imported.get("generation", {}), **generation}
     if isinstance(pipeline, TextEncoder) and config.head in ("none", "mask"):
         write_sentence_modules(folder, pipeline.sentence, config.width, config.max_len)
     if generation:
