@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix"]
 
 Pairs = list[tuple[str, str]]
+
+# A process in the background of a shell ignores Ctrl-C, and so would the processes of tests that send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One test per core runs at a time: more threads and workers, also in subprocesses, would only compete.
