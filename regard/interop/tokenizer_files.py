@@ -377,7 +377,7 @@ def _read_library(path: Path, family: str, settings: ForeignConfig) -> tokenizer
         return library
     normalizer, pre_tokenizer = library.normalizer, library.pre_tokenizer
     if family in _SUPPORTED_FAMILIES["vocab.txt"] and isinstance(normalizer, normalizers.BertNormalizer):
-        library.normalizer = _bert_normalizer(settings, normalizer)
+        library.normalizer = _bert_normalizer(settings, clean_text=normalizer.clean_text)
     elif family in (*_SUPPORTED_FAMILIES["vocab.txt"], "albert") and settings.table.get("do_lower_case") is not None:
         is_lower = normalizer is not None and normalizer.normalize_str("A") == "a"
         if settings.get_bool("do_lower_case", True) != is_lower:
@@ -392,15 +392,15 @@ def _read_library(path: Path, family: str, settings: ForeignConfig) -> tokenizer
     return library
 
 
-def _bert_normalizer(settings: ForeignConfig, saved: normalizers.BertNormalizer) -> normalizers.BertNormalizer:
-    """The normalizer of tokenizer.json with the flags of tokenizer_config.json."""
-    accents = settings.table.get("strip_accents", saved.strip_accents)
+def _bert_normalizer(settings: ForeignConfig, clean_text: bool = True) -> normalizers.BertNormalizer:
+    """The normalizer of BERT's tokenizer class: its flags, or their defaults, replace those in tokenizer.json."""
+    accents = settings.table.get("strip_accents")
     return normalizers.BertNormalizer(
-        clean_text=saved.clean_text,
-        lowercase=settings.get_bool("do_lower_case", saved.lowercase),
-        handle_chinese_chars=settings.get_bool("tokenize_chinese_chars", saved.handle_chinese_chars),
+        clean_text=clean_text,
+        lowercase=settings.get_bool("do_lower_case", True),
+        handle_chinese_chars=settings.get_bool("tokenize_chinese_chars", True),
         # None: accents are stripped if texts are lowercased.
-        strip_accents=None if accents is None else settings.get_checked("strip_accents", bool, accents),
+        strip_accents=None if accents is None else settings.get_bool("strip_accents", False),
     )
 
 
@@ -488,7 +488,7 @@ def _read_wordpiece(path: Path, family: str, settings: ForeignConfig) -> tokeniz
         raise RegardError(f"{path}: the entry {unknown} is missing.", "Replace it with an intact copy.")
     vocab = {name: index for index, name in enumerate(names)}
     library = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown))
-    library.normalizer = _bert_normalizer(settings, normalizers.BertNormalizer())
+    library.normalizer = _bert_normalizer(settings)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
     return library

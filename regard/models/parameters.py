@@ -43,15 +43,18 @@ def shapes_only(config: Any) -> Iterator[None]:
     """Context in which a model of this config is built without memory, for the shapes of its parameters.
 
     >>> from regard.models import GPT, GPTConfig
-    >>> config = GPTConfig(width=8, heads=2, feedforward=8, vocab=10**12)
+    >>> config = GPTConfig(width=8, heads=2, feedforward=8, vocab=10**9)
     >>> with shapes_only(config):
     ...     GPT(config).embedding.tokens.weight.shape
-    torch.Size([1000000000000, 8])
+    torch.Size([1000000000, 8])
     """
-    length = max(getattr(config, "max_len", 0), getattr(config, "image_height", 0) * getattr(config, "image_width", 0))
+    length = 1
+    if isinstance(config, ViTConfig):
+        length = max(1, config.image_height // config.patch) * max(1, config.image_width // config.patch)
+    elif getattr(config, "positions", "") not in _UNTABULATED:
+        length = config.max_len
     with ExitStack() as stack:
-        has_table = isinstance(config, ViTConfig) or getattr(config, "positions", "") not in _UNTABULATED
-        if config.width * (max(length, 1) if has_table else 1) > _MAX_BUFFER_ELEMENTS:
+        if config.width * length > _MAX_BUFFER_ELEMENTS:
             stack.enter_context(torch.device("meta"))  # for buffers too; it imports torch._dynamo
         stack.enter_context(SkipInitialization())
         yield

@@ -514,6 +514,7 @@ def test_several_special_tokens_before_a_text_are_an_error():
 @pytest.mark.parametrize(
     "options",
     [
+        {},  # the default of the class: lower case
         {"do_lower_case": True},
         {"do_lower_case": False},
         {"do_lower_case": True, "strip_accents": False},

@@ -475,6 +475,9 @@ def test_opening_a_model_does_not_import_dynamo():
         "from regard.pipelines import load\n"
         "for folder in sorted(Path(sys.argv[1]).iterdir()):\n"
         "    parameter_shapes(load(folder, 'cpu').model.config)\n"
-        "    assert 'torch._dynamo' not in sys.modules, folder"
+        "    assert 'torch._dynamo' not in sys.modules, folder\n"
+        "from regard.models import ViTConfig\n"
+        "parameter_shapes(ViTConfig(image_height=224, image_width=224))\n"
+        "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script, str(fixtures)], check=True, timeout=120)

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported, foreign_value
 from regard.interop.weight_mapping import MappingTable, parameter_shapes, read_model_weights, write_weights
+from regard.models.bert import ProblemType
 
 logger = logging.getLogger("regard")
 
@@ -52,7 +53,7 @@ class ForeignClass(NamedTuple):
 
 
 # Kinds of classifiers, and their names in Regard.
-PROBLEM_TYPES = {
+PROBLEM_TYPES: dict[str, ProblemType] = {
     "single_label_classification": "single_label",
     "multi_label_classification": "multi_label",
     "regression": "regression",
@@ -60,7 +61,7 @@ PROBLEM_TYPES = {
 _IDENTITY = "torch.nn.modules.linear.Identity"
 
 
-def read_problem_type(settings: ForeignConfig, labels: Sequence[str]) -> str:
+def read_problem_type(settings: ForeignConfig, labels: Sequence[str]) -> ProblemType:
     """What the outputs of a classifier are. Like transformers, a single label has a probability of its own.
 
     A cross-encoder of sentence-transformers names the activation of its output.
