@@ -131,8 +131,8 @@ def read_tokenizer(folder: str | Path) -> ImportedTokenizer:
         if path.name != "tokenizer.json":
             begin = _boundary_role(settings, "add_bos_token", "bos", tokens.begin)
             end = _boundary_role(settings, "add_eos_token", "eos", tokens.end)
-            ids = special.get(begin), special.get(end), special.get(tokens.between)
-            set_special_template(library, *ids, segments=tokens.end == "sep")
+            added = special.get(begin), special.get(end), special.get(tokens.between)
+            set_special_template(library, *added, segments=tokens.end == "sep")
         # Some files set truncation and padding to a fixed length.
         library.no_truncation()
         library.no_padding()

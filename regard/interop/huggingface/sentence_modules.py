@@ -108,7 +108,7 @@ def lowercase_normalizer(folder: Path) -> normalizers.Normalizer | None:
 def write_sentence_modules(folder: Path, sentence: SentenceEmbedding, width: int, max_len: int) -> None:
     """Write the modules of a sentence embedding beside an exported model."""
     config = sentence.config
-    pooling = {"word_embedding_dimension": width, "include_prompt": True}
+    pooling: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": True}
     pooling |= {key: mode in config.pooling for key, mode in _POOLING_KEYS.items()}
     if [mode for mode in _POOLING_KEYS.values() if mode in config.pooling] != list(config.pooling):
         pooling = {"embedding_dimension": width, "pooling_mode": list(config.pooling), "include_prompt": True}
