@@ -87,6 +87,8 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         model = look.pipeline.model
         if getattr(model.config, "head", "") == "answer":
             raise RegardError("A page cannot contain a question answering model.", "Use --no-with-model.")
+        if look.pipeline.special.other_eos:
+            raise RegardError("A page cannot contain a model with several end tokens.", "Use --no-with-model.")
         if not look.maps:
             raise RegardError("A page cannot contain a model without attention.", "Use --no-with-model.")
         programs, maps = page_programs(model), look.maps

@@ -45,7 +45,10 @@ def test_unsupported_models_are_left_out_or_refused():
     without_attention = look(Translator(make_model(blind).eval(), tokenizer, tokenizer), SOURCE, SOURCE)
     ensemble = look(make_pipeline("luong"), SOURCE, SOURCE)
     members = replace(ensemble.pipeline, ensemble_members=[ensemble.pipeline.model])
+    special = replace(ensemble.pipeline.special, other_eos=(5,))
+    several_ends = replace(ensemble, pipeline=replace(ensemble.pipeline, special=special))
     cases = [(answering, "question answering"), (without_attention, "without attention")]
+    cases.append((several_ends, "several end tokens"))
     with pytest.raises(RegardError, match="has no model"):
         model_for_page(replace(ensemble, pipeline=None), True)
     for seen, message in [*cases, (replace(ensemble, pipeline=members), "an ensemble")]:
