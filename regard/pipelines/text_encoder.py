@@ -62,6 +62,15 @@ class TextEncoder(TextPipeline):
         ids = self.limit_length(self.tokenizer.encode(text), name, truncate, special_count=count)
         return self.special.add_special_tokens(ids)
 
+    def encode_masked(self, text: str) -> list[int]:
+        """The ids of a text with special tokens, in which `<mask>` stands for masked tokens."""
+        *before, last = text.split(MASK_TOKEN)
+        # The space before a mask belongs to the masked word; it is not a separate token.
+        parts = [self.tokenizer.encode(part) for part in (*(part.rstrip(" ") for part in before), last)]
+        ids: list[int] = reduce(lambda left, right: [*left, self.special.mask, *right], parts)  # type: ignore[list-item]
+        count = len(self.special.add_special_tokens([]))
+        return self.special.add_special_tokens(self.limit_length(ids, "The text", False, special_count=count))
+
     def encode_rows(
         self, rows: Sequence[tuple[str, ...]], *, name: str | None = None, truncate: bool = False
     ) -> EncodedTexts:
@@ -258,15 +267,9 @@ class TextEncoder(TextPipeline):
         """The `count` most probable tokens for each `<mask>` in a text, with their probabilities."""
         if self.model.config.head != "mask" or self.special.mask is None:
             raise RegardError("This model has no masked language modeling head.", "Train one: regard train --task mask")
-        *before, last = text.split(MASK_TOKEN)
-        if not before:
+        if MASK_TOKEN not in text:
             raise RegardError(f"The text contains no {MASK_TOKEN}.", f"Write {MASK_TOKEN} in place of a token.")
-        # The space before a mask belongs to the masked word; it is not a separate token.
-        parts = [self.tokenizer.encode(part) for part in (*(part.rstrip(" ") for part in before), last)]
-        ids: list[int] = reduce(lambda left, right: [*left, self.special.mask, *right], parts)  # type: ignore[list-item]
-        ids = self.special.add_special_tokens(
-            self.limit_length(ids, "The text", False, special_count=len(self.special.add_special_tokens([])))
-        )
+        ids = self.encode_masked(text)
         self.model.eval()
         probabilities = self.model(self.pack([ids])).float().softmax(-1)
         predictions = []

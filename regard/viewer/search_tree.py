@@ -359,8 +359,8 @@ def search_header(tree: SearchTree, blob: dict[str, Any] | None) -> dict[str, An
         "stopped": tree.stopped,
         "source": tree.source,
         "attention": tree.attention,
-        "looked": blob,
-        "left_out": tree.omitted,
+        "weights": blob,
+        "omitted": tree.omitted,
         "nodes": nodes,
         "results": [{"text": one.text, "score": round(one.score, 5), "node": one.node} for one in tree.results],
     }

@@ -83,7 +83,9 @@ def test_scene_contains_every_look(models):
     one, other = (build_scene(seen) for seen in models)
     assert json.loads(json.dumps(made.header)) == made.header
     first, second = made.header["compared"]
-    assert first == {"label": "transformer", "texts": {"source": SOURCE, "target": TARGET}}
+    # Next to the given translation, the page names that of the model itself.
+    own = models[0].pipeline(SOURCE)
+    assert first == {"label": "transformer", "texts": {"source": SOURCE, "target": TARGET}, "own_output": own}
     assert made.header["sides"] == one.header["sides"]
     assert second["label"] == "recurrent"
     assert second["sides"] == other.header["sides"]

@@ -73,7 +73,7 @@ def test_page_without_a_search_has_no_search_tab(opened, transformer):
 def test_candidate_shows_its_numbers_and_attention(opened, scene):
     page = opened(scene, VIEW)
     search = scene.header["decode"]
-    rows = np.frombuffer(scene.blobs[search["looked"]["at"]], "<f4").reshape(search["looked"]["shape"])
+    rows = np.frombuffer(scene.blobs[search["weights"]["at"]], "<f4").reshape(search["weights"]["shape"])
     number = best_path(scene)[1]
     one = search["nodes"][number]
     node(page, number).click()
@@ -118,7 +118,7 @@ def test_keys_move_along_the_tree(opened, scene):
     assert chosen(page) == path[0]
     page.keyboard.press("ArrowRight")
     assert chosen(page) == path[1]
-    assert announced(page).startswith(f"Step 2 of {len(search['left_out'])}: {search['nodes'][path[1]]['token']}.")
+    assert announced(page).startswith(f"Step 2 of {len(search['omitted'])}: {search['nodes'][path[1]]['token']}.")
     assert re.search(r"Attends most to \S+, [\d.]+\.$", announced(page))
     active = page.locator(".scroll-tree").get_attribute("aria-activedescendant")
     assert page.locator(f"#{active}").get_attribute("data-node") == str(path[1])
@@ -141,7 +141,7 @@ def test_keys_move_along_the_tree(opened, scene):
     assert chosen(page) == path[-1]
     # Every candidate is reachable.
     reached = set()
-    for step in range(len(search["left_out"])):
+    for step in range(len(search["omitted"])):
         page.keyboard.press("b")
         for _ in range(len(path) - 1 - step):
             page.keyboard.press("ArrowLeft")

@@ -40,7 +40,7 @@ export class SearchView {
     this.search = this.scene.decode;
     this.rtl = this.scene.sides.predicted?.direction === "rtl";
     this.nodes = buildCandidates(this.search);
-    this.steps = this.search.left_out.length;
+    this.steps = this.search.omitted.length;
     /** @type {number | null} */
     this.cursor = null;
     this.showsPruned = true;
@@ -70,7 +70,7 @@ export class SearchView {
 
   /** Describes the search in a few sentences. */
   summary() {
-    const { method, beam, length_penalty: length, coverage_penalty: coverage, left_out: left, stopped } = this.search;
+    const { method, beam, length_penalty: length, coverage_penalty: coverage, omitted: left, stopped } = this.search;
     const widths = { beam: `, beam width ${beam}`, sample: beam > 1 ? `, ${beam} samples` : "", greedy: "" };
     const missing = left.reduce((/** @type {number} */ sum, /** @type {number} */ count) => sum + count, 0);
     const ranked = length === 1 ? "mean log-probability per token" : length === 0 ? "log-probability" : `log-probability divided by length^${length}`;
@@ -110,8 +110,8 @@ export class SearchView {
 
   /** @param {Set<string> | null} changed */
   async update(changed) {
-    const { looked } = this.search;
-    if (looked && !this.rows) this.rows = new Float32Array(await this.host.blob(looked.at));
+    const { weights } = this.search;
+    if (weights && !this.rows) this.rows = new Float32Array(await this.host.blob(weights.at));
     if (!changed || ["form", "theme"].some((key) => changed.has(key))) this.draw();
     else this.mark();
     this.scheduler.add("search", 0, () => false); // an empty job clears the page's busy state
@@ -214,7 +214,7 @@ export class SearchView {
   /** The attention weights of the step that proposed a candidate. @param {Candidate} candidate @returns {{token: string, weight: number, own: boolean}[]} */
   attentionOf(candidate) {
     if (!this.rows || candidate.row === null) return [];
-    const width = this.search.looked.shape[1];
+    const width = this.search.weights.shape[1];
     const own = pathOf(this.nodes, candidate).slice(0, -1).map((other) => other.label);
     const tokens = [...this.search.source.map(makeVisible), ...(width > this.search.source.length ? own : [])];
     return tokens.map((token, i) => ({ token, weight: this.rows[candidate.row * width + i], own: i >= this.search.source.length }));

@@ -357,7 +357,7 @@ export class StepsView {
         "footer",
         {},
         h("code", {}, step.where),
-        this.trace.paramsOf(n).map(({ sign, name, shape }) => h("span", { class: "param" }, h("i", {}, sign), ` ${shape.join("×")} `, h("code", {}, name))),
+        this.trace.paramsOf(n).map(({ sign, name, shape, full_shape: full }) => h("span", { class: "param" }, h("i", {}, sign), ` ${(full ?? shape).join("×")} `, h("code", {}, name), full ? ` (${shape[0]} ${shape[0] === 1 ? "row" : "rows"} in this page)` : null)),
         step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "identical to the model's values" : `within ${formatGap(step.differs)} of the model's values`),
       ),
     );

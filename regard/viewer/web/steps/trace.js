@@ -25,7 +25,8 @@ import {
 
 /**
  * @typedef {import("./operations.js").Tensor} Tensor
- * @typedef {{sign: string, name: string, offset: number, shape: number[]}} Param
+ * @typedef {{sign: string, name: string, offset: number, shape: number[], full_shape?: number[]}} Param `full_shape`: of a table of
+ *   which the page has only the rows that are used
  * @typedef {number | Param | null} Input index of a step, or a parameter
  * @typedef {{
  *   id: string, section: number, title: string, formula?: string, where?: string, op: string, inputs: Input[],
