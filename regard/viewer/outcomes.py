@@ -16,7 +16,7 @@ from regard.viewer.image_look import ImageLook
 from regard.viewer.text_look import Look
 
 # Alternatives listed per prediction, and for the next token of a language model.
-TOP_K, NEXT_TOP_K = 5, 12
+TOP_K, NEXT_TOP_K = 5, 7
 # Tokens that a language model generates.
 CONTINUATION_TOKENS = 12
 # Tokens of a text up to which every token is masked in turn (masked language models).

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.evaluation.attention_measures import entropy
 from regard.models import family_name
 from regard.version import __version__
 from regard.viewer.image_look import (
@@ -93,6 +94,8 @@ def _initial_view(
     """The initial view of the page: the kind of overlay, its attention and head, the query token and the label."""
     overview = attention == "all"
     shown = look.select_attention(None if overview else attention, patch)
+    if all(one is None for one in (attention, head, patch, label)) and not rollout:
+        shown, head = _sharpest_head(look)
     label_index = None if label is None else look.label_index(label)
     if rollout or (label_index is not None and not look.has_class_queries):
         check_rollout(attention, head)
@@ -118,6 +121,16 @@ def _initial_view(
         "token": token,
         "label": label_index,
     }
+
+
+def _sharpest_head(look: ImageLook) -> tuple[PatchMap, int]:
+    """The head in which the query of the image attends to the fewest patches: the lowest entropy."""
+    best = min(
+        (float(entropy(weights.reshape(1, -1) / weights.sum())[0]), name, head)
+        for name in look.maps
+        for head, weights in enumerate(look.patch_weights(name))
+    )
+    return look.maps[best[1]], best[2]
 
 
 def _has_mask(look: ImageLook) -> bool:

@@ -204,7 +204,7 @@ export class Trace {
       const above = op === "rms_norm" ? formatNumber(x.data[at]) : `(${formatNumber(x.data[at])} − ${formatTerm(mean)})`;
       const i = gainAt(op, x, at, weight ?? bias);
       const after = [weight && ` · ${formatTerm(weight.data[i])}`, bias && ` + ${formatTerm(bias.data[i])}`];
-      return sum([`${above} / √(${formatNumber(variance)} + ${eps.toExponential(0)})`], "", "", after.filter(Boolean).join(""));
+      return sum([`${above} / √(${formatNumber(variance)} + ${eps.toExponential(0).replace("-", "−")})`], "", "", after.filter(Boolean).join(""));
     }
     if (op === "upsample_bilinear2d") {
       return sum(bilinearCells(x, options.output_size[0], options.output_size[1], at).map(([i, share]) => `${formatNumber(share)}·${this.text(inputs[0], i)}`));
