@@ -425,6 +425,7 @@ def _look_at_translation(
     if target is not None:
         target_ids = translator.encode_target(target, name="the target", truncate=truncate)
         return _look_at_pair(translator, source, target, target_ids, layers, words, truncate)
+    translator.encode_source(source, name="the source", truncate=truncate)  # raises an error if it is too long
     config, prefix = search
     prefixes = [prefix] if prefix else None
     translations = translator.translate([source], config, prefixes=prefixes, truncate=truncate, history=True)[0]

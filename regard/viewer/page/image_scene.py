@@ -94,8 +94,7 @@ def _initial_view(
     """The initial view of the page: the kind of overlay, its attention and head, the query token and the label."""
     overview = attention == "all"
     shown = look.select_attention(None if overview else attention, patch)
-    if all(one is None for one in (attention, head, patch, label)) and not rollout:
-        shown, head = _sharpest_head(look)
+    has_selection = any(one is not None for one in (attention, head, patch, label))
     label_index = None if label is None else look.label_index(label)
     if rollout or (label_index is not None and not look.has_class_queries):
         check_rollout(attention, head)
@@ -103,8 +102,9 @@ def _initial_view(
             raise RegardError("A patch and a label cannot be combined.", "Leave out one of them.")
         overlay = "rollout"
     else:
-        has_selection = any(one is not None for one in (attention, head, patch, label))
         overlay = "mask" if _has_mask(look) and not has_selection else "attention"
+        if overlay == "attention" and not has_selection:
+            shown, head = _sharpest_head(look, shown)
     check_head(shown, head, len(shown.recorded.calls[0].q[0]))
     token = None
     if patch is not None:
@@ -123,11 +123,15 @@ def _initial_view(
     }
 
 
-def _sharpest_head(look: ImageLook) -> tuple[PatchMap, int]:
-    """The head in which the query of the image attends to the fewest patches: the lowest entropy."""
+def _sharpest_head(look: ImageLook, default: PatchMap) -> tuple[PatchMap, int]:
+    """The head in which the class token or the pooling query attends to the fewest patches: the lowest entropy.
+
+    In a model without such a query, a head of the default attention, averaged over the queries of all patches.
+    """
+    names = [name for name, one in look.maps.items() if look.has_single_query(one)] or [default.name]
     best = min(
         (float(entropy(weights.reshape(1, -1) / weights.sum())[0]), name, head)
-        for name in look.maps
+        for name in names
         for head, weights in enumerate(look.patch_weights(name))
     )
     return look.maps[best[1]], best[2]

@@ -139,7 +139,10 @@ async function open(host, root, form, previousView) {
     if (tabs) setAttributes(page, { "aria-labelledby": tabs.mark(view) });
     output.setCompact(view !== "attention");
     const isFirst = !views[view];
-    if (isFirst) page.append((views[view] = VIEWS[view].make(context)).element);
+    if (isFirst) {
+      page.append((views[view] = VIEWS[view].make(context)).element);
+      if (views[view] instanceof MainView) output.addPanel(/** @type {any} */ (views[view]).outputElement);
+    }
     for (const [name, one] of Object.entries(views)) one.element.hidden = name !== view;
     await current().update(isFirst || changed?.has("view") ? null : changed);
   };

@@ -146,6 +146,6 @@ def test_small_screen_scrolls_only_vertically(opened):
     assert page.evaluate(right) <= 380
 
 
-def test_page_without_a_walk_has_no_steps_tab(opened):
+def test_page_without_a_walk_says_how_to_include_one(opened):
     page = opened(build_scene(cached_look("transformer"), walk=False), "#view=steps")
-    assert page.get_by_role("tab", name="Step by step").count() == 0
+    assert "regard look MODEL TEXT --walk" in page.locator(".missing-steps").text_content()

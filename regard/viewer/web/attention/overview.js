@@ -84,7 +84,7 @@ export class Overview {
     if (!found || element.dataset.label) return;
     const name = `${headLabel(this.attentions.scene.attentions, ref)}: ${labelName(found.label)}`;
     setAttributes(element, { "data-label": found.label, "aria-label": name, title: name });
-    element.append(h("span", { class: "head-label", "aria-hidden": "true" }, HEAD_LABELS[found.label].short));
+    element.append(h("span", { class: "head-label", "aria-hidden": "true", "data-text": HEAD_LABELS[found.label].short }));
   }
 
   /** @param {string} kind @param {any[]} list */

@@ -50,6 +50,11 @@ export class MainView {
     if (this.attention instanceof AttentionView) this.attention.pointOutput(step);
   }
 
+  /** What the view adds to the output section: the image and its labels. */
+  get outputElement() {
+    return this.attention instanceof ImageView ? this.attention.outputElement : null;
+  }
+
   get figureElement() {
     return this.attention?.figureElement ?? this.search.figureElement;
   }

@@ -49,7 +49,8 @@ export function tabList(name, options, controls, onSelect) {
       class: "tabs",
       "aria-label": name,
       onkeydown: (event) => {
-        const now = tabs.indexOf(/** @type {any} */ (event.target));
+        const visible = tabs.filter((tab) => !tab.hidden);
+        const now = visible.indexOf(/** @type {any} */ (event.target));
         const moves = {
           ArrowRight: now + 1,
           ArrowDown: now + 1,
@@ -61,7 +62,7 @@ export function tabList(name, options, controls, onSelect) {
         if (!(event.key in moves)) return;
         event.preventDefault();
         event.stopPropagation();
-        const next = tabs.at(moves[event.key] % tabs.length);
+        const next = visible.at(moves[event.key] % visible.length);
         next.focus();
         onSelect(next.dataset.value);
       },

@@ -70,11 +70,12 @@ export class ImageView {
     this.makeStage();
     this.reading = h("section", { class: "reading", "aria-label": "Reading" });
     this.labels = h("div", { class: "label-lists" });
+    /** Shown in the output section of the page. */
+    this.outputElement = h("div", { class: "image-output" }, imageThumbnail(host), this.labels);
     this.element = h(
       "div",
       { class: "images" },
       h("style", {}, IMAGES_STYLE),
-      h("div", { class: "image-output" }, imageThumbnail(host), this.labels),
       h(
         "div",
         { class: this.scene.opens?.all ? "columns all-first" : "columns" },

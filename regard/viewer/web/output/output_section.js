@@ -47,6 +47,8 @@ export class OutputSection {
     this.steps = (this.output?.steps ?? []).slice(0, MAX_OUTPUT_TOKENS);
     this.hasForm = host.fields.includes("source");
     this.temperature = 1;
+    /** @type {HTMLElement | null} */
+    this.panel = null;
     /** Whether the bars are those of the token after the text. */
     this.showsNext = Boolean(this.output?.next_token);
     const masked = this.steps.findIndex(({ token }) => /^(<mask>|\[MASK\])$/.test(token));
@@ -226,9 +228,16 @@ export class OutputSection {
     );
   }
 
+  /** Adds a panel next to the texts, if there is one. @param {HTMLElement | null} panel */
+  addPanel(panel) {
+    this.panel = panel;
+    if (panel) this.element.append(panel);
+  }
+
   /** In other views, only the texts are shown. @param {boolean} compact */
   setCompact(compact) {
     this.bars.hidden = compact;
+    if (this.panel) this.panel.hidden = compact;
     this.element.toggleAttribute("data-compact", compact);
   }
 }

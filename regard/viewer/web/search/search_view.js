@@ -65,7 +65,7 @@ export class SearchView {
       h("style", {}, SEARCH_STYLE),
       h("div", { class: "bar", "data-export": "no" }, this.forms.element, h("div", { class: "toggles" }, this.pruned)),
       h("p", { class: "summary" }, this.summary()),
-      h("div", { class: "search-columns" }, this.figureElement, h("aside", { class: "side", "aria-label": "Details" }, this.details, this.resultList, this.constraints())),
+      h("div", { class: "search-columns" }, this.figureElement, h("aside", { class: "side", "aria-label": "Details of the search" }, this.details, this.resultList, this.constraints())),
     );
     this.pruned.hidden = !this.nodes.some(isDiscarded);
   }
