@@ -96,7 +96,7 @@ def test_new_sentence_replaces_the_scene(opened, served, transformer):
     np.testing.assert_allclose(table(page), first, rtol=1e-3, atol=1e-6)
 
     submit(page, "four five six seven")
-    page.wait_for_selector("h1 .source:text-is('four five six seven')")
+    page.wait_for_selector("h1 .source:text-is('four five six seven')", state="attached")
     page.wait_for_selector(QUIET)
     seen = look(transformer, "four five six seven")
     assert page.locator("h1 .target").text_content() == seen.translation
@@ -109,13 +109,19 @@ def test_new_sentence_replaces_the_scene(opened, served, transformer):
     wait_for_announcement(page, "four five six seven")
 
     submit(page, "one two", "deux deux un")
-    page.wait_for_selector("h1 .target:text-is('deux deux un')")
+    page.wait_for_selector("h1 .target:text-is('deux deux un')", state="attached")
     page.wait_for_selector(QUIET)
     assert page.get_by_role("textbox", name="Translation").input_value() == "deux deux un"
-    # After reloading, the page shows the latest request.
+    # After reloading, a tab shows its own latest request, and another tab the initial scene.
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("h1 .target:text-is('trois deux un')", state="attached")
+    other.close()
     page.reload()
-    page.wait_for_selector("h1 .target:text-is('deux deux un')")
-    assert sum(url.endswith("/ask") for url in opened.requested) == 2
+    page.wait_for_selector("h1 .target:text-is('deux deux un')", state="attached")
+    assert sum(url.endswith("/ask") for url in opened.requested) == 3
+    # The sentence is visible once: in its field.
+    assert page.locator("h1 .source").evaluate("one => one.getBoundingClientRect().width") <= 1
 
 
 def test_page_without_a_sentence_shows_a_form(opened, served):

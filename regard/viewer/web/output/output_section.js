@@ -114,17 +114,19 @@ export class OutputSection {
     const line = (children, kind, direction) => h("span", { class: `line ${kind}`, dir: direction ?? "auto", title: long && typeof children === "string" ? children.slice(0, 2000) : null }, children);
     const words = this.tokens.length ? this.labels().map(({ space }, i) => [space && i ? " " : null, this.tokens[i]]) : null;
     const isMask = this.output?.kind === "mask" && words;
-    // Where the sentence can be edited, the field shows it.
-    const sourceLine = isMask || !source ? null : line(source.slice(0, 600), this.hasForm ? "source visually-hidden" : "source", sides.source?.direction);
+    // Where the sentence can be edited, the field shows it; where tokens can be selected, they show the text.
+    const sourceLine = source ? line(source.slice(0, 600), this.hasForm || isMask ? "source visually-hidden" : "source", sides.source?.direction) : null;
     const targetText = this.output?.kind === "continuation" ? this.output.text : answer;
-    const targetLine = words ? line(words, isMask ? "source" : "target", (sides.predicted ?? sides.target)?.direction) : targetText ? line(targetText.slice(0, 600), "target", sides.target?.direction) : null;
+    const targetLine = targetText ? line(targetText.slice(0, 600), words ? "target visually-hidden" : "target", sides.target?.direction) : null;
+    const tokens = words ? h("p", { class: `line ${isMask ? "source" : "target"} output-tokens`, role: "group", "aria-label": "Tokens with probabilities", dir: (sides.predicted ?? sides.text)?.direction ?? "auto" }, words) : null;
     const mixed = answer && sides.source?.direction !== sides.target?.direction && sides.target;
     const classes = ["texts", long && "long", Math.max(source.length, answer?.length ?? 0) > 400 && "very-long", mixed && "mixed"];
     const forced = this.scene.compared?.some((/** @type {any} */ one) => one.own_output);
     return h(
       "div",
       { class: classes.filter(Boolean).join(" ") },
-      h("h1", {}, sourceLine || targetLine ? [sourceLine, targetLine] : this.scene.title),
+      h("h1", {}, sourceLine || targetLine ? [sourceLine, sourceLine && targetLine ? " " : null, targetLine] : this.scene.title),
+      tokens,
       forced ? h("p", { class: "secondary" }, "All models are given this translation (teacher forcing), so that their rows are the same. What each outputs itself is written above its map.") : null,
     );
   }
