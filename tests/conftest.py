@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -20,10 +21,16 @@ FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf"
 
 Pairs = list[tuple[str, str]]
 
+# A process in the background of a shell ignores Ctrl-C, and so would the processes of tests that send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # One test per core runs at a time: more threads, also in subprocesses, would only compete.
+    # One test per core runs at a time: more threads and workers, also in subprocesses, would only compete.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    if hasattr(os, "sched_setaffinity"):
+        cores, number = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 # Scripts that need Triton and atheris.
 collect_ignore = ["kernels/compiled_kernels.py", "fuzz/fuzz.py"]

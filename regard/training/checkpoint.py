@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.pipelines.migration import migrate_names
+from regard.training.optim.local_shards import LocalShard, local_tensors, shard_like, sharded_weight
 
 STEPS = "steps"
 
@@ -80,9 +81,15 @@ def gather_state(
     """Weights, EMA weights and optimizer state as one flat dictionary of tensors."""
     tensors = {f"model.{name}": tensor for name, tensor in unique_parameters(model).items()}
     tensors |= {f"average.{name}": tensor for name, tensor in _ema_parameters(ema_model).items()}
+    parameters = _optimizer_parameters(optimizer)
     for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items() if value is not None}
+        like = parameters[index]
+        tensors |= {f"optimizer.{index}.{key}": shard_like(v, like) for key, v in state.items() if v is not None}
     return tensors
+
+
+def _optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def restore_state(
@@ -107,11 +114,11 @@ def restore_state(
         if mismatched:
             raise make_error(f"{len(mismatched)} of its tensors do not match, for example {mismatched[0]}")
     # The optimizer numbers parameters group by group, and an earlier version may have grouped them differently.
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = _optimizer_parameters(optimizer)
     for name, tensor in parts["optimizer"].items():
         number, _, key = name.partition(".")
         index = int(number) if number.isdecimal() and len(number) < 10 and key else len(parameters)
-        if index >= len(parameters) or (tensor.dim() and tensor.shape != parameters[index].shape):
+        if index >= len(parameters) or (tensor.dim() and tensor.shape != sharded_weight(parameters[index]).shape):
             raise make_error(f"the optimizer state {name} does not match")
     with torch.no_grad():
         for current, saved in weights:
@@ -120,7 +127,8 @@ def restore_state(
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in parts["optimizer"].items():
         number, key = name.split(".", 1)
-        state.setdefault(int(number), {})[key] = tensor
+        is_local = isinstance(parameters[int(number)], LocalShard)
+        state.setdefault(int(number), {})[key] = local_tensors([tensor])[0] if is_local else tensor
     try:
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:

@@ -243,7 +243,7 @@ class Trainer:
             workers.broadcast(self.model.parameters())
         self.is_sharded = workers.update_group is not None and config.sharding == "fsdp"
         self.shards = AsyncSaver(workers, self.store) if self.is_sharded else None
-        self.loss: Any = TaskLoss(self.task, self.model, config, self.device)
+        self.loss = TaskLoss(self.task, self.model, config, self.device)
         if self.is_sharded:
             self.ema_model = copy.deepcopy(self.model) if config.ema else None
             full = copy.deepcopy(self.model).to(self.device) if self.is_rank_0 else None
@@ -260,7 +260,7 @@ class Trainer:
             if workers.size > 1 and workers.update_group is not None:
                 batch = next(spec.batches.epoch(0, 0, workers.part)).to(self.device)
                 with self._refuse_to_split(1), report_dead_ranks():
-                    self.loss = replicate(self.loss, workers.update_group, self.device, batch)
+                    replicate(self.loss, workers.update_group, batch)
         if resources is not None:
             self.pipeline = replace(resources.pipeline, model=full)
 
@@ -278,7 +278,8 @@ class Trainer:
             while not self.state.done and self.state.step < self.last_step:
                 group = next(groups)
                 while not self.update(apply_batches, *group):
-                    apply_batches = self._make_update()  # for smaller batches
+                    if self.workers.size == 1:  # several ranks decide together when they capture the next graph
+                        apply_batches = self._make_update()  # for smaller batches
                 logs, saves, keeps = map(self._is_due, (config.log_every, config.save_every, config.keep_every))
                 validates = self._is_due(config.validate_every) or self.state.step == self.last_step
                 is_due = logs or saves or keeps or validates
@@ -313,10 +314,26 @@ class Trainer:
                     self.interrupt(signals)
 
     def _make_update(self) -> Callable[[list[Batch]], LossParts]:
-        """The function that updates the weights; on a GPU, captured as CUDA graphs, unless ranks exchange gradients."""
-        is_plain = isinstance(self.loss, TaskLoss) and not self.is_sharded
-        is_captured = self.device.type == "cuda" and self.config.accumulate == 1 and self.state.batch_parts == 1
-        return GraphedUpdate(self._apply_batches) if is_captured and is_plain else self._apply_batches
+        """The function that updates the weights; on a GPU, captured as CUDA graphs."""
+        is_single, is_muon = self.workers.update_group is None, self.config.optimizer == "muon"
+        if self.device.type != "cuda" or self.config.accumulate > 1 or (self.is_sharded and is_muon):
+            return self._apply_batches
+        if is_single:
+            return GraphedUpdate(self._apply_batches) if self.state.batch_parts == 1 else self._apply_batches
+        return GraphedUpdate(self._apply_batches, self._agree_on_capture)
+
+    def _agree_on_capture(self, error: Exception | None = None) -> bool:
+        """Whether all ranks can capture the update, or have captured it; otherwise none does, as NCCL requires.
+
+        `error` is the reason why this rank did not capture it.
+        """
+        is_split = self.state.batch_parts > 1  # the parts of a batch have different shapes
+        if not self.workers.any(error is not None or is_split)[0]:
+            return True
+        self.loss.zero_grad()
+        reason = f": {str(error).splitlines()[0]}" if error is not None and str(error) else ""
+        self.run_log.warn(f"A rank cannot capture updates as CUDA graphs{reason}. They run without, more slowly.")
+        return False
 
     @property
     def last_step(self) -> int:
@@ -384,7 +401,7 @@ class Trainer:
         norm = scale_gradients(grads, totals[2], self.config.clip)
         result = mark_non_finite(LossParts(*totals), norm)
         step_if(self.optimizer, self.guard.accepts(result))
-        self.optimizer.zero_grad()
+        self.loss.zero_grad()
         return result
 
     def _backward(self, batch: Batch, is_last: bool) -> LossParts:
@@ -393,7 +410,7 @@ class Trainer:
         Out of memory before the exchange, the rank may split its batches; the others wait for it.
         """
         exchanges = is_last and self.workers.size > 1
-        with accumulating(self.loss, is_last), report_dead_ranks():
+        with report_dead_ranks(), accumulating(self.loss, is_last):
             with self._refuse_to_split(self.state.step + 1) if self.is_sharded else detect_out_of_memory():
                 parts = self.loss(batch)
             with self._refuse_to_split(self.state.step + 1) if self.is_sharded or exchanges else detect_out_of_memory():
@@ -402,7 +419,7 @@ class Trainer:
 
     def _split_batches(self, batches: list[Batch]) -> None:
         """Process batches in twice as many parts from now on, after one did not fit into memory."""
-        self.optimizer.zero_grad()
+        self.loss.zero_grad()
         state = self.state
         if state.batch_parts >= max(batch.sentences for batch in batches):
             raise self._rank_error(does_not_fit_error(state.step + 1))

@@ -1,5 +1,6 @@
 """Comparisons with `regard look --beside` and `--steps`."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -7,7 +8,7 @@ import shutil
 import pytest
 
 from regard.pipelines import load, save
-from regard.training.checkpoint import save_step_folder
+from regard.training.checkpoint import STEPS
 from regard.viewer import look
 
 SENTENCE = "one two three"
@@ -19,8 +20,8 @@ def run_folder(tmp_path, transformer_folder):
     folder = tmp_path / "run"
     shutil.copytree(transformer_folder, folder)
     model = load(folder, "cpu")
-    save_step_folder(folder, model, 40, {})
-    save_step_folder(folder, model, 5, {})
+    for step in (40, 5):
+        save(folder / STEPS / f"{step:06}", dataclasses.replace(model, training={"step": step}))
     return folder
 
 

@@ -50,7 +50,7 @@ def assert_equals_float64(x, weight, bias=None, **options):
 @pytest.mark.parametrize("norm", [None, ("layer", True), ("rms", False)], ids=str)
 @pytest.mark.parametrize(
     ("rows", "width", "outputs"),
-    [(1, 16, 1), (1, 512, 36), (2, 24, 7), (3, 1500, 50), (4, 40, 140), (5, 40, 33), (16, 600, 20)],
+    [(1, 16, 1), (1, 512, 11), (2, 24, 7), (3, 1500, 13), (4, 40, 35), (5, 40, 9), (16, 600, 5)],
 )
 def test_kernel_equals_torch(rows, width, outputs, norm, dtype):
     torch.manual_seed(0)
@@ -65,12 +65,12 @@ def test_activations_and_residual(activation):
     torch.manual_seed(0)
     rows = 3
     x, weight, bias, residual = (
-        random(*shape, dtype=torch.float32) for shape in ((rows, 32), (40, 32), (40,), (rows, 40))
+        random(*shape, dtype=torch.float32) for shape in ((rows, 32), (9, 32), (9,), (rows, 9))
     )
     assert_equals_float64(x, weight, bias, activation=activation)
     assert_equals_float64(x, weight, bias, activation=activation, residual=residual)
     for kind, has_bias in (("layer", True), ("layer", False), ("rms", False)):
-        norm = make_norm(40, torch.float32, kind, has_bias)
+        norm = make_norm(9, torch.float32, kind, has_bias)
         assert_equals_float64(x, weight, bias, activation=activation, residual=residual, residual_norm=norm)
 
 
@@ -87,7 +87,7 @@ def test_residual_stream_in_float32(rows):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 40, 7), (2, 1500, 20), (5, 24, 33)])
+@pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 40, 7), (2, 1500, 5), (5, 24, 17)])
 def test_float8_weights(rows, width, outputs, dtype):
     torch.manual_seed(0)
     x, bias, residual = (random(*shape, dtype=dtype) for shape in ((rows, width), (outputs,), (rows, outputs)))

@@ -215,9 +215,11 @@ def test_process_ends_at_any_step(corpus, tmp_path, name):
         crashes += 1
         if step % 2:
             run(corpus, output)
-        else:  # further crashes on the way
-            while _dies_at(step % 5 + 5, corpus, output):
-                pass
+        else:  # further crashes on the way, each after at least one complete block
+            crashes_on_the_way = 0
+            while _dies_at(step % 5 + 10, corpus, output):
+                crashes_on_the_way += 1
+                assert crashes_on_the_way < 20
         assert output.read_bytes() == undisturbed.read_bytes()
         assert leftovers(output) == []
     assert crashes > 20

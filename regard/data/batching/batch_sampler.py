@@ -14,6 +14,8 @@ from regard.errors import RegardError
 # Sequences are sorted by length within pools of this many batches: enough for similar lengths within a batch, few
 # enough to keep batches random.
 BATCHES_PER_POOL = 64
+# With constant shapes, the part of a rank has its share of the budget, plus 0, 1, 2, 4, 8, … of these fractions of it.
+PART_STEPS = 32
 
 
 class SampledBatches(Sequence[list[int]]):
@@ -104,14 +106,29 @@ class BatchSampler:
             bounds.extend(self._batch_ends(start, source_lengths[pool], target_lengths[pool]))
         return SampledBatches(order, np.array(bounds), generator.permutation(len(bounds) - 1))
 
-    def pack_options(self, max_length: int, part: RankSlice = WHOLE) -> dict[str, int]:
-        """Keyword arguments of `pack` for a batch whose longest sequence, on either side, has `max_length` tokens.
+    def pack_options(self, *sides: Int[np.ndarray, "B"], part: RankSlice = WHOLE) -> dict[str, int]:
+        """Keyword arguments of `pack` for a batch, or for a part of it; `sides` are the lengths of all its sequences.
 
-        Parts of batches are not padded: their sizes differ, and several ranks do not capture CUDA graphs.
+        They are the same for all parts of a batch, since ranks must capture and replay CUDA graphs together. A part of
+        a full batch has slightly more than its share of the tokens, rounded up so that there are few shapes.
+
+        >>> sampler = BatchSampler(8.0, budget=512, max_len=32, constant_shapes=True)
+        >>> sampler.pack_options(np.full(60, 8)), sampler.pack_options(np.full(60, 8), part=RankSlice(0, 4))
+        ({'total': 512, 'count': 192, 'max_len': 16}, {'total': 128, 'count': 64, 'max_len': 16})
         """
-        if not self.constant_shapes or part.size > 1:
+        if not self.constant_shapes:
             return {}
-        return {"total": self.budget, "count": self._count, "max_len": self._bucket_length(max_length)}
+        max_len = self._bucket_length(max(int(side.max()) for side in sides))
+        if part.size == 1:
+            return {"total": self.budget, "count": self._count, "max_len": max_len}
+        parts = part.select_all(sum(sides).tolist())  # type: ignore[union-attr]
+        loads = [(len(indices), int(side[indices].sum())) for indices in parts for side in sides]
+        share = -(-self.budget // part.size)
+        excess, step = max(tokens for _, tokens in loads) - share, -(-share // PART_STEPS)
+        total = share if excess <= 0 else share + (step << ((excess - 1) // step).bit_length())
+        slots = max(sequences - (tokens - total) // max_len for sequences, tokens in loads)
+        count = _round_up(-(-self._count // part.size), 64)
+        return {"total": total, "count": _round_up(max(count, slots), count), "max_len": max_len}
 
     def _batch_ends(
         self, first: int, source_lengths: Int[np.ndarray, "P"], target_lengths: Int[np.ndarray, "P"]

@@ -77,7 +77,7 @@ class MaskedBatches:
         for index, (rows, inputs) in enumerate(self._texts.epoch(number, start), start):
             # index + 1: NumPy seeds [seed, number, 0] like [seed, number], which already sampled the batches.
             batch = self._make_batch(rows, inputs[0], np.random.default_rng([self.seed, number, index + 1]))
-            yield batch if part == WHOLE else _take_part(batch, part)
+            yield batch if part == WHOLE else self._take_part(batch, part)
 
     def __reduce__(self) -> Any:
         """Pickle the arguments: memory-mapped texts are pickled by path, and their parts are computed again."""
@@ -96,17 +96,19 @@ class MaskedBatches:
         ids[selected[is_random]] = generator.choice(self._ordinary, is_random.sum())
         return Batch((packed,), torch.from_numpy(targets), sentences=len(rows), tokens=tokens)
 
-
-def _take_part(batch: Batch, part: RankSlice) -> Batch:
-    """The part of a masked batch, so that the masked tokens do not depend on the number of ranks."""
-    packed: Any = batch.inputs[0]
-    lengths = packed.offsets.lengths[: batch.sentences].tolist()
-    selected, count = part.select(lengths)
-    ids, targets = (
-        pack([rows[i].numpy() for i in selected])
-        for rows in (x[: batch.tokens].split(lengths) for x in (packed.ids, batch.targets))
-    )
-    return Batch((ids,), targets.ids, sentences=count, tokens=sum(lengths[i] for i in selected[:count]))
+    def _take_part(self, batch: Batch, part: RankSlice) -> Batch:
+        """The part of a masked batch, so that the masked tokens do not depend on the number of ranks."""
+        packed: Any = batch.inputs[0]
+        lengths = packed.offsets.lengths[: batch.sentences].tolist()
+        selected, count = part.select(lengths)
+        options = self._texts.pack_options(np.array(lengths), part)
+        ids, targets = (
+            pack([rows[i].numpy() for i in selected], **options, fill=fill)
+            for rows, fill in (
+                (x[: batch.tokens].split(lengths), fill) for x, fill in ((packed.ids, 0), (batch.targets, IGNORE_INDEX))
+            )
+        )
+        return Batch((ids,), targets.ids, sentences=count, tokens=sum(lengths[i] for i in selected[:count]))
 
 
 def _split_texts(texts: Sequences, max_tokens: int) -> Sequences:

@@ -148,9 +148,11 @@ class PairBatches:
         source, target = self.source.sample_encoding(generator), self.target.sample_encoding(generator)
         source_lengths, target_lengths = self._lengths(source, target)
         for rows in self._sampler.sample(generator, source_lengths, target_lengths)[start:]:
-            selected, count = part.select((source_lengths[rows] + target_lengths[rows]).tolist())
+            sides = source_lengths[rows], target_lengths[rows]
+            selected, count = part.select((sides[0] + sides[1]).tolist())
             rows = [rows[i] for i in selected]
-            yield self._make_batch(source.take(rows), target.take(rows), count, part)
+            options = self._sampler.pack_options(*sides, part=part)
+            yield self._make_batch(source.take(rows), target.take(rows), count, options)
 
     def _lengths(self, source: Sequences, target: Sequences) -> tuple[Int[np.ndarray, "B"], Int[np.ndarray, "B"]]:
         """Lengths of encoder and decoder inputs, with special tokens."""
@@ -169,9 +171,8 @@ class PairBatches:
         special = self.target_special
         return target.add_special_tokens(special.forced).add_special_tokens(special.sos, special.eos)
 
-    def _make_batch(self, source: Sequences, target: Sequences, count: int, part: RankSlice) -> Batch:
+    def _make_batch(self, source: Sequences, target: Sequences, count: int, options: dict[str, int]) -> Batch:
         sources, targets = list(self._add_source_tokens(source)), list(self._add_target_tokens(target))
-        options = self._sampler.pack_options(max(max(map(len, sources)), max(map(len, targets)) - 1), part)
         return Batch(
             inputs=(pack(sources, **options), pack([ids[:-1] for ids in targets], **options)),
             targets=pack([ids[1:] for ids in targets], **options, fill=IGNORE_INDEX).ids,

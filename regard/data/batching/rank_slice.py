@@ -26,19 +26,21 @@ class RankSlice(NamedTuple):
         >>> RankSlice(rank=2, size=3).select([7, 5])
         ([1], 0)
         """
+        selected = self.select_all(lengths)[self.rank]
+        return selected, len(selected) if self.rank < len(lengths) else 0
+
+    def select_all(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Indices of the sequences of each rank."""
         if self.size == 1:
-            return list(range(len(lengths))), len(lengths)
+            return [list(range(len(lengths)))]
         longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-        if self.rank >= len(lengths):
-            return longest_first[-1:], 0
         loads = [(0, rank) for rank in range(self.size)]
-        selected = []
+        selected: list[list[int]] = [[] for _ in range(self.size)]
         for index in longest_first:
             tokens, rank = loads[0]
             heapq.heapreplace(loads, (tokens + max(1, lengths[index]), rank))
-            if rank == self.rank:
-                selected.append(index)
-        return sorted(selected), len(selected)
+            selected[rank].append(index)
+        return [sorted(indices) or longest_first[-1:] for indices in selected]
 
 
 WHOLE = RankSlice()

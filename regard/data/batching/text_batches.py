@@ -144,12 +144,16 @@ class LengthGroupedBatches:
             selected, count = part.select(lengths[batch].tolist())
             rows = [batch[i] for i in selected]
             texts = list(self.texts.ids.take(rows).add_special_tokens(self.begin, self.end))
-            options = self._sampler.pack_options(max(map(len, texts)), part)
+            options = self.pack_options(lengths[batch], part)
             packed = pack(texts, **options)
             if segments is None:
                 yield rows[:count], (packed,)
             else:
                 yield rows[:count], (packed, pack([segments[row] for row in rows], **options).ids)
+
+    def pack_options(self, lengths: Int[np.ndarray, "B"], part: RankSlice = WHOLE) -> dict[str, int]:
+        """Keyword arguments of `pack` for a batch of texts with these lengths, or for a part of it."""
+        return self._sampler.pack_options(lengths, part=part)
 
     def _lengths(self) -> Int[np.ndarray, "B"]:
         return self.texts.ids.lengths + ((self.begin is not None) + (self.end is not None))

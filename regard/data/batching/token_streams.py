@@ -43,9 +43,10 @@ class TokenStreamBatches:
         first = int(generator.integers(min(self.context, last + 1)))
         window_starts = generator.permutation(np.arange(first, last + 1, self.context))
         options: dict[str, int] = {}
-        if self.constant_shapes and part == WHOLE:
+        if self.constant_shapes:
             # Full-length sequences that fill the batch, so that kernels may treat it as a rectangle.
-            options = {"total": self.count * self.context, "count": self.count, "max_len": self.context}
+            count = -(-self.count // part.size)
+            options = {"total": count * self.context, "count": count, "max_len": self.context}
         for index in range(start * self.count, len(window_starts), self.count):
             batch_starts = window_starts[index : index + self.count].tolist()
             selected, count = part.select([self.context] * len(batch_starts))

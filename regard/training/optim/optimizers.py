@@ -1,6 +1,5 @@
 """Optimizers by name, gradient scaling, and the exponential moving average of the weights."""
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -11,6 +10,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from regard.attention.scores import Score
 from regard.layers.positions import LearnedGrid, RelativeBias
+from regard.training.optim.local_shards import LocalShard, local_tensors, share_gradients, total_norm
 from regard.training.optim.muon import Muon
 
 OptimizerName = Literal["adam", "adamw", "muon", "sgd"]
@@ -27,29 +27,30 @@ def make_optimizer(
     (0.9, 0.98)
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    is_sharded = bool(parameters) and isinstance(parameters[0], DTensor)
-    on_gpu = bool(parameters) and parameters[0].is_cuda and not is_sharded  # updates of shards are not captured
+    decayed = {id(p) for p in decayed_parameters(model).values()}
+    matrix_ids = {id(p) for p in _layer_matrices(model)} if name == "muon" else set()
+    # Muon needs whole matrices; the others update each number by itself, so that they need not know of shards.
+    local = {id(p): p if name == "muon" or not isinstance(p, DTensor) else LocalShard.of(p) for p in parameters}
+    on_gpu = bool(parameters) and parameters[0].is_cuda and not isinstance(local[id(parameters[0])], DTensor)
     # A learning rate in device memory can change between replays of a CUDA graph.
     rate = torch.tensor(lr, device=parameters[0].device) if on_gpu else lr
-    decayed = {id(p) for p in decayed_parameters(model).values()}
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if id(p) in decayed], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
+        {"params": [local[id(p)] for p in parameters if id(p) in decayed - matrix_ids], "weight_decay": weight_decay},
+        {"params": [local[id(p)] for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
     ]
-    if name == "sgd":
-        # The fused SGD does not support sharded weights.
-        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, fused=not is_sharded, foreach=is_sharded)
-        for p in parameters:  # otherwise a skipped first update would leave them uninitialized
-            sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        return sgd
     if name == "muon":
-        matrix_ids = {id(p) for p in _layer_matrices(model)}
-        first = groups[0]["params"]
-        groups[0]["params"] = [p for p in first if id(p) not in matrix_ids]
-        matrices = [p for p in first if id(p) in matrix_ids]
+        matrices = [p for p in parameters if id(p) in decayed & matrix_ids]
         groups.append({"params": matrices, "weight_decay": weight_decay, "orthogonal": True})
-    kind = {"muon": Muon, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-    return kind(groups, lr=rate, betas=(0.9, beta2), eps=1e-9, fused=True, capturable=on_gpu)
+    optimizer: torch.optim.Optimizer
+    if name == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=rate, momentum=0.9, fused=True)
+        for p in local.values():  # otherwise a skipped first update would leave them uninitialized
+            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    else:
+        kind = {"muon": Muon, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+        optimizer = kind(groups, lr=rate, betas=(0.9, beta2), eps=1e-9, fused=True, capturable=on_gpu)
+    share_gradients(optimizer)
+    return optimizer
 
 
 # Modules whose parameters named weight* are matrices, embedding tables or filters.
@@ -85,15 +86,6 @@ def _layer_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [module.weight for module in linear]
 
 
-def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The parts of sharded tensors on this rank; a tensor that is not sharded is its own part.
-
-    >>> local_tensors([torch.ones(2)])
-    [tensor([1., 1.])]
-    """
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-
-
 def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) -> Float[Tensor, ""]:
     """Divide the gradients of a sum by `count` and clip their norm to `clip` (0: no clipping), in place, in one pass.
 
@@ -106,8 +98,7 @@ def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) 
     tensor([0.6000, 0.8000])
     """
     factor = 1 / count.clamp(min=1)  # a batch of unknown words has no masked tokens
-    norm = torch.nn.utils.get_total_norm(grads)
-    norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm) * factor
+    norm = total_norm(grads) * factor
     if clip:
         factor = factor * (clip / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(local_tensors(grads), factor)
@@ -118,7 +109,7 @@ def step_if(optimizer: torch.optim.Optimizer, accepted: Bool[Tensor, ""]) -> Non
     """Apply an update if `accepted`; otherwise weights and optimizer state keep their values.
 
     On a GPU the decision is made there: the host does not wait for it, and a CUDA graph includes it. Only the updates
-    of sharded weights, which are not captured, wait.
+    of sharded weights by Muon, which are not captured, wait.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> weight.grad = torch.ones(2)

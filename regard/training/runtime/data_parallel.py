@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-import warnings
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from regard.data.batching.pair_batches import Batch
 from regard.layers.blocks import DecoderBlock, EncoderBlock
@@ -21,15 +20,22 @@ from regard.training.runtime.compilation import compiled_features
 from regard.training.runtime.precision import make_autocast
 from regard.training.tasks.task import Task
 
+# Gradients that are sent together: larger messages use the network better, smaller ones start earlier.
+BUCKET_BYTES = 25 * 2**20
+# Models up to this size (float32) keep their gathered weights from the forward to the backward pass.
+KEPT_BYTES = 2**31
+
 
 class TaskLoss(nn.Module):
-    """The loss of a task on a batch. Everything that uses the weights is inside `forward`, as DDP and FSDP need it."""
+    """The loss of a task on a batch. Everything that uses the weights is inside `forward`, as FSDP needs it."""
 
     def __init__(self, task: Task, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
         super().__init__()
         self.task, self.model, self.config = task, model, config
         self.features: Any = compiled_features(model) if config.compile else model.features
         self.autocast = make_autocast(config, device)
+        self.exchange: GradientExchange | None = None
+        """the exchange of gradients with other ranks that have the same weights"""
 
     def forward(self, batch: Batch) -> LossParts:
         with self.autocast():
@@ -38,44 +44,101 @@ class TaskLoss(nn.Module):
         return parts if batch.sentences else LossParts(*(0 * part for part in parts))
 
 
-def replicate(loss: TaskLoss, group: Any, device: torch.device, batch: Batch) -> DistributedDataParallel:
-    """Replicas of the weights on all ranks (DDP), whose gradients are summed while the backward pass runs.
+class GradientExchange:
+    """Sums gradients over all ranks while the backward pass runs, in buckets that are sent as they become complete.
 
-    The sum is not averaged: the loss is a sum over tokens, and is divided by the tokens of all ranks. A first pass over
-    `batch`, without effect, settles the buckets of gradients, so that a resumed run sums in the same order.
+    Every rank sends the same buckets in the same order. On a GPU, nothing waits on the host, and memory addresses do
+    not change, so that an update can be captured as a CUDA graph.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # `forward_sync_buffers`, the new name, is not in older versions
-        replicas = DistributedDataParallel(
-            loss,
-            device_ids=[device] if device.type == "cuda" else None,
-            process_group=group,
-            broadcast_buffers=False,  # they are constants
-            static_graph=True,  # every update uses the same parameters; unused ones are allowed
-            gradient_as_bucket_view=True,
-        )
-    replicas.register_comm_hook(group, _sum_bucket)
-    replicas(dataclasses.replace(batch, sentences=0)).loss.backward()
-    replicas.zero_grad()
-    return replicas
+
+    def __init__(self, parameters: Sequence[nn.Parameter], group: Any) -> None:
+        self.group = group
+        self.buckets: list[_Bucket] = []
+        self.is_running = False
+        last: list[nn.Parameter] = []
+        for parameter in reversed(parameters):  # the backward pass begins with the last layer
+            last.append(parameter)
+            if sum(p.nbytes for p in last) >= BUCKET_BYTES or parameter is parameters[0]:
+                self.buckets.append(_Bucket(last))
+                last = []
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._count_gradient, bucket))
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[None]:
+        """Exchange the gradients of the backward pass in this context; they are summed when it ends."""
+        self.is_running, self.unsent = True, list(self.buckets)
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
+        try:
+            yield
+            while self.unsent:  # buckets with parameters that the loss of this batch does not depend on
+                self.unsent.pop(0).send(self.group)
+            for bucket in self.buckets:
+                bucket.wait()
+        finally:
+            self.is_running = False
+
+    def _count_gradient(self, bucket: "_Bucket", _: Tensor) -> None:
+        if self.is_running:
+            bucket.missing -= 1
+            while self.unsent and not self.unsent[0].missing:
+                self.unsent.pop(0).send(self.group)
 
 
-def _sum_bucket(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda future: future.value()[0])
+class _Bucket:
+    """Parameters whose gradients are sent together, as views of one buffer."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters, self.missing = parameters, 0
+        sizes = [p.numel() for p in parameters]
+        self.buffer = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        self.views = [view.view_as(p) for p, view in zip(parameters, self.buffer.split(sizes))]
+
+    def send(self, group: Any) -> None:
+        if self.missing:
+            self.buffer.zero_()
+        views = [view for p, view in zip(self.parameters, self.views) if p.grad is not None]
+        if views:
+            torch._foreach_copy_(views, [p.grad for p in self.parameters if p.grad is not None])
+        for parameter, view in zip(self.parameters, self.views):
+            parameter.grad = view
+        self.work = dist.all_reduce(self.buffer, group=group, async_op=True)
+
+    def wait(self) -> None:
+        """Wait for the sum: on a GPU, later operations wait, not the host."""
+        assert self.work is not None
+        self.work.wait()
+        self.work = None
+
+
+def replicate(loss: TaskLoss, group: Any, batch: Batch) -> None:
+    """Exchange the gradients of a loss whose weights every rank has (DDP).
+
+    Gradients are not averaged: the loss is a sum over tokens, and is divided by the tokens of all ranks. A pass over
+    `batch`, without effect, finds the parameters that have gradients.
+    """
+    loss(dataclasses.replace(batch, sentences=0)).loss.backward()
+    parameters = [p for p in loss.parameters() if p.requires_grad]
+    is_used = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+    dist.all_reduce(is_used, group=group)
+    loss.zero_grad()
+    loss.exchange = GradientExchange([p for p, count in zip(parameters, is_used.tolist()) if count], group)
 
 
 def shard(module: nn.Module, group: Any, device: torch.device, dtype: torch.dtype | None = None) -> None:
     """Shard the weights of a module over all ranks (FSDP2), in place: each layer by itself, then everything else.
 
     Gradients are summed. The weights of layers are gathered as `dtype` (default: float32) and computed with in it; the
-    shards that the optimizer updates, and the sum of gradients, stay float32.
+    shards that the optimizer updates, and the sum of gradients, stay float32. The gathered weights of a small model
+    stay in memory until its backward pass.
     """
     mesh = dist.device_mesh.DeviceMesh.from_group(group, device.type)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    frees_gathered = sum(p.nbytes for p in module.parameters()) > KEPT_BYTES
     for layer in [layer for layer in module.modules() if isinstance(layer, EncoderBlock | DecoderBlock)]:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=frees_gathered)
         if isinstance(layer, EncoderBlock):
             register_fsdp_forward_method(layer, "forward_first")
     fully_shard(module, mesh=mesh)
@@ -88,15 +151,12 @@ def shard(module: nn.Module, group: Any, device: torch.device, dtype: torch.dtyp
 
 
 @contextlib.contextmanager
-def accumulating(loss: nn.Module, is_last: bool) -> Iterator[None]:
+def accumulating(loss: TaskLoss, is_last: bool) -> Iterator[None]:
     """Exchange gradients only in the backward pass of the last batch of an update."""
-    if isinstance(loss, DistributedDataParallel) and not is_last:
-        with loss.no_sync():
-            yield
-        return
     if isinstance(loss, FSDPModule):
         loss.set_requires_gradient_sync(is_last)
-    yield
+    with loss.exchange.run() if loss.exchange and is_last else contextlib.nullcontext():
+        yield
 
 
 @torch.no_grad()

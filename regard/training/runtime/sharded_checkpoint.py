@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.training.checkpoint import Checkpoint, DamagedCheckpointError
+from regard.training.optim.local_shards import sharded_weight
 from regard.training.run.checkpoint_store import (
     FACTS,
     CheckpointStore,
@@ -42,7 +43,7 @@ def load_like(path: Path, like: Mapping[str, Tensor], parameters: Iterable[Tenso
     `like` are the weights by name, `parameters` those of the optimizer in its order. Names are `model.*`, `average.*`
     and `optimizer.<index>.*`, as in `gather_state`. The number of ranks that saved the checkpoint does not matter.
     """
-    patterns = _Patterns(like, list(parameters))
+    patterns = _Patterns(like, [sharded_weight(p) for p in parameters])
     if is_sharded(path):
         return Checkpoint(_load_shards(path, patterns), read_checkpoint_facts(path))
     checkpoint = load_checkpoint(path)

@@ -34,7 +34,7 @@ _PROGRAM = "from regard.training.runtime.workers import worker_main; worker_main
 # Long, since the other ranks wait while rank 0 validates; a dead process closes its connection at once.
 _TIMEOUT = timedelta(days=7)
 # For the exchange of gradients: a host that was switched off, or whose link was cut for longer, does not close it.
-_UPDATE_TIMEOUT = timedelta(minutes=10)
+UPDATE_TIMEOUT = timedelta(minutes=10)
 _BROADCAST_BYTES = 2**28
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -182,7 +182,7 @@ def join_torchrun() -> Workers:
     store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size, timeout=_TIMEOUT))
     store = _fresh_store(store, rank, size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
-    return Workers(rank, size, update_group=dist.new_group(timeout=_UPDATE_TIMEOUT, backend=backend))
+    return Workers(rank, size, update_group=dist.new_group(timeout=UPDATE_TIMEOUT, backend=backend))
 
 
 def _fresh_store(store: dist.Store, rank: int, size: int) -> dist.Store:
@@ -364,7 +364,7 @@ def _join(rank: int, size: int, folder: str) -> Any:
     dist.init_process_group(
         "gloo", init_method=f"file://{Path(folder) / 'store'}", rank=rank, world_size=size, timeout=_TIMEOUT
     )
-    return dist.new_group(timeout=_UPDATE_TIMEOUT)
+    return dist.new_group(timeout=UPDATE_TIMEOUT)
 
 
 def _start_error(process: subprocess.Popen) -> RegardError:

@@ -14,6 +14,7 @@ from regard.data.batching.text_batches import EncodedTexts
 from regard.data.batching.token_streams import TokenStreamBatches
 from regard.data.text.labeled_texts import LabeledTextBatches
 from regard.data.text.special_tokens import SpecialTokens
+from regard.training.runtime.cuda_graphs import batch_shape
 
 GENERATOR = np.random.default_rng(0)
 TEXTS = Sequences.from_lists(GENERATOR.integers(5, 99, n).tolist() for n in GENERATOR.integers(2, 30, 60))
@@ -25,14 +26,15 @@ class Pixels:
     pixels = np.arange(50, dtype=np.uint8).reshape(50, 1, 1, 1)
 
 
+MASKED = dict(vocab=99, special=SpecialTokens(begin=2, end=3, mask=4), budget=100, max_len=40, seed=1)
 SOURCES = {
     "pairs": PairBatches(TEXTS, TEXTS, budget=100, max_len=40, seed=1),
     "constant shapes": PairBatches(TEXTS, TEXTS, budget=100, max_len=40, seed=1, constant_shapes=True),
-    "masked": MaskedBatches(
-        TEXTS, vocab=99, special=SpecialTokens(begin=2, end=3, mask=4), budget=100, max_len=40, seed=1
-    ),
+    "masked": MaskedBatches(TEXTS, **MASKED),
+    "masked, constant shapes": MaskedBatches(TEXTS, **MASKED, constant_shapes=True),
     "labeled": LabeledTextBatches(EncodedTexts(TEXTS), np.arange(60), budget=100, max_len=40, seed=1),
     "windows": TokenStreamBatches(TEXTS.ids, 16, budget=64, seed=1),
+    "windows, constant shapes": TokenStreamBatches(TEXTS.ids, 16, budget=64, seed=1, constant_shapes=True),
     "images": ImageBatches(Pixels(), np.arange(50), lambda rows: rows, size=3, seed=1),
 }
 
@@ -73,3 +75,13 @@ def test_ranks_get_about_as_many_tokens():
     loads = [sum(lengths[i] for i in RankSlice(rank, 7).select(lengths)[0]) for rank in range(7)]
     assert max(loads) - min(loads) <= 3
     assert WHOLE.select(lengths) == (list(range(300)), 300)
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if "constant" in name])
+@pytest.mark.parametrize("size", [2, 5])
+def test_constant_shapes_are_the_same_on_all_ranks(name, size):
+    """CUDA graphs with an exchange of gradients are captured and replayed by all ranks together."""
+    parts = [SOURCES[name].epoch(3, 0, RankSlice(rank, size)) for rank in range(size)]
+    shapes = [{batch_shape(batch) for batch in ranks} for ranks in zip(*parts, strict=True)]
+    assert all(len(ranks) == 1 for ranks in shapes)
+    assert len(set.union(*shapes)) < len(shapes)
