@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.pipelines import Translator
+from regard.pipelines import TextEncoder, Translator
 from regard.version import __version__
 from regard.viewer.page.notebook_display import NotebookDisplay
 from regard.viewer.page.text_requests import TextRequestHandler
@@ -102,6 +102,7 @@ class Comparison(NotebookDisplay):
                 "source": _common(one.source for one in looks),
                 "target": _common(one.translation for one in looks),
             },
+            "similarity": _similarity(looks),
             "opens": initial_view(looks[0], attention, head),
             **parts[0],
             # The attentions of the first look are at the top level.
@@ -185,6 +186,16 @@ def _own_output(seen: Look) -> str | None:
     """The translation of the model itself, if the target of the look was given."""
     is_forced = seen.translation and seen.search is None and isinstance(seen.pipeline, Translator)
     return seen.pipeline(seen.source) if is_forced else None
+
+
+def _similarity(looks: Sequence[Look]) -> float | None:
+    """Cosine similarity of two texts, if one encoder without a head embeds both."""
+    if len(looks) != 2 or not all(isinstance(one.pipeline, TextEncoder) for one in looks):
+        return None
+    if looks[0].pipeline is not looks[1].pipeline or looks[0].pipeline.model.config.head != "none":
+        return None
+    first, second = looks[0].pipeline.embed([one.source for one in looks], truncate=True)
+    return float(first @ second)
 
 
 def _common(texts: Any) -> str:

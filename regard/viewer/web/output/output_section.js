@@ -1,7 +1,7 @@
 /** The output of the model at the top of the page: the sentence, the output, and the probability of every prediction. */
 
 import { h, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
-import { formatProbability, makeVisible, truncate } from "../core/tokens.js";
+import { formatProbability, makeVisible, truncate, withMinus } from "../core/tokens.js";
 import OUTPUT_STYLE from "./output.css";
 
 /**
@@ -127,8 +127,17 @@ export class OutputSection {
       { class: classes.filter(Boolean).join(" ") },
       h("h1", {}, sourceLine || targetLine ? [sourceLine, sourceLine && targetLine ? " " : null, targetLine] : this.scene.title),
       tokens,
+      typeof this.scene.similarity === "number" ? this.similarity() : null,
       forced ? h("p", { class: "secondary" }, "All models are given this translation (teacher forcing), so that their rows are the same. What each outputs itself is written above its map.") : null,
     );
+  }
+
+  /** The similarity of two embedded texts. */
+  similarity() {
+    const { similarity } = this.scene;
+    const bar = h("span", { class: "bar" });
+    bar.style.width = `${100 * Math.max(0, similarity)}%`;
+    return h("p", { class: "similarity" }, "Cosine similarity of the two texts ", h("span", { class: "track" }, bar), h("strong", {}, withMinus(similarity.toFixed(3))));
   }
 
   /** @param {KeyboardEvent} event */
