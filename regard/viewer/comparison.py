@@ -88,7 +88,7 @@ class Comparison(NotebookDisplay):
         ]
         labeled = [
             {"label": label, "texts": {"source": one.source, "target": one.translation}, "own_output": output}
-            for one, label, output in zip(looks, self.labels, self.outputs or map(_own_output, looks))
+            for one, label, output in zip(looks, self.labels, self.outputs or _own_outputs(looks))
         ]
         header = {
             "format": FORMAT,
@@ -180,6 +180,11 @@ def _default_labels(looks: Sequence[Look]) -> tuple[str, ...]:
         if all(labels) and len(set(labels)) == len(looks):
             return labels
     return tuple(str(index + 1) for index in range(len(looks)))
+
+
+def _own_outputs(looks: Sequence[Look]) -> list[str | None]:
+    """The translation of each model itself, if models are compared on one source."""
+    return [_own_output(one) if _common(other.source for other in looks) else None for one in looks]
 
 
 def _own_output(seen: Look) -> str | None:

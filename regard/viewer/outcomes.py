@@ -203,7 +203,11 @@ def outcome_header(outcome: Outcome) -> dict[str, Any]:
 
 
 def _step_header(step: PredictionStep) -> dict[str, Any]:
-    return {"token": step.token, "probability": step.probability, "likeliest": list(step.likeliest.items())}
+    return {
+        "token": step.token,
+        "probability": step.probability,
+        "likeliest": [[token, probability] for token, probability in step.likeliest.items()],
+    }
 
 
 def output_header(seen: Look | ImageLook) -> dict[str, Any] | None:

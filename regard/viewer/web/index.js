@@ -80,9 +80,9 @@ const VIEWS = {
 /** Number of tokens up to which a text is shown as lines at first; longer ones as a map. */
 const MAX_LINES_TOKENS = 48;
 
-/** The form of the figure in a page whose address does not select one. @param {any} scene */
-function defaultForm({ attentions }) {
-  return Math.max(0, ...attentions.map((/** @type {any} */ { k }) => k.shape[0])) > MAX_LINES_TOKENS ? "map" : "lines";
+/** The form of the figure in a page whose address does not select one. Differences exist as maps only. @param {any} scene */
+function defaultForm({ attentions, compared }) {
+  return compared || Math.max(0, ...attentions.map((/** @type {any} */ { k }) => k.shape[0])) > MAX_LINES_TOKENS ? "map" : "lines";
 }
 
 /**

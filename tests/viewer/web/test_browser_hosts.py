@@ -130,7 +130,7 @@ def test_page_without_a_sentence_shows_a_form(opened, served):
     assert page.locator("h1").text_content() == "Enter a sentence to see what the model attends to."
     page.get_by_role("textbox", name="Sentence").fill("one two three?")  # ? is not a shortcut in a text field
     page.get_by_role("button", name="Run").click()
-    page.wait_for_selector("h1 .source:text-is('one two three?')")
+    page.wait_for_selector("h1 .source:text-is('one two three?')", state="attached")
     page.wait_for_selector(QUIET)
     assert page.locator(".panel").count() > 0
     page.get_by_role("textbox", name="Sentence").press("?")
@@ -147,7 +147,7 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     assert page.locator("h1 .source").text_content() == "one two"
     assert [one.startswith(REFUSED) for one in opened.console_messages] == [True]
     submit(page, "one")
-    page.wait_for_selector("h1 .source:text-is('one')")
+    page.wait_for_selector("h1 .source:text-is('one')", state="attached")
     page.wait_for_selector(QUIET)
 
     page.route("**/ask", lambda route: route.abort())  # as if the server had been stopped
@@ -317,13 +317,13 @@ def test_widget_shows_the_look_and_requests_another(notebook, transformer):
     for widget in (one, two):
         widget.locator("select.attention").first.select_option("decoder.0.cross")
         widget.locator("select.head").first.select_option("0")
-        widget.get_by_role("tab", name="Table").click()
+        widget.locator(".figure").press("n")
         page.wait_for_selector(QUIET)
         np.testing.assert_allclose(table(widget), seen.maps["decoder.0.cross"].weights[0], rtol=1e-3, atol=1e-6)
 
     one.get_by_role("textbox", name="Sentence").fill("four five six")
     one.get_by_role("button", name="Run").click()
-    page.wait_for_selector("#one h1 .source:text-is('four five six')")
+    page.wait_for_selector("#one h1 .source:text-is('four five six')", state="attached")
     page.wait_for_selector(f"#one {QUIET}")
     after = look(transformer, "four five six")
     assert one.locator("h1 .target").text_content() == after.translation
@@ -382,7 +382,6 @@ def test_every_view_fits_into_a_narrow_cell_of_a_wide_window(notebook, transform
         for view, columns in (
             ("Attention", ".columns"),
             ("Step by step", ".token-side"),
-            ("Search", ".search-columns"),
             ("Experiment", ".experiment"),
         ):
             one.get_by_role("tablist", name="View").get_by_role("tab", name=view, exact=True).click()

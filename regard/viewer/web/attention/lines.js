@@ -122,7 +122,7 @@ export class Lines {
     const span = Math.max(120, Math.min(220, 0.2 * window.innerHeight));
     const top = 62;
     const rowY = top + span + 30;
-    return { isHorizontal: true, range, step: 34, size, width, height: rowY + 26, head: 20, top, span, rowY, rowCenters, columnCenters };
+    return { isHorizontal: true, range, step: 34, size, width, height: rowY + 36, head: 20, top, span, rowY, rowCenters, columnCenters };
   }
 
   /** Queries on the left, keys on the right. @param {{rows: [number, number], columns: [number, number]}} range @param {number} availableWidth */
@@ -163,7 +163,7 @@ export class Lines {
       "g",
       { class: "headings" },
       isHorizontal
-        ? [label(`${columns.title} (keys)`, false, "left", { x: 0, y: 14, ...text }), label(`${rows.title} (queries)`, false, "left", { x: 0, y: rowY - 26, ...text })]
+        ? [label(`${columns.title} (keys)`, false, "left", { x: 0, y: 14, ...text }), label(`${rows.title} (queries)`, false, "left", { x: 0, y: rowY + 30, ...text })]
         : [label(rows.title, false, "right", { x: left - 12, y: head - 22, ...text }), label(columns.title, false, "left", { x: right + 12, y: head - 22, ...text })],
     );
   }
