@@ -21,6 +21,8 @@ TOP_K, NEXT_TOP_K = 5, 7
 CONTINUATION_TOKENS = 12
 # Tokens of a text up to which every token is masked in turn (masked language models).
 MAX_MASKED_TOKENS = 32
+# Tokens of a text up to which each has its probability (language models).
+MAX_INPUT_STEPS = 256
 # Temperatures of the next-token distribution in a page.
 TEMPERATURES = tuple(round(0.1 * i, 1) for i in range(1, 21))
 
@@ -62,7 +64,7 @@ class Outcome:
     look: Look | ImageLook = field(repr=False)
     """the attention maps"""
     input_steps: list[PredictionStep] = field(default_factory=list, repr=False)
-    """language models: the tokens of the text, from the second on"""
+    """language models: the tokens of the text, from the second on; empty for long texts"""
     next_token: NextToken | None = field(default=None, repr=False)
     """language models: the distribution of the token after the text"""
     vector: Float[np.ndarray, "E"] | None = field(default=None, repr=False)
@@ -112,7 +114,7 @@ def _continuation_outcome(language_model: TextGenerator, seen: Look, generator: 
     tokenizer = language_model.tokenizer
     probabilities = logits[first:].softmax(-1)
     steps = _steps(tokenizer, probabilities[: max(1, len(added))], added)
-    input_steps = _steps(tokenizer, logits[:first].softmax(-1), ids[1:])
+    input_steps = _steps(tokenizer, logits[:first].softmax(-1), ids[1:]) if first <= MAX_INPUT_STEPS else []
     following = _next_token(tokenizer, ids, logits[first].log_softmax(-1))
     return Outcome(text, _logprob(probabilities, added), steps, seen, input_steps, following)
 
@@ -223,4 +225,4 @@ def output_header(seen: Look | ImageLook) -> dict[str, Any] | None:
     elif isinstance(pipeline, TextEncoder):
         kinds = {"classify": "labels", "answer": "answer", "mask": "mask"}
         kind = kinds.get(pipeline.model.config.head, "embedding")
-    return {"kind": kind, **outcome_header(compute_outcome(seen))}
+    return {"kind": kind, **outcome_header(compute_outcome(seen)), "input_steps": []}

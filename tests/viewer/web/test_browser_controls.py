@@ -197,6 +197,15 @@ def test_saved_svg_has_all_texts_and_colors(opened, small):
     squares = [rect.get("fill") for rect in root.iter(f"{SVG}rect")]
     assert [fill for fill in squares if fill in set(fills)] == fills
     assert not [one for one in root.iter() if one.tag.endswith(("script", "foreignObject"))]
+    # The caption names texts and model; figure and view have different file names.
+    assert f"{' '.join(scenes.SOURCE)} → {' '.join(scenes.TARGET)}  ·  invented, transformer" in texts
+    names = set()
+    for what in ("Figure as SVG", "Entire view as SVG"):
+        page.locator(".tools .menu summary").click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=what).click()
+        names.add(download.value.suggested_filename)
+    assert len(names) == 2
 
 
 def test_numbers_are_saved_to_nine_digits(opened, small):

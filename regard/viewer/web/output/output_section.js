@@ -113,6 +113,7 @@ export class OutputSection {
     /** @param {any} children @param {string} kind @param {string | undefined} direction */
     const line = (children, kind, direction) => h("span", { class: `line ${kind}`, dir: direction ?? "auto", title: long && typeof children === "string" ? children.slice(0, 2000) : null }, children);
     const words = this.tokens.length ? this.labels().map(({ space }, i) => [space && i ? " " : null, this.tokens[i]]) : null;
+    if (words && this.output.steps.length > this.steps.length) words.push([" …", null]);
     const isMask = this.output?.kind === "mask" && words;
     // Where the sentence can be edited, the field shows it; where tokens can be selected, they show the text.
     const sourceLine = source ? line(source.slice(0, 600), this.hasForm || isMask ? "source visually-hidden" : "source", sides.source?.direction) : null;
