@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from gpu_common import sentence_pairs, table
+from torch.distributed.device_mesh import DeviceMesh
 
 from regard.data.batching.pair_batches import Batch
 from regard.data.batching.token_streams import TokenStreamBatches
@@ -62,7 +63,8 @@ def make_update(kind: str, config: TransformerConfig | GPTConfig, batch: Batch) 
     loss = TaskLoss(TASKS["language" if isinstance(config, GPTConfig) else "translate"], model, train, DEVICE)
     group = dist.group.WORLD
     if kind == "fsdp":
-        shard(loss, group, DEVICE, torch.bfloat16 if ON_GPU else None)
+        mesh = DeviceMesh.from_group(group, DEVICE.type)
+        shard(loss, mesh, torch.bfloat16 if ON_GPU else None)
     else:
         model.to(DEVICE)
     if kind == "ddp":

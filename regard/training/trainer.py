@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from regard.data.batching.batch_splitting import split_batch
 from regard.data.batching.pair_batches import Batch, prefetch
@@ -49,6 +50,7 @@ from regard.training.run.run_setup import (
     RunSpec,
     build_model,
     check_task_settings,
+    check_tensor_parallel,
     choose_tokenizers,
     configured_machine,
     count_ranks,
@@ -72,6 +74,7 @@ from regard.training.runtime.out_of_memory import (
 )
 from regard.training.runtime.precision import make_autocast, resolve_precision
 from regard.training.runtime.sharded_checkpoint import AsyncSaver, load_like
+from regard.training.runtime.tensor_parallel import TensorParallel
 from regard.training.runtime.workers import (
     Workers,
     join_torchrun,
@@ -116,6 +119,7 @@ def run_recipe(
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
         recipe = fine_tuning_recipe(recipe, origin.model.config, start_from)
+    check_tensor_parallel(recipe)
     dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
     check_model_size(recipe, task, dataset)
     provenance = make_provenance(recipe, dataset, start_from)
@@ -241,17 +245,22 @@ class Trainer:
         self.model.train()
         if workers.update_group is not None and spec.checkpoint is None:
             workers.broadcast(self.model.parameters())
-        self.is_sharded = workers.update_group is not None and config.sharding == "fsdp"
+        self.tensor_parallel: TensorParallel | None = None
+        if workers.update_group is not None and config.tensor_parallel > 1:
+            workers.tensor_parallel = config.tensor_parallel
+            self.tensor_parallel = TensorParallel(workers, self.device, is_sharded=config.sharding == "fsdp")
+        is_fsdp = workers.update_group is not None and config.sharding == "fsdp"
+        self.is_sharded = is_fsdp or self.tensor_parallel is not None
         self.shards = AsyncSaver(workers, self.store) if self.is_sharded else None
         self.loss = TaskLoss(self.task, self.model, config, self.device)
         if self.is_sharded:
             self.ema_model = copy.deepcopy(self.model) if config.ema else None
             full = copy.deepcopy(self.model).to(self.device) if self.is_rank_0 else None
             dtype = torch.bfloat16 if config.precision == "bfloat16" else None
-            shard(self.loss, workers.update_group, self.device, dtype)
+            self._shard(self.loss, self.model, dtype)
             self.cost = self._measure_cost(self.loss)
             if self.ema_model is not None:
-                shard(self.ema_model, workers.update_group, self.device)
+                self._shard(self.ema_model, self.ema_model)
         else:
             self.model.to(self.device)
             self.ema_model = copy.deepcopy(self.model) if config.ema and self.is_rank_0 else None
@@ -263,6 +272,15 @@ class Trainer:
                     replicate(self.loss, workers.update_group, batch)
         if resources is not None:
             self.pipeline = replace(resources.pipeline, model=full)
+
+    def _shard(self, module: nn.Module, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+        """Divide a model, which `module` contains, over the ranks, in place."""
+        if self.tensor_parallel is not None:
+            self.tensor_parallel.divide(model)
+            model.to(self.device)  # the buffers
+        if self.config.sharding == "fsdp":
+            all_ranks = DeviceMesh.from_group(self.workers.update_group, self.device.type)
+            shard(module, self.tensor_parallel.mesh["data"] if self.tensor_parallel is not None else all_ranks, dtype)
 
     def run(self) -> None:
         """Update the weights until the schedule ends, validation stalls or a signal arrives."""
@@ -316,7 +334,8 @@ class Trainer:
     def _make_update(self) -> Callable[[list[Batch]], LossParts]:
         """The function that updates the weights; on a GPU, captured as CUDA graphs."""
         is_single, is_muon = self.workers.update_group is None, self.config.optimizer == "muon"
-        if self.device.type != "cuda" or self.config.accumulate > 1 or (self.is_sharded and is_muon):
+        is_eager = self.tensor_parallel is not None or (self.is_sharded and is_muon)
+        if self.device.type != "cuda" or self.config.accumulate > 1 or is_eager:
             return self._apply_batches
         if is_single:
             return GraphedUpdate(self._apply_batches) if self.state.batch_parts == 1 else self._apply_batches
@@ -370,8 +389,9 @@ class Trainer:
         Returns False, without any change, if the batches did not fit into memory; they are split further next time.
         """
         config, state = self.config, self.state
-        # All randomness of an update is a function of seed, step and rank, so that a resumed run repeats it.
-        torch.manual_seed(_update_seed(config.seed, state.step, self.workers.rank))
+        # All randomness of an update is a function of seed, step and part of the batch: a resumed run repeats it, and
+        # ranks that share a part have equal dropout.
+        torch.manual_seed(_update_seed(config.seed, state.step, self.workers.part.rank))
         set_learning_rate(self.optimizer, self.schedule.rate(state.step, state.decay_start))
         parts = None
         try:
@@ -397,6 +417,8 @@ class Trainer:
             for total, value in zip(totals, self._backward(part, is_last=index == len(parts))):
                 total += value
         self.workers.sum(totals)
+        if self.tensor_parallel is not None:
+            self.tensor_parallel.sum_gradients(self.parameters)
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = scale_gradients(grads, totals[2], self.config.clip)
         result = mark_non_finite(LossParts(*totals), norm)

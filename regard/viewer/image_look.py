@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from regard.viewer.rollout import (
     rollout_of_run,
     run_model,
 )
+
+if TYPE_CHECKING:
+    from regard.viewer.page.page_model import Precision
 
 PAGE_FORMAT, PLOT_FORMATS = "html", ("png", "svg")
 # Labels of a segmenter in one plot: those with the most pixels.
@@ -139,6 +142,7 @@ class ImageLook(NotebookDisplay):
         label: str | None = None,
         rollout: bool = False,
         walk: bool | None = None,
+        with_model: "bool | Precision | None" = None,
     ) -> None:
         """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
 
@@ -146,15 +150,19 @@ class ImageLook(NotebookDisplay):
         attention "all" it has a small panel per head of each attention; with `rollout`, or a label of a classifier, the
         rollout through all layers. By default, a segmenter with class queries is shown with a panel per label. For a
         page the same arguments select the initial view. `walk` includes the step-by-step view; by default a page
-        includes it if model and image are small.
+        includes it if model and image are small. `with_model` includes the model, so that the page runs experiments
+        offline; by default a small one (4 MB).
         """
         file_format = check_format(path)
         if file_format == PAGE_FORMAT:
             from regard.viewer.page.html_page import render_page
             from regard.viewer.page.image_scene import build_image_scene
+            from regard.viewer.page.page_model import model_for_page
 
             scene = build_image_scene(self, attention, head, patch=patch, label=label, rollout=rollout, walk=walk)
-            content = render_page(scene)
+            content = render_page(scene, model_for_page(self, with_model))
+        elif with_model:
+            raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")
         else:
             content = self._plot(file_format, attention, head, patch, label, rollout)
         write_atomically(Path(path), content)

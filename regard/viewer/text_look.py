@@ -28,6 +28,7 @@ from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_
 from regard.viewer.page.notebook_display import NotebookDisplay
 
 if TYPE_CHECKING:
+    from regard.viewer.page.page_model import Precision
     from regard.viewer.search_tree import SearchTree
 
 LayerNames = str | Sequence[str] | None
@@ -190,21 +191,30 @@ class Look(NotebookDisplay):
         *,
         overview: bool = False,
         walk: bool | None = None,
+        with_model: "bool | Precision | None" = None,
     ) -> None:
         """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
 
         The plot shows the alignment by default, averaged over heads or one head; with `overview` (or attention "all") a
         small map per head of each attention. For a page the same arguments select the initial view, by default the
         sharpest head. `walk` includes the step-by-step view; by default a page includes it if model and text are small.
+        `with_model` includes the model itself, so that the page runs new input offline; by default a small one (4 MB).
         """
         file_format = check_format(path)
         if attention == "all":
             attention, overview = None, True
         if file_format == PAGE_FORMAT:
             from regard.viewer.page.html_page import render_page
-            from regard.viewer.page.text_scene import build_scene
+            from regard.viewer.page.page_model import model_for_page
+            from regard.viewer.page.text_scene import build_scene, initial_view
 
-            content = render_page(build_scene(self, attention, head, overview=overview, walk=walk))
+            initial_view(self, attention, head, overview)  # raises errors before the model is captured
+            model = model_for_page(self, with_model)
+            tensors = None if model is None else model.tensors
+            scene = build_scene(self, attention, head, overview=overview, walk=walk, tensors=tensors)
+            content = render_page(scene, model)
+        elif with_model:
+            raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")
         else:
             content = self._plot(file_format, attention, head, overview)
         write_atomically(Path(path), content)

@@ -217,16 +217,18 @@ def test_look_writes_a_page_by_default(run, tmp_path, monkeypatch, transformer_f
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert '"name":"transformer"' in page
     assert '"opens":null' in page
+    assert 'id="model-weights"' in page
     command = ["look", transformer_folder, "one two", "--target", "deux un", "--out", tmp_path / "some.html"]
-    run(*command, "--layers", "*.cross", "--attention", "decoder.1.cross", "--head", 1, "--all")
+    run(*command, "--no-with-model", "--layers", "*.cross", "--attention", "decoder.1.cross", "--head", 1, "--all")
     some = (tmp_path / "some.html").read_text(encoding="utf-8")
+    assert 'id="model-weights"' not in some
     assert '"opens":{"attention":"decoder.1.cross","head":1,"all":true}' in some
     assert '{"name":"encoder.0.attention","kind"' in page
     assert '{"name":"encoder.0.attention","kind"' not in some  # although the step-by-step view contains it
 
 
 def test_look_page_contains_the_search(run, tmp_path, transformer_folder):
-    command = ["look", transformer_folder, "one two", "--out", tmp_path / "page.html"]
+    command = ["look", transformer_folder, "one two", "--no-with-model", "--out", tmp_path / "page.html"]
     (translation,) = run(*command, "--beam", 2, "--prefix", "deux")
     assert translation.startswith("deux")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")

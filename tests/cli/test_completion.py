@@ -16,7 +16,7 @@ CASES = [
     (["train", "--model.cel"], {"--model.cell"}),
     (["train", "multi30k"], {"multi30k-rnn", "multi30k-transformer"}),
     (["translate", "model", "--bea"], {"--beam"}),
-    (["look", "model", "--no-"], {"--no-browser"}),
+    (["look", "model", "--no-"], {"--no-browser", "--no-with-model"}),
     (["recipes", ""], set(recipe_names())),
 ]
 BASH = 'source "$0"; COMP_WORDS=(regard "$@"); COMP_CWORD=$#; _regard; printf "%s\\n" "${COMPREPLY[@]}"'

@@ -27,6 +27,8 @@ from regard.training import (
     trainer,
 )
 from regard.training.run.checkpoint_store import TENSORS, CheckpointStore
+from regard.training.run.run_folder import METRICS
+from regard.training.run.run_log import read_metrics
 from regard.training.tasks import restrict_recipe
 
 SMALL = Recipe(
@@ -76,6 +78,24 @@ def interrupt_and_resume(monkeypatch: pytest.MonkeyPatch, run: Callable[[], obje
         with pytest.raises(ConnectionError):
             run()
     run()
+
+
+def fail_after(updates: int) -> None:
+    """Let every rank stop with an error after this many updates; only for processes that end with the run."""
+    set_learning_rate, calls = trainer.set_learning_rate, []
+
+    def count_or_fail(*arguments: Any) -> None:
+        calls.append(None)
+        if len(calls) > updates:
+            raise RegardError("stopped")
+        set_learning_rate(*arguments)
+
+    trainer.set_learning_rate = count_or_fail
+
+
+def losses(out: Path) -> list[float]:
+    """The logged training losses of a run."""
+    return [line["loss"] for line in read_metrics(out / METRICS) if line["kind"] == "train"]
 
 
 def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -74,6 +74,10 @@ class Options:
     """show all heads of all attentions as small maps"""
     walk: Flag = False
     """include the step-by-step view of all intermediate values, even for a large model or a long text"""
+    with_model: Flag = False
+    """include the model in the page, which then runs new input offline (default for models of at most 4 MB)"""
+    no_with_model: Flag = False
+    """never include the model in the page"""
     layers: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: all)")] = None
     """pattern (* and ?) of the attentions to record, for texts too long to record all"""
     patch: Annotated[str | None, tyro.conf.arg(metavar="ROW,COLUMN", help_behavior_hint="(default: class token)")] = (
@@ -101,6 +105,10 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "look", argv)
+    if options.with_model and options.no_with_model:
+        raise RegardError("--with-model and --no-with-model cannot be combined.", "Leave out one of them.")
+    if options.with_model and (options.live or options.beside is not None or options.steps):
+        raise RegardError("--with-model is for a page of one model.", "Leave it out, or --live, --beside and --steps.")
     if options.live and options.out is not None:
         raise RegardError("--live and --out cannot be combined.", "Leave out one of them.")
     if not options.live and (options.port or options.no_browser):
@@ -141,11 +149,18 @@ def run(argv: list[str]) -> int:
         return _serve(handler, scene, options)
     assert attention is not None
     out = options.out or Path("page.html")
-    attention.save(out, options.attention, options.head, overview=options.all, walk=options.walk or None)
+    with_model = _with_model(options)
+    attention.save(
+        out, options.attention, options.head, overview=options.all, walk=options.walk or None, with_model=with_model
+    )
     if attention.translation:
         print(attention.translation)
     _print_output_path(out)
     return 0
+
+
+def _with_model(options: Options) -> bool | None:
+    return False if options.no_with_model else options.with_model or None
 
 
 def _compare(options: Options) -> int:
@@ -219,7 +234,7 @@ def _look_at_image(model: ImageModel, options: Options) -> int:
         result = replace(result, name=images[0])
         scene = build_image_scene(result, attention, options.head, **view, images=images)
         return _serve(ImageRequestHandler(model, name, images={file: file for file in images}), scene, options)
-    result.save(out, attention, options.head, **view)
+    result.save(out, attention, options.head, **view, with_model=_with_model(options))
     if result.label is not None:
         print(f"{result.label}\t{result.probabilities[result.label]:.4f}")
     _print_output_path(out)

@@ -4,6 +4,7 @@ torch.optim.Muon is no substitute: it copies the learning rate from GPU to host 
 one matrix at a time, and rounds to bfloat16 on a CPU.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 # Newton-Schulz polynomial: applied five times, it maps singular values up to 1 to between 0.7 and 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -69,7 +70,7 @@ class Muon(torch.optim.AdamW):
         for p in group["params"]:
             if p.grad is not None:
                 by_shape[tuple(p.shape)].append(p)
-        for (rows, columns), parameters in by_shape.items():
+        for (*rows, columns), parameters in by_shape.items():
             grads = [p.grad for p in parameters if p.grad is not None]
             rate = group["lr"]  # a float, or on a GPU a tensor that changes between replays of a CUDA graph
             share: Any = 1 - _MOMENTUM
@@ -86,15 +87,18 @@ class Muon(torch.optim.AdamW):
             torch._foreach_lerp_(grads, momenta, _MOMENTUM)  # in place: torch 2.11 cannot shard the other form
             updates = _orthogonalize_shards(grads)
             torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-            torch._foreach_mul_(updates, -rate * _RMS * max(rows, columns) ** 0.5)
+            torch._foreach_mul_(updates, -rate * _RMS * max(math.prod(rows), columns) ** 0.5)
             torch._foreach_add_(parameters, updates)
 
 
 def _orthogonalize_shards(matrices: Sequence[Tensor]) -> list[Tensor]:
     """Orthogonalize matrices of one shape. Sharded ones are gathered, since the iteration needs all rows."""
-    first = matrices[0]
-    if not isinstance(first, DTensor):
+    shards = [matrix for matrix in matrices if isinstance(matrix, DTensor)]
+    if not shards:
         return list(orthogonalize(torch.stack(list(matrices))).unbind())
-    full = orthogonalize(torch.stack([matrix.full_tensor() for matrix in matrices if isinstance(matrix, DTensor)]))
-    replicated = (DTensor.from_local(matrix, first.device_mesh, [Replicate()], run_check=False) for matrix in full)
-    return [matrix.redistribute(placements=first.placements) for matrix in replicated]
+    # Two stacked matrices (tensor parallelism) are rows of one.
+    full = orthogonalize(torch.stack([shard.full_tensor().flatten(0, -2) for shard in shards]))
+    return [
+        distribute_tensor(matrix.view(shard.shape), shard.device_mesh, shard.placements, src_data_rank=None)
+        for matrix, shard in zip(full, shards)
+    ]

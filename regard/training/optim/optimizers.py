@@ -83,7 +83,7 @@ def _layer_matrices(model: nn.Module) -> list[nn.Parameter]:
     """The weights of linear layers inside the stacked layers (nn.ModuleList) of a model."""
     layers = (layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module)
     linear = (module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear))
-    return [module.weight for module in linear]
+    return [p for module in linear for name, p in module.named_parameters(recurse=False) if name == "weight"]
 
 
 def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) -> Float[Tensor, ""]:

@@ -23,7 +23,8 @@ _OUTPUT_NAMES = (*_MODEL_FILES, METRICS, LOSSES, STEPS, STATE_FOLDER, "tensorboa
 # Settings that may differ when a run is resumed: they change locations or the end of the run, but none of the updates
 # computed so far. Data are compared by content.
 RESUMABLE_CHANGES = {"train.device", "train.log_every", "train.save_every", "train.keep_every", "data.cache"}
-RESUMABLE_CHANGES |= {"train.workers", "train.sharding"}  # batches do not depend on the number of ranks
+# Batches do not depend on the number of ranks.
+RESUMABLE_CHANGES |= {"train.workers", "train.sharding", "train.tensor_parallel"}
 RESUMABLE_CHANGES |= {"data.files", "data.validation", "train.steps", "train.time", "train.patience"}
 RESUMABLE_CHANGES |= {"train.skip_spikes", "train.keep_checkpoints", "train.wandb"}
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from regard.data.batching.pair_batches import Batch
 from regard.layers.blocks import DecoderBlock, EncoderBlock
@@ -127,21 +128,26 @@ def replicate(loss: TaskLoss, group: Any, batch: Batch) -> None:
     loss.exchange = GradientExchange([p for p, count in zip(parameters, is_used.tolist()) if count], group)
 
 
-def shard(module: nn.Module, group: Any, device: torch.device, dtype: torch.dtype | None = None) -> None:
-    """Shard the weights of a module over all ranks (FSDP2), in place: each layer by itself, then everything else.
+def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
+    """Shard the weights of a module over the ranks of a mesh (FSDP2), in place: each layer by itself, then the rest.
 
     Gradients are summed. The weights of layers are gathered as `dtype` (default: float32) and computed with in it; the
     shards that the optimizer updates, and the sum of gradients, stay float32. The gathered weights of a small model
     stay in memory until its backward pass.
     """
-    mesh = dist.device_mesh.DeviceMesh.from_group(group, device.type)
+
+    def place(parameter: nn.Parameter) -> Shard | None:
+        # The first dimension of stacked matrices (tensor parallelism) is 2; torch shards others only into equal parts.
+        is_stacked = isinstance(parameter, DTensor) and parameter.dim() == 3 and parameter.placements == (Shard(1),)
+        return Shard(2) if is_stacked and parameter.shape[2] % mesh.size() == 0 else None
+
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     frees_gathered = sum(p.nbytes for p in module.parameters()) > KEPT_BYTES
     for layer in [layer for layer in module.modules() if isinstance(layer, EncoderBlock | DecoderBlock)]:
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=frees_gathered)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=frees_gathered, shard_placement_fn=place)
         if isinstance(layer, EncoderBlock):
             register_fsdp_forward_method(layer, "forward_first")
-    fully_shard(module, mesh=mesh)
+    fully_shard(module, mesh=mesh, shard_placement_fn=place)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
@@ -166,4 +172,4 @@ def gather_weights(model: nn.Module, target: nn.Module | None) -> None:
     for name, parameter in model.named_parameters():
         full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         if copies is not None:
-            copies[name].copy_(full)
+            copies[name].copy_(full.view_as(copies[name]))

@@ -34,7 +34,8 @@ def check_model_size(recipe: Recipe, task: Any, dataset: Any) -> None:
         tokenizers = (stand_in, stand_in)
     config = task.complete_config(config, dataset, tokenizers)
     config.check()
-    check_memory(config, find_device(recipe.train.device), torchrun_size() if recipe.train.sharding == "fsdp" else 1)
+    shards = torchrun_size() if recipe.train.sharding == "fsdp" else recipe.train.tensor_parallel
+    check_memory(config, find_device(recipe.train.device), shards)
 
 
 def check_memory(config: ModelConfig, device: torch.device, shards: int = 1) -> None:

@@ -48,17 +48,22 @@ def load_like(path: Path, like: Mapping[str, Tensor], parameters: Iterable[Tenso
         return Checkpoint(_load_shards(path, patterns), read_checkpoint_facts(path))
     checkpoint = load_checkpoint(path)
     for name, tensor in checkpoint.tensors.items():
-        pattern = patterns.find(name, tensor.shape)
-        if isinstance(pattern, DTensor):
-            # All ranks have read the file, so that none has to send it.
-            full = tensor.to(pattern.device)
-            shards = distribute_tensor(full, pattern.device_mesh, pattern.placements, src_data_rank=None)
-            checkpoint.tensors[name] = shards
+        checkpoint.tensors[name] = _place_like(tensor, patterns.find(name, tensor.shape))
     return checkpoint
 
 
+def _place_like(full: Tensor, pattern: Tensor | None) -> Tensor:
+    """A tensor that all ranks have read, so that none has to send it, with the shape and the shards of `pattern`."""
+    if pattern is None:
+        return full
+    full = full.view(pattern.shape)
+    if not isinstance(pattern, DTensor):
+        return full
+    return distribute_tensor(full.to(pattern.device), pattern.device_mesh, pattern.placements, src_data_rank=None)
+
+
 class _Patterns:
-    """The current weights, after which the tensors of a checkpoint are sharded."""
+    """The current weights, after which the tensors of a checkpoint are shaped and sharded."""
 
     def __init__(self, like: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
         self.like, self.parameters = like, parameters
@@ -66,7 +71,7 @@ class _Patterns:
     def find(self, name: str, shape: torch.Size) -> Tensor | None:
         """The weight to which a tensor of a checkpoint belongs.
 
-        None for a tensor of another shape: steps are scalars, and others belong to another model, which `restore_state`
+        None for a tensor of another size: steps are scalars, and others belong to another model, which `restore_state`
         reports.
         """
         part, _, rest = name.partition(".")
@@ -76,7 +81,16 @@ class _Patterns:
             pattern = self.parameters[int(index)] if is_known else None
         else:
             pattern = self.like.get(rest)
-        return pattern if pattern is not None and pattern.shape == shape else None
+        return pattern if pattern is not None and _is_same(pattern.shape, shape) else None
+
+
+def _is_same(one: torch.Size, other: torch.Size) -> bool:
+    """Whether two shapes are equal, or one has two matrices in a dimension of their own (tensor parallelism)."""
+    return one == other or _merge_stacked(one) == other or _merge_stacked(other) == one
+
+
+def _merge_stacked(shape: torch.Size) -> torch.Size:
+    return torch.Size((2 * shape[1], *shape[2:])) if len(shape) > 1 and shape[0] == 2 else shape
 
 
 def _load_shards(folder: Path, patterns: _Patterns) -> dict[str, Tensor]:
@@ -85,7 +99,7 @@ def _load_shards(folder: Path, patterns: _Patterns) -> dict[str, Tensor]:
         metadata: dict[str, Any] = reader.read_metadata().state_dict_metadata
         for name, entry in metadata.items():
             pattern, dtype = patterns.find(name, entry.size), entry.properties.dtype
-            if pattern is None:
+            if pattern is None or pattern.shape != entry.size:
                 tensors[name] = torch.empty(entry.size, dtype=dtype)
             else:
                 tensors[name] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)
@@ -94,6 +108,9 @@ def _load_shards(folder: Path, patterns: _Patterns) -> dict[str, Tensor]:
             load_distributed(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
     except (SafetensorError, CheckpointException, KeyError, ValueError, OSError) as error:
         raise DamagedCheckpointError(folder, str(error)) from None
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, DTensor):  # read as a whole
+            tensors[name] = _place_like(tensor, patterns.find(name, tensor.shape))
     return tensors
 
 

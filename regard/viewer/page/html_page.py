@@ -1,7 +1,7 @@
 """A scene as one self-contained HTML file with the JavaScript module, the header and the blobs; it fetches nothing.
 
 Texts and names cannot inject markup: in the JSON header `<`, `>` and `&` are escaped, blobs are base64, and the content
-security policy allows no script but the module.
+security policy allows no script but the module and, with a model, the worker that the page starts from its own text.
 """
 
 import base64
@@ -10,18 +10,20 @@ import html
 import json
 import re
 import unicodedata
+import zlib
+from dataclasses import dataclass
 from typing import Any
 
 from regard.errors import RegardError
 from regard.version import __version__
 from regard.viewer.page.text_scene import Scene
-from regard.viewer.web import module
+from regard.viewer.web import module, worker_script
 
 MAX_BYTES = 400 << 20
 # 'wasm-unsafe-eval' allows WebAssembly, which computes the maps; it does not allow JavaScript from strings.
 _POLICY = (
     "default-src 'none'; script-src 'sha256-{hash}' 'wasm-unsafe-eval'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
+    "img-src data: blob:; worker-src {worker}; connect-src {connect}; base-uri 'none'; form-action 'none'"
 )
 _PAGE = """\
 <!doctype html>
@@ -41,22 +43,41 @@ _PAGE = """\
 _NO_ICON = '<link rel="icon" href="data:,">\n'
 
 
-def render_page(scene: Scene) -> bytes:
-    """The HTML file of a scene, encoded as UTF-8.
+@dataclass(frozen=True, eq=False)
+class PageModel:
+    """A model that runs inside a page: a JSON header and the weights that it refers to (see page_model.py)."""
+
+    header: dict[str, Any]
+    weights: bytes
+    tensors: dict[str, int]
+    """index of each parameter of `forward` in the header's list of tensors"""
+
+
+def render_page(scene: Scene, model: PageModel | None = None) -> bytes:
+    """The HTML file of a scene, encoded as UTF-8; with a model, the page runs new input.
 
     >>> b'<script type="text/plain" id="blob-0">MTIz</script>' in render_page(Scene({"title": "1 < 2"}, [b"123"]))
     True
     """
-    size = sum(len(blob) for blob in scene.blobs) * 4 // 3
+    size = (sum(len(blob) for blob in scene.blobs) + (0 if model is None else len(model.weights))) * 4 // 3
     if size > MAX_BYTES:
         raise RegardError(
             f"The page would have {size >> 20} MB, more than most browsers can open.",
-            "Select fewer attentions (--layers) or a shorter text.",
+            "Select fewer attentions (--layers), a shorter text, or --no-with-model.",
         )
     parts = [f'<script type="application/json" id="scene">{_json(scene.header)}</script>\n'.encode()]
     for index, blob in enumerate(scene.blobs):
         parts += [b'<script type="text/plain" id="blob-%d">' % index, base64.b64encode(blob), b"</script>\n"]
-    return _wrap(parts, scene.header["title"])
+    if model is None:
+        return _wrap(parts, scene.header["title"])
+    summary = {name: model.header[name] for name in ("fields", "precision", "change", "tensors")}
+    parts.append(f'<script type="application/json" id="model">{_json(summary)}</script>\n'.encode())
+    full = json.dumps(model.header | {"walk": scene.walk_template}, separators=(",", ":"), allow_nan=False)
+    header = base64.b64encode(zlib.compress(full.encode(), 9))
+    texts = {"header": header, "weights": base64.b64encode(model.weights), "engine": _checked(worker_script()).encode()}
+    for name, text in texts.items():
+        parts += [f'<script type="text/plain" id="model-{name}">'.encode(), text, b"</script>\n"]
+    return _wrap(parts, scene.header["title"], worker="blob:")
 
 
 def render_live_page(title: str) -> bytes:
@@ -68,14 +89,18 @@ def render_live_page(title: str) -> bytes:
     return _wrap([], title, connect="'self'", more=_NO_ICON)
 
 
-def _wrap(parts: list[bytes], title: str, connect: str = "'none'", more: str = "") -> bytes:
-    """The complete HTML file: the data first, then the module."""
-    script = f"{module()}\nopenPage();\n"
+def _checked(script: str) -> str:
     if re.search(r"</script|<!--|[\r\0]", script, re.IGNORECASE):
         raise ValueError("The JavaScript module contains text that would end its script element.")
+    return script
+
+
+def _wrap(parts: list[bytes], title: str, connect: str = "'none'", worker: str = "'none'", more: str = "") -> bytes:
+    """The complete HTML file: the data first, then the module."""
+    script = _checked(f"{module()}\nopenPage();\n")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     top = _PAGE.format(
-        policy=_POLICY.format(hash=digest, connect=connect),
+        policy=_POLICY.format(hash=digest, connect=connect, worker=worker),
         version=__version__,
         title=html.escape(_printable(title)),
         more=more,

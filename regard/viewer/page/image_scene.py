@@ -56,7 +56,7 @@ def build_image_scene(
     [14, 14]
     """
     opens = _initial_view(look, attention, head, patch, label, rollout)
-    maps = {name: _with_axes(one) for name, one in look.maps.items()}
+    maps = {name: with_axes(one) for name, one in look.maps.items()}
     blobs: list[bytes] = []
     page_walk = walk_for_page(look, walk)
     header = {
@@ -75,7 +75,7 @@ def build_image_scene(
     return Scene(header, blobs)
 
 
-def _with_axes(one: PatchMap) -> AttentionMap:
+def with_axes(one: PatchMap) -> AttentionMap:
     """The map with named axes, by which the page finds the first patch."""
     rows, columns = next(names for prefix, names in AXIS_NAMES.items() if one.name.startswith(prefix))
     queries = TokenAxis(rows, one.rows, [-1] * len(one.rows))

@@ -32,7 +32,7 @@ from regard.viewer.outcomes import output_header
 from regard.viewer.search_tree import SearchTree, search_header
 from regard.viewer.text_look import AttentionMap, Look, TokenAxis
 from regard.viewer.walk.page_walk import walk_for_page
-from regard.viewer.walk.walkthrough import walk_header
+from regard.viewer.walk.walkthrough import walk_header, walk_template
 
 FORMAT = 1
 # Bytes of q and k up to which they are stored as float32.
@@ -49,6 +49,8 @@ class Scene:
 
     header: dict[str, Any]
     blobs: list[bytes]
+    walk_template: dict[str, Any] | None = None
+    """the steps of the step-by-step view for any input, if the page contains its model"""
 
 
 class MapInputs(NamedTuple):
@@ -71,11 +73,13 @@ def build_scene(
     *,
     overview: bool = False,
     walk: bool | None = None,
+    tensors: Mapping[str, int] | None = None,
 ) -> Scene:
     """Build the scene of a look.
 
     The arguments select the initial view: the mean over heads of an attention, one head, or the overview of all. By
-    default the page chooses. `walk` includes the step-by-step view (default: if model and text are small).
+    default the page chooses. `walk` includes the step-by-step view (default: if model and text are small). `tensors`
+    are the indices of parameters in the model of the page, if it contains one.
 
     >>> build_scene(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
     'encoder.0.attention'
@@ -90,7 +94,7 @@ def build_scene(
     blobs: list[bytes] = []
     attentions = attention_headers(look.maps, blobs)
     # Without attention, the step-by-step view is all there is to show.
-    page_walk = walk_for_page(look, True if not look.maps else walk)
+    page_walk = walk_for_page(look, True if not look.maps else walk, tensors)
     header = {
         "format": FORMAT,
         "title": shorten_title(look.title),
@@ -104,7 +108,7 @@ def build_scene(
         "decode": None if look.search_tree is None else _search_header(look.search_tree, blobs),
         "links": gold_links(look),
     }
-    return Scene(header, blobs)
+    return Scene(header, blobs, None if page_walk is None else walk_template(page_walk))
 
 
 def initial_view(

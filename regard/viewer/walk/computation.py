@@ -60,6 +60,8 @@ class Node:
     """names of its axes, if known"""
     difference: float | None = None
     """largest difference from the model's own forward"""
+    symbolic: Mapping[str, Any] | None = None
+    """attributes of the step with dynamic sizes as expressions"""
 
     @property
     def name(self) -> str:
@@ -102,6 +104,7 @@ def _unroll(
         names[step.name] = step.name + suffix
         unrolled = replace(real, name=names[step.name], inputs=inputs, module=path)
         nodes.append(Node(unrolled, tuple(_size_name(size) for size in step.shape), path, token, side))
+        nodes[-1].symbolic = step.attributes
 
 
 def _unroll_loop(step: Step, real: Step, names: dict[str, str], nodes: list[Node]) -> None:

@@ -1,5 +1,6 @@
 """Builds the walk of a text, or of a sentence and its translation."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from regard.viewer.walk.walkthrough import Walk, block_path, inner_bytes, large_
 class TextWalkBuilder:
     """Builds the walk of a text, or of a sentence and its translation."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Look, tensors: Mapping[str, int] | None = None) -> None:
         if look.pipeline is None:
             raise RegardError(
                 "This look has no model, which the step-by-step view needs.", "Create it with regard.look."
@@ -34,6 +35,7 @@ class TextWalkBuilder:
                 f"The text has {length} tokens; the step-by-step view supports at most {limits.MAX_TOKENS}.",
                 "Shorten the text.",
             )
+        self.tensors = tensors
         self.look, self.pipeline, self.model = look, look.pipeline, look.pipeline.model.eval()
         model_inputs: list[Any] = [pack([ids]).to(self.pipeline.device) for ids in look.ids]
         if look.segments is not None:
@@ -50,7 +52,7 @@ class TextWalkBuilder:
     def build(self) -> Walk:
         title = self.add_output_steps()
         block = None if inner_bytes(self.model) <= limits.MAX_MODEL_BYTES else self.sharpest_block()
-        options = TraceOptions(block=block, labels=self.computation.labels, output=title)
+        options = TraceOptions(block=block, labels=self.computation.labels, output=title, tensors=self.tensors)
         computation = self.computation
         trace = Trace(self.model, computation.nodes, computation.inputs, self.reference, computation.values, options)
         return Walk(trace, self.sides(), self.focus(), self.names, self.note(block))

@@ -19,6 +19,7 @@ from torch import nn
 import regard
 from regard.program import Step
 from regard.program.numpy_interpreter import Values
+from regard.program.program_json import attribute_json
 from regard.viewer.walk.computation import LAYOUT, NORMS, TABLES, Array, Node, SectionKey
 from regard.viewer.walk.module_calls import ModuleCalls, ancestors
 from regard.viewer.walk.module_outputs import ModuleOutputs
@@ -41,6 +42,8 @@ class TraceOptions:
     """title of the last section"""
     precomputed: Mapping[str, str] = field(default_factory=dict)
     """titles of steps whose values are stored instead of computed"""
+    tensors: Mapping[str, int] | None = None
+    """indices of parameters in the model of the page, if it contains one"""
 
 
 class Trace:
@@ -79,6 +82,10 @@ class Trace:
         self._sections = Sections(self.calls, attention_calls, self.options.output)
         self._sections.assign()
         self.steps: list[dict[str, Any]] = []
+        self.template: list[dict[str, Any]] | None = None
+        """the steps for inputs of any length, with dynamic sizes as expressions, if the page contains the model"""
+        self.inputs = {name: x.reshape(-1).tolist() for name, x in inputs.items() if x.dtype.kind == "i"}
+        """ids that the model reads"""
         self.sections: list[dict[str, Any]] = []
         self._section_indices: dict[SectionKey, int] = {}
         self._params, self._outputs = _ArrayBuffer(), _ArrayBuffer()
@@ -102,7 +109,7 @@ class Trace:
 
     @property
     def outputs(self) -> bytes:
-        """All shown values, concatenated, little-endian float32."""
+        """Samples of all shown values, concatenated, little-endian float32."""
         return self._outputs.bytes
 
     @property
@@ -159,6 +166,8 @@ class Trace:
         for node in reversed(nodes.values()):
             if node.name in needed and node.name not in precomputed:
                 needed |= set(node.step.inputs)
+        is_fixed = bool(precomputed) or any(node.token is not None or node.op == "given" for node in nodes.values())
+        self.template = None if self.options.tensors is None or is_fixed else []
         step_indices: dict[str, int] = {}
         for node in nodes.values():
             if node.name in precomputed and node.name in needed:
@@ -197,7 +206,7 @@ class Trace:
         """Append a step; returns its index."""
         x, step = self.values[node.name], node.step
         inputs: list[Any] = []
-        used_rows = self._used_rows(step) if step.op in TABLES else {}
+        used_rows = self._used_rows(step) if step.op in TABLES and self.template is None else {}
         for index, name in enumerate(step.inputs):
             if name is None:
                 inputs.append(None)
@@ -212,14 +221,18 @@ class Trace:
         options = {"shape": list(x.shape)} if step.op == "given" else _finite(step.attributes)
         header: dict[str, Any] = {"op": step.op, "inputs": inputs, "options": options}
         if node.label is None:
-            self.steps.append(header | {"id": "", "title": "", "section": -1, "differs": None})
+            self._append(node, header | {"id": "", "title": "", "section": -1, "differs": None})
             return len(self.steps) - 1
         name = f"{node.prefix}{node.label.name}"
         while name in self._shown:  # the module is called again
             name += "'"
         shape, axes = self._axes(node)
         self._shown[name] = x.reshape(_without_batch(node)[0])
-        self.steps.append(
+        output: dict[str, Any] = {"shape": shape, "axes": axes}
+        if self.template is None:
+            output |= self._outputs.add_sample(x, every=1 if step.op == "given" else _sample_step(x))
+        self._append(
+            node,
             header
             | {
                 "id": name,
@@ -227,11 +240,18 @@ class Trace:
                 "title": node.label.title,
                 "formula": node.label.formula,
                 "where": self._source_location(node.module),
-                "output": {"offset": self._outputs.add(x), "shape": shape, "axes": axes},
+                "output": output,
                 "differs": node.difference,
-            }
+            },
         )
         return len(self.steps) - 1
+
+    def _append(self, node: Node, header: dict[str, Any]) -> None:
+        self.steps.append(header)
+        if self.template is not None:
+            symbolic = node.step.attributes if node.symbolic is None else node.symbolic
+            options = {name: attribute_json(value) for name, value in _finite(symbolic).items()}
+            self.template.append(header | {"options": options, "differs": None})
 
     def _used_rows(self, step: Step) -> dict[int, Array]:
         """Inputs of a lookup with a table of only the rows that are used: table and remapped indices."""
@@ -243,8 +263,12 @@ class Trace:
         return {0: self.values[table].take(used, axis), 1: indices.reshape(self.values[rows].shape)}
 
     def _param(self, name: str, x: Array, node: Node) -> dict[str, Any]:
-        offset = self._params.add(x, shared=True)
-        return {"sign": self._symbol(name, node), "name": name, "offset": offset, "shape": list(x.shape)}
+        header = {"sign": self._symbol(name, node), "name": name, "shape": list(x.shape)}
+        if self.template is not None and self.options.tensors is not None:
+            if name in self.options.tensors:
+                return header | {"tensor": self.options.tensors[name]}
+            return header | {"name": "", "input": name}  # ids
+        return header | {"offset": self._params.add(x, shared=True)}
 
     def _symbol(self, name: str, node: Node) -> str:
         """The symbol of a parameter in the formula of the step."""
@@ -311,9 +335,18 @@ class _ArrayBuffer:
         self.end += len(raw) // 4
         return offset
 
+    def add_sample(self, x: Array, every: int) -> dict[str, int]:
+        """Add every n-th number; returns the offset and n, as the header of a step contains them."""
+        return {"offset": self.add(x.reshape(-1)[::every]), "every": every}
+
     @property
     def bytes(self) -> bytes:
         return b"".join(self._raw)
+
+
+def _sample_step(x: Array) -> int:
+    """The distance of the numbers with which a page compares its own: about 100 per step, odd, so that rows differ."""
+    return max(1, x.size // 100) | 1
 
 
 def _without_batch(node: Node) -> tuple[list[int], list[str | None]]:

@@ -29,8 +29,11 @@ class Walk:
 def walk_header(walk: Walk, blobs: list[bytes]) -> dict[str, Any]:
     """The header of a walk; appends its numbers to the blobs."""
     trace = walk.trace
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, raw in (("params", trace.params), ("outputs", trace.outputs)):
+        if not raw:
+            arrays[name] = None
+            continue
         blobs.append(raw)
         arrays[name] = {"at": len(blobs) - 1, "shape": [len(raw) // 4], "type": "float32"}
     return {
@@ -44,8 +47,16 @@ def walk_header(walk: Walk, blobs: list[bytes]) -> dict[str, Any]:
         "note": walk.note,
         "sections": trace.sections,
         "steps": trace.steps,
+        "inputs": None if trace.template is None else trace.inputs,
         **arrays,
     }
+
+
+def walk_template(walk: Walk) -> dict[str, Any] | None:
+    """What a page with its model needs to walk through another input; None if the steps depend on the input."""
+    if walk.trace.template is None:
+        return None
+    return {"note": walk.note, "sections": walk.trace.sections, "steps": walk.trace.template}
 
 
 def inner_bytes(model: nn.Module) -> int:

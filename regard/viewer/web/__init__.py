@@ -17,7 +17,7 @@ from posixpath import join as join_path
 
 from regard.errors import RegardError
 
-ENTRY = "index.js"
+ENTRY, WORKER_ENTRY = "index.js", "engine/engine_worker.js"
 _IMPORT = re.compile(r'^import (\{[^}]*\}|\w+) from "(\.[^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 _TOP_LEVEL_NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
@@ -33,13 +33,23 @@ def module() -> str:
     return bundle(read_sources())
 
 
+@cache
+def worker_script() -> str:
+    """Return the script of the worker that runs a model inside a page.
+
+    >>> "onmessage" in worker_script(), "import {" in worker_script()
+    (True, False)
+    """
+    return bundle(read_sources(), WORKER_ENTRY)
+
+
 def read_sources() -> dict[str, str]:
     """Return the text of every JavaScript and CSS file of the page, by path relative to this folder."""
     return dict(_walk(files(__name__), ""))
 
 
-def bundle(sources: dict[str, str]) -> str:
-    """Bundle `sources` (path to text), starting at index.js: imported files first, without import and export keywords.
+def bundle(sources: dict[str, str], entry: str = ENTRY) -> str:
+    """Bundle `sources` (path to text), starting at `entry`: imported files first, without import and export keywords.
 
     All top-level names then share one scope, so each may be defined only once.
 
@@ -50,7 +60,7 @@ def bundle(sources: dict[str, str]) -> str:
     <BLANKLINE>
     """
     order: list[str] = []
-    _visit(ENTRY, sources, order, ())
+    _visit(entry, sources, order, ())
     owners: dict[str, str] = {}
     parts = []
     for path in order:

@@ -1,7 +1,6 @@
 """Distributed training: the losses and weights of DDP and FSDP2 on 2 and 4 ranks are those of one process."""
 
 import contextlib
-import json
 import shutil
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import RegardError
-from regard.training import Recipe, run_recipe, trainer
+from regard.training import Recipe, run_recipe
 from regard.training.run.checkpoint_store import CheckpointStore, is_sharded
-from regard.training.trainer import METRICS
-from tests.training.helpers import small_dataset, small_recipe
+from tests.training.helpers import fail_after, losses, small_dataset, small_recipe
 from tests.training.runtime.ranks import run_ranks
 
 STEPS, SAVED, FAILED = 50, 20, 30
@@ -31,23 +29,10 @@ def train(job: Recipe, out: Path) -> None:
 
 
 def train_and_fail(job: Recipe, out: Path) -> None:
-    """Train, with an error before the update FAILED on all ranks."""
-    set_learning_rate, calls = trainer.set_learning_rate, []
-
-    def count_or_fail(*arguments):
-        calls.append(None)
-        if len(calls) > FAILED:
-            raise RegardError("stopped")
-        set_learning_rate(*arguments)
-
-    trainer.set_learning_rate = count_or_fail
+    """Train, with an error after FAILED updates on all ranks."""
+    fail_after(FAILED)
     with contextlib.suppress(RegardError):
         train(job, out)
-
-
-def losses(out: Path) -> list[float]:
-    lines = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
-    return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from tests.training.runtime.ranks import run_ranks
 
 
 def train(out: Path, sharding: str) -> None:
-    recipe = small_recipe(model={"dropout": 0.0}, train={"sharding": sharding})
+    distributed = {"tensor_parallel": 2} if sharding == "tensor" else {"sharding": sharding}
+    recipe = small_recipe(model={"dropout": 0.0}, train=distributed)
     try:
         run_recipe(recipe, out, dataset=small_dataset(), quiet=True)
     except RegardError as error:
@@ -76,13 +77,13 @@ def losses(out: Path) -> list[float]:
     return [line["nll"] for line in read_metrics(out / METRICS)]
 
 
-@pytest.mark.parametrize(("sharding", "step"), [("none", 6), ("fsdp", 3)])
+@pytest.mark.parametrize(("sharding", "step"), [("none", 6), ("fsdp", 3), ("tensor", 3)])
 def test_both_ranks_roll_back(tmp_path, sharding, step):
     """A sharded run first measures the time of three batches, so the same batches are those of earlier steps."""
     assert run_ranks(2, train_with_a_changed_loss, tmp_path, sharding, "nan") == [0, 0]
     state = state_of(tmp_path)
     assert (state["step"], state["skipped"], state["failed_step"], state["done"]) == (12, 3, step, True)
-    assert is_sharded(CheckpointStore(tmp_path).find_intact()) == (sharding == "fsdp")
+    assert is_sharded(CheckpointStore(tmp_path).find_intact()) == (sharding != "none")
 
 
 def test_one_rank_splits_its_batches(plain, tmp_path):

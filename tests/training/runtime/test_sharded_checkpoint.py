@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh
 
 from regard.errors import RegardError
 from regard.models import GPTConfig, make_model
@@ -19,14 +20,13 @@ from regard.training.runtime.workers import join_torchrun
 from tests.training.runtime.ranks import run_ranks
 
 CONFIG = GPTConfig(width=18, heads=1, layers=2, feedforward=37, vocab=11, positions="learned", bias="all", max_len=8)
-CPU = torch.device("cpu")
 
 
 def model_and_optimizer(seed: int, group=None):
     torch.manual_seed(seed)
     model = make_model(CONFIG)
     if group is not None:
-        shard(model, group, CPU)
+        shard(model, DeviceMesh.from_group(group, "cpu"))
     return model, make_optimizer("adamw", model, 1e-3, 0.98, 0.1)
 
 

@@ -84,7 +84,7 @@ def scene_with(texts: list[str]) -> Scene:
 
 def test_page_contains_header_blobs_and_module(transformer, tmp_path):
     seen = look(transformer, "one two three", "trois deux un")
-    seen.save(tmp_path / "page.html", "decoder.0.cross", 1)
+    seen.save(tmp_path / "page.html", "decoder.0.cross", 1, with_model=False)
     made = build_scene(seen, "decoder.0.cross", 1)
     content = (tmp_path / "page.html").read_bytes()
     assert content == html_page.render_page(made)
@@ -200,7 +200,7 @@ def test_too_large_pages_raise_an_error(monkeypatch, transformer, tmp_path):
     seen = look(transformer, "one two three", "trois deux un")
     monkeypatch.setattr(html_page, "MAX_BYTES", 1000)
     with pytest.raises(RegardError, match=r"more than most browsers can open\. Select fewer attentions"):
-        seen.save(tmp_path / "page.html")
+        seen.save(tmp_path / "page.html", with_model=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -208,8 +208,8 @@ def test_initial_view_is_checked_and_saved(transformer, tmp_path):
     seen = look(transformer, "one", "un")
     for choice, message in [(("decoder.9.cross",), "no attention 'decoder.9.cross'"), ((None, 7), "has no head 7")]:
         with pytest.raises(RegardError, match=message):
-            seen.save(tmp_path / "page.html", *choice)
-    seen.save(tmp_path / "page.HTML", "all")
+            seen.save(tmp_path / "page.html", *choice, with_model=False)
+    seen.save(tmp_path / "page.HTML", "all", with_model=False)
     header_text = Elements((tmp_path / "page.HTML").read_text(encoding="utf-8")).named("script")[0][1]
     assert json.loads(header_text)["opens"] == {"attention": None, "head": None, "all": True}
 

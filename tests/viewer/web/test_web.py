@@ -22,26 +22,30 @@ SOURCES = web.read_sources()
 # Bundling
 
 
-def test_module_contains_every_file_and_no_imports():
-    text = web.module()
-    assert text.count("export ") == text.count("export default") == 1
-    assert "import {" not in text
-    assert "export default { render };" in text
-    assert "function openPage()" in text
+def test_page_and_worker_contain_every_file_and_no_imports():
+    page, worker = web.module(), web.worker_script()
+    assert page.count("export ") == page.count("export default") == 1
+    assert "import {" not in page + worker
+    assert "export default { render };" in page
+    assert "function openPage()" in page
+    assert "export " not in worker
 
-    def start_of(path: str) -> int:
+    def start_of(path: str, text: str) -> int:
         source = SOURCES[path]
         return text.find(json.dumps(source) if path.endswith(".css") else source.split("*/", 1)[0].strip())
 
-    # Every file is there, after the files that it imports.
-    starts = {path: start_of(path) for path in SOURCES}
-    assert min(starts.values()) >= 0, [path for path, start in starts.items() if start < 0]
-    for path, source in SOURCES.items():
-        for imported in web.imported_paths(path, source):
-            assert starts[imported] < starts[path]
+    # Every file is in one of them, after the files that it imports.
+    found = set()
+    for text in (page, worker):
+        starts = {path: start for path in SOURCES if (start := start_of(path, text)) >= 0}
+        found |= set(starts)
+        for path in starts:
+            for imported in web.imported_paths(path, SOURCES[path]):
+                assert starts[imported] < starts[path]
+    assert found == set(SOURCES)
 
 
-def test_module_never_parses_text_as_markup_or_code():
+def test_no_script_parses_text_as_markup_or_code():
     for sink in (
         "innerHTML",
         "outerHTML",
@@ -51,12 +55,12 @@ def test_module_never_parses_text_as_markup_or_code():
         "new Function",
         "DOMParser",
     ):
-        assert sink not in web.module()
+        assert sink not in web.module() + web.worker_script()
 
 
-def test_module_contains_no_addresses():
+def test_no_script_contains_addresses():
     addresses = {"http://www.w3.org/2000/svg"}  # an XML namespace, which is never fetched
-    found = {part.split('"')[0] for part in web.module().split("http")[1:]}
+    found = {part.split('"')[0] for part in (web.module() + web.worker_script()).split("http")[1:]}
     assert {f"http{one}" for one in found} == addresses
 
 

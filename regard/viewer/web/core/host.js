@@ -1,12 +1,16 @@
 /** The environment of the page: a saved page, a notebook or the live page. Only this file distinguishes them. */
 
+import { readPageModel } from "../engine/engine_host.js";
+
 /**
  * @typedef {(n: number) => Promise<ArrayBuffer>} BlobReader
  * @typedef {{body: any, blob: BlobReader}} ModelResponse JSON and the arrays that it refers to
- * @typedef {{scene: any, blob: BlobReader, ownsAddress: boolean, fields: string[],
+ * @typedef {{scene: any, blob: BlobReader, ownsAddress: boolean, fields: string[], note?: string,
+ *   modelTensor?: (index: number) => {data: any, shape: number[]},
  *   request?: (body: any) => Promise<ModelResponse>}} Host
  * `ownsAddress`: whether the address belongs to this page and may hold its state. `request` is defined if there is a model
- * to send requests to; `fields` are the names of its inputs.
+ * to send requests to; `fields` are the names of its inputs, and `note` and
+ * `modelTensor` describe a model in the page.
  * @typedef {{get: (name: string) => any, send?: Function, on?: Function, off?: Function}} Model the part of anywidget's model
  * that is used here
  */
@@ -26,6 +30,8 @@ export function createHost(model) {
     blob: cached(blobs ? copyViews(blobs) : model.get("read_blob")),
     ownsAddress: blobs === undefined,
     fields,
+    note: model.get("model_note"),
+    modelTensor: model.get("model_tensor"),
     request: fields.length ? request : undefined,
   };
 }
@@ -57,7 +63,7 @@ function cached(read) {
 /** Returns the model of a saved page, which contains everything, or of the live page, which has a server. @returns {Promise<Model>} */
 export async function pageModel() {
   const element = document.getElementById("scene");
-  const values = element ? { scene: element.textContent, read_blob: readInlineBlob } : await fetchLiveValues();
+  const values = element ? { scene: element.textContent, read_blob: readInlineBlob, ...readPageModel(JSON.parse(element.textContent), decodeBase64) } : await fetchLiveValues();
   return { get: (name) => values[name] };
 }
 

@@ -64,6 +64,7 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
     },
     fields,
     button,
+    host.note ? h("p", { class: "request-note" }, host.note) : "",
     status,
   );
   return form;

@@ -30,7 +30,7 @@ const withSize = (shape, axis, size) => shape.map((n, i) => (i === axis ? size :
 const along = (at, shape, axis, strides) => Math.floor(at / strides[axis]) % shape[axis];
 
 /** Shape of tensors that are broadcast against each other. @param {number[][]} shapes */
-function broadcastShape(shapes) {
+export function broadcastShape(shapes) {
   const rank = Math.max(...shapes.map((shape) => shape.length));
   return Array.from({ length: rank }, (_, axis) => {
     const sizes = shapes.map((shape) => shape[axis - rank + shape.length] ?? 1);

@@ -251,8 +251,9 @@ export class StepsView {
   /** @param {Set<string> | null} changed */
   async update(changed) {
     if (!this.trace) {
-      const [params, outputs] = await Promise.all([this.host.blob(this.walk.params.at), this.host.blob(this.walk.outputs.at)]);
-      this.trace = new Trace(this.walk, new Float32Array(params), new Float32Array(outputs));
+      const { params, outputs } = this.walk;
+      const numbers = await Promise.all([params, outputs].map(async (one) => new Float32Array(one ? await this.host.blob(one.at) : new ArrayBuffer(0))));
+      this.trace = new Trace(this.walk, numbers[0], numbers[1], this.host.modelTensor);
       this.scheduler.add("steps", 5, () => this.checkSome());
     }
     const { pin } = this.state.view;
@@ -329,7 +330,7 @@ export class StepsView {
     const { steps } = this.walk;
     for (let i = 0; i < STEPS_PER_SLICE && this.checkedCount < steps.length; i++, this.checkedCount++) this.trace.check(this.checkedCount);
     if (this.checkedCount < steps.length) return true;
-    this.sections.forEach((_, n) => {
+    if (this.walk.outputs) this.sections.forEach((_, n) => {
       const worst = Math.max(0, ...this.stepsOf[n].map((step) => this.trace.check(step)));
       setAttributes(this.sectionElements[n].mark, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
       setChildren(this.sectionElements[n].mark, worst <= TOLERANCE ? "✓" : "≠", h("span", { class: "visually-hidden" }, worst <= TOLERANCE ? " agrees" : " does not agree"));
@@ -349,6 +350,10 @@ export class StepsView {
     const modelGap = Math.max(...steps.map((/** @type {Step} */ step) => step.differs ?? 0));
     const computed = steps.filter((/** @type {Step} */ step) => step.title && step.op !== "given").length;
     setAttributes(this.verdict, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
+    if (!this.walk.outputs) {
+      setChildren(this.verdict, h("strong", {}, `All ${computed} steps are computed in this page`), " with the weights of the model that it contains.");
+      return;
+    }
     setChildren(
       this.verdict,
       h("strong", {}, worst <= TOLERANCE ? `✓ All ${computed} steps, recomputed in this page, agree` : "≠ Some steps do not agree"),
@@ -371,7 +376,9 @@ export class StepsView {
     show();
     const gap = this.trace.check(n);
     const given = step.op === "given";
-    const check = given
+    const check = !this.walk.outputs
+      ? ""
+      : given
       ? h("span", { class: "check", "data-agrees": "given" }, "input")
       : h(
           "span",

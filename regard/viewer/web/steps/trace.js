@@ -25,12 +25,13 @@ import {
 
 /**
  * @typedef {import("./operations.js").Tensor} Tensor
- * @typedef {{sign: string, name: string, offset: number, shape: number[], full_shape?: number[]}} Param `full_shape`: of a table of
- *   which the page has only the rows that are used
+ * @typedef {{sign: string, name: string, offset?: number, tensor?: number, input?: string, shape: number[], full_shape?: number[]}} Param a
+ * parameter: an offset in the numbers of the walk, or an index of the tensors of the page's model; or an input of the model.
+ * `full_shape`: of a table of which the page has only the rows that are used
  * @typedef {number | Param | null} Input index of a step, or a parameter
  * @typedef {{
  *   id: string, section: number, title: string, formula?: string, where?: string, op: string, inputs: Input[],
- *   options: Record<string, any>, output?: {offset: number, shape: number[], axes: string[]}, differs: number | null
+ *   options: Record<string, any>, output?: {offset?: number, every?: number, shape: number[], axes: string[]}, differs: number | null
  * }} Step a step without a title is computed, but not shown
  * @typedef {{pieces: string[], sign: string, before: string, after: string}} Derivation the derivation of one number from others
  */
@@ -47,9 +48,14 @@ function isSum(text) {
 
 /** The steps of a program, computed on demand. */
 export class Trace {
-  /** @param {{steps: Step[]}} walk @param {Float32Array} params @param {Float32Array} outputs */
-  constructor(walk, params, outputs) {
+  /**
+   * @param {{steps: Step[], inputs?: Record<string, number[]> | null}} walk @param {Float32Array} params
+   * @param {Float32Array} outputs samples of recorded outputs @param {(index: number) => Tensor} [modelTensor] of the page's model
+   */
+  constructor(walk, params, outputs, modelTensor = undefined) {
     this.steps = walk.steps;
+    this.inputs = walk.inputs ?? {};
+    this.modelTensor = modelTensor;
     // Float32Arrays, treated like the Float64Arrays of computed tensors.
     this.params = /** @type {any} */ (params);
     this.outputs = /** @type {any} */ (outputs);
@@ -58,16 +64,18 @@ export class Trace {
     this.checks = new Array(walk.steps.length);
   }
 
-  /** The recorded output of a step. @param {number} n */
+  /** The recorded output of a step: every n-th number. @param {number} n */
   recorded(n) {
-    const { offset, shape } = this.steps[n].output;
-    return this.outputs.subarray(offset, offset + sizeOf(shape));
+    const { offset, every = 1, shape } = this.steps[n].output;
+    return this.outputs.subarray(offset, offset + Math.ceil(sizeOf(shape) / every));
   }
 
   /** @param {Input} input @returns {Tensor | null} */
   tensor(input) {
     if (input === null) return null;
     if (typeof input === "number") return this.value(input);
+    if (input.tensor !== undefined) return this.modelTensor(input.tensor);
+    if (input.input !== undefined) return { data: Float64Array.from(this.inputs[input.input]), shape: [1, this.inputs[input.input].length] };
     return { data: this.params.subarray(input.offset, input.offset + sizeOf(input.shape)), shape: input.shape };
   }
 
@@ -95,10 +103,12 @@ export class Trace {
 
   /** Largest difference between computed and recorded output, relative to the largest number if that is above 1. @param {number} n @returns {number} */
   check(n) {
-    if (!this.steps[n].output) return 0;
+    if (this.steps[n].output?.offset === undefined) return 0;
     if (this.checks[n] === undefined) {
-      const [computed, recorded] = [this.value(n).data, this.recorded(n)];
-      let [gap, maximum] = [computed.length === recorded.length ? 0 : Infinity, 1];
+      const { every = 1 } = this.steps[n].output;
+      const [all, recorded] = [this.value(n).data, this.recorded(n)];
+      const computed = every === 1 ? all : Float64Array.from(recorded, (_, i) => all[i * every]);
+      let [gap, maximum] = [Math.ceil(all.length / every) === recorded.length ? 0 : Infinity, 1];
       for (let i = 0; i < recorded.length; i++) {
         if (computed[i] === recorded[i]) continue;
         const difference = Math.abs(computed[i] - recorded[i]);

@@ -1,0 +1,186 @@
+"""The steps of attentions, layers and positional encodings in a program, by which engines record and change them."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from regard.attention import Concat
+from regard.attention.recording import KINDS
+from regard.layers.feedforward import FeedForward
+from regard.program.program_steps import Program, Step
+
+
+@dataclass(frozen=True)
+class AttentionSteps:
+    """The names of the steps of one attention call. All values have the axes (B, H, T, …)."""
+
+    attention: str
+    """path of the module"""
+    q: str
+    """queries after `Score.fold`"""
+    k: str
+    """keys after `Score.fold`"""
+    scale: str | None
+    """step that multiplies the scores by a constant"""
+    bias: str | None
+    """step that adds the relative bias to the scores"""
+    bias_value: str | None
+    """the bias (H, T, S)"""
+    masks: tuple[str, ...]
+    """steps that fill masked scores and weights"""
+    weights: str
+    context: str
+    """weights times values"""
+    output: str
+    """output of the module"""
+
+
+@dataclass(frozen=True)
+class ProgramParts:
+    """Steps of a program that an engine can record or change."""
+
+    attentions: list[AttentionSteps]
+    """one entry per call, in order"""
+    layers: dict[str, list[str]]
+    """outputs of attentions and feed-forward networks, by module path"""
+    positions: dict[str, str]
+    """steps that apply positional encodings, and the value that each would have without them"""
+
+
+def find_parts(program: Program, model: nn.Module) -> ProgramParts:
+    """Find the attentions, layers and positional encodings of a model in its program.
+
+    >>> from regard.models.gpt import GPT, GPTConfig
+    >>> from regard.program.entries import forward_program
+    >>> model = GPT(GPTConfig(width=8, heads=2, layers=1, feedforward=16, vocab=11))
+    >>> parts = find_parts(forward_program(model), model)
+    >>> [one.attention for one in parts.attentions], list(parts.layers), len(parts.positions)
+    (['blocks.0.attention'], ['blocks.0.attention', 'blocks.0.feedforward'], 2)
+    """
+    return _PartFinder(program, model).find()
+
+
+def all_steps(program: Program) -> Iterator[Step]:
+    """The steps of a program and of its loops."""
+    for step in program.steps:
+        yield step
+        if step.body is not None:
+            yield from all_steps(step.body)
+
+
+class _PartFinder:
+    def __init__(self, program: Program, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.steps = {step.name: step for step in all_steps(program)}
+        self.readers: dict[str, list[Step]] = defaultdict(list)
+        for step in self.steps.values():
+            for name in step.inputs:
+                if name is not None:
+                    self.readers[name].append(step)
+        self.outputs = {*program.outputs, *(name for s in self.steps.values() if s.body for name in s.body.outputs)}
+
+    def find(self) -> ProgramParts:
+        attentions = [
+            self._attention(step)
+            for step in self.steps.values()
+            if step.op == "softmax" and getattr(self.modules.get(step.module), "kind", None) in KINDS
+        ]
+        layers: dict[str, list[str]] = {}
+        for one in attentions:
+            layers.setdefault(one.attention, []).append(one.output)
+        for path, module in self.modules.items():
+            if isinstance(module, FeedForward) and (outputs := self._module_outputs(path)):
+                layers[path] = outputs
+        positions = {one.bias: str(self.steps[one.bias].inputs[0]) for one in attentions if one.bias is not None}
+        return ProgramParts(attentions, layers, positions | self._added_positions() | self._rotations())
+
+    def _attention(self, softmax: Step) -> AttentionSteps:
+        path, score = softmax.module, f"{softmax.module}.score"
+        masks, scale, bias = [], None, None
+        name = str(softmax.inputs[0])
+        if self._op(name) == "masked_fill":
+            masks.append(name)
+            name = self._input(name)
+        if self._op(name) == "add" and self.steps[name].module == path:
+            bias, name = name, self._input(name)
+        if self._op(name) == "mul" and len(self.steps[name].inputs) == 1:
+            scale, name = name, self._input(name)
+        if isinstance(getattr(self.modules[path], "score", None), Concat):
+            tanh = next(
+                step
+                for step in reversed(list(self.steps.values())[: list(self.steps).index(name)])
+                if step.op == "tanh" and step.module == score
+            )
+            q, k = (self._input(str(side)) for side in self.steps[self._input(tanh.name)].inputs)
+        else:
+            q, transposed = (str(side) for side in self.steps[name].inputs)
+            k = self._input(transposed)
+        weights = softmax.name
+        if (filled := self._reader(weights, "masked_fill")) is not None:
+            masks.append(filled.name)
+            weights = filled.name
+        context = self._reader(weights, "matmul")
+        assert context is not None
+        bias_value = None if bias is None else self.steps[bias].inputs[1]
+        output = self._leave(context)
+        return AttentionSteps(path, q, k, scale, bias, bias_value, tuple(masks), weights, context.name, output)
+
+    def _leave(self, step: Step) -> str:
+        """The output of the attention whose context is computed by `step`."""
+        path = step.module
+        while not self._is_read_outside(step.name, path):
+            step = next(one for one in self.readers[step.name] if one.kind == "float")
+        return step.name
+
+    def _module_outputs(self, path: str) -> list[str]:
+        inside = [step for step in self.steps.values() if _is_inside(step.module, path)]
+        return [step.name for step in inside if step.kind == "float" and self._is_read_outside(step.name, path)]
+
+    def _is_read_outside(self, name: str, path: str) -> bool:
+        return name in self.outputs or any(not _is_inside(one.module, path) for one in self.readers[name])
+
+    def _added_positions(self) -> dict[str, str]:
+        """Sums of embeddings and positional encodings: of tokens, of patches and of the tokens before them."""
+        found = {}
+        for step in self.steps.values():
+            if step.op == "add" and len(step.inputs) == 2 and hasattr(self.modules.get(step.module), "dropout"):
+                path = f"{step.module}." if step.module else ""
+                origins = [f"{path}{name}" for name in ("positions", "learned", "sinusoidal", "encodings")]
+                if any(_is_inside(self._origin(str(step.inputs[1])), one) for one in origins):
+                    found[step.name] = str(step.inputs[0])
+        return found
+
+    def _origin(self, name: str) -> str:
+        """The module path, or the name of the parameter, of a value without layout operations."""
+        while name in self.steps and self.steps[name].op in ("slice", "reshape", "expand", "cast"):
+            if any(part in self.steps[name].module.split(".") for part in ("positions", "learned", "sinusoidal")):
+                break
+            name = self._input(name)
+        return self.steps[name].module if name in self.steps else name
+
+    def _rotations(self) -> dict[str, str]:
+        """Rotary positions: cat(a cos − b sin, b cos + a sin), where a and b are the halves of the channels."""
+        found = {}
+        for step in self.steps.values():
+            if step.op == "cat" and [self._op(one) for one in step.inputs] == ["sub", "add"]:
+                product = self._input(str(step.inputs[0]))
+                half = self._input(product) if self._op(product) == "mul" else ""
+                if self._op(half) == "slice" and self.steps[self._input(half)].shape == step.shape:
+                    found[step.name] = self._input(half)
+        return found
+
+    def _op(self, name: Any) -> str:
+        return self.steps[name].op if name in self.steps else ""
+
+    def _input(self, name: str) -> str:
+        return str(self.steps[name].inputs[0])
+
+    def _reader(self, name: str, op: str) -> Step | None:
+        return next((step for step in self.readers[name] if step.op == op and step.inputs[0] == name), None)
+
+
+def _is_inside(module: str, path: str) -> bool:
+    return module == path or module.startswith(f"{path}.")

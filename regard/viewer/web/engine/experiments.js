@@ -1,0 +1,215 @@
+/** Experiments: the output of the model with and without interventions (regard/viewer/experiments.py). */
+
+import { logSoftmax, topIndices } from "./search.js";
+
+/**
+ * @typedef {import("./page_engine.js").PageEngine} PageEngine
+ * @typedef {import("./page_engine.js").Look} Look
+ * @typedef {import("./interventions.js").Intervention} Intervention
+ * @typedef {import("./tokenizer/page_tokenizer.js").PageTokenizer} PageTokenizer
+ * @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} PredictionStep
+ * @typedef {{text: string, logprob: number | null, steps: PredictionStep[], input_steps: PredictionStep[], next_token: any, map: any}} Outcome
+ * `input_steps` and `next_token`: of a language model
+ * @typedef {Omit<Outcome, "map"> & {vector?: Float64Array}} Reading `vector`: the embedding of an encoder without a head
+ */
+
+/** Alternatives listed per prediction; tokens that a language model generates. */
+const [TOP_COUNT, CONTINUATION_TOKENS] = [5, 12];
+/** Alternatives for the next token; tokens of a text up to which each has its probability, and is masked in turn. */
+const [NEXT_TOP_COUNT, MAX_INPUT_STEPS, MAX_MASKED_TOKENS] = [7, 256, 32];
+/** Temperatures of the next-token distribution. */
+const TEMPERATURES = Array.from({ length: 20 }, (_, i) => Number((0.1 * (i + 1)).toFixed(1)));
+const NO_STEPS = { input_steps: [], next_token: null };
+
+/** @param {PageEngine} engine @param {any} request @param {any} scene header of the page's own scene @returns {{before: Outcome, after: Outcome, similarity: number | null}} */
+export function runExperiment(engine, { source, target = null, prefix = null, instead = null, changes = [], shown = null }, scene) {
+  checkInterventions(engine, changes);
+  const before = runOutcome(engine, source, { target, prefix: "", changes: [], shown, scene });
+  if (instead === null) checkRows(engine, changes, before.look);
+  const after = runOutcome(engine, instead ?? source, { target, prefix: prefix ?? "", changes, shown, scene });
+  const [a, b] = [before.vector, after.vector];
+  return { before: before.outcome, after: after.outcome, similarity: a && b ? a.reduce((sum, x, i) => sum + x * b[i], 0) : null };
+}
+
+/** The output on the first screen of a scene (regard/viewer/outcomes.py). @param {PageEngine} engine @param {Look} look */
+export function sceneOutput(engine, look) {
+  const { head } = engine.header;
+  const kinds = { classify: "labels", answer: "answer", mask: "mask" };
+  const kind = engine.isTranslator ? "translation" : engine.isGenerator ? "continuation" : (kinds[head] ?? "embedding");
+  const { vector, ...outcome } = readOutcome(engine, look, []);
+  return { kind, ...outcome, input_steps: [] };
+}
+
+/**
+ * @param {PageEngine} engine @param {string} source
+ * @param {{target: string | null, prefix: string, changes: Intervention[], shown: any, scene: any}} request
+ * @returns {{outcome: Outcome, look: Look, vector?: Float64Array}}
+ */
+function runOutcome(engine, source, { target, prefix, changes, shown, scene }) {
+  if (engine.image) {
+    const look = { ...engine.lookAtImage(changes), axes: scene.sides };
+    return { outcome: { ...readImageOutcome(engine, look), map: shownMap(engine, look, shown) }, look };
+  }
+  const look = engine.isGenerator ? engine.look(source + prefix, { changes }) : engine.look(source, { target, prefix, changes });
+  const { vector, ...outcome } = readOutcome(engine, look, changes);
+  return { outcome: { ...outcome, map: shownMap(engine, look, shown) }, look, vector };
+}
+
+/** @param {PageEngine} engine @param {Look} look @param {Intervention[]} changes @returns {Reading} */
+function readOutcome(engine, look, changes) {
+  const tokenizer = engine.targetTokenizer;
+  if (engine.isTranslator) {
+    const logprobs = look.pass.logits.map(logSoftmax);
+    const targets = [...look.ids[1].slice(1), engine.special.eos];
+    return { text: look.target, logprob: totalOf(logprobs, targets), steps: predictions(tokenizer, logprobs, targets), ...NO_STEPS };
+  }
+  const [ids] = look.ids;
+  if (engine.isGenerator) return readContinuation(engine, ids, changes);
+  const { head } = engine.header;
+  if (head === "classify") return readLabel(engine, logSoftmax(look.pass.logits[0]));
+  const empty = { text: "", logprob: null, steps: [], ...NO_STEPS };
+  if (head === "none") return { ...empty, vector: unitMean(look.pass.logits) };
+  return head === "mask" ? { ...empty, steps: predictions(tokenizer, maskedLogits(engine, look, changes).map(logSoftmax), ids) } : empty;
+}
+
+/** The continuation of a text, with the distribution of its next token. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes @returns {Reading} */
+function readContinuation(engine, ids, changes) {
+  const tokenizer = engine.targetTokenizer;
+  const { text, added } = continuation(engine, ids, changes);
+  const logprobs = engine.forward([[...ids, ...added]], new Set(), changes).logits.map(logSoftmax);
+  const first = ids.length - 1;
+  return {
+    text,
+    logprob: totalOf(logprobs.slice(first), added),
+    steps: predictions(tokenizer, logprobs.slice(first, first + Math.max(1, added.length)), added),
+    input_steps: first <= MAX_INPUT_STEPS ? predictions(tokenizer, logprobs.slice(0, first), ids.slice(1)) : [],
+    next_token: nextToken(tokenizer, ids, logprobs[first]),
+  };
+}
+
+/** @param {PageTokenizer} tokenizer @param {number[]} ids @param {Float32Array} logprobs */
+function nextToken(tokenizer, ids, logprobs) {
+  const best = topIndices(logprobs, NEXT_TOP_COUNT);
+  const context = ids.slice(-8);
+  const start = tokenizer.decode(context).length;
+  const normalizer = (/** @type {number} */ temperature) => {
+    const top = logprobs[best[0]] / temperature;
+    return top + Math.log(logprobs.reduce((sum, logprob) => sum + Math.exp(logprob / temperature - top), 0));
+  };
+  return {
+    tokens: best.map((id) => tokenizer.decode([id]) || tokenizer.label(id)),
+    texts: best.map((id) => tokenizer.decode([...context, id]).slice(start)),
+    logprobs: best.map((id) => logprobs[id]),
+    log_normalizers: TEMPERATURES.map(normalizer),
+    temperatures: TEMPERATURES,
+  };
+}
+
+/** The logits of a masked language model for every token: of a text without masked tokens, with this token masked. @param {PageEngine} engine @param {Look} look @param {Intervention[]} changes */
+function maskedLogits(engine, look, changes) {
+  const { mask } = engine.special;
+  const [ids] = look.ids;
+  if (mask === null || mask === undefined || ids.includes(mask) || ids.length > MAX_MASKED_TOKENS) return look.pass.logits;
+  return ids.map((_, i) => engine.forward([ids.map((id, j) => (i === j ? mask : id))], new Set(), changes).logits[i]);
+}
+
+/** The mean of vectors, with unit length. @param {Float32Array[]} rows */
+function unitMean(rows) {
+  const mean = Float64Array.from(rows[0], (_, i) => rows.reduce((sum, row) => sum + row[i], 0));
+  const length = Math.hypot(...mean);
+  return mean.map((x) => x / length);
+}
+
+/** The most likely labels. @param {PageEngine} engine @param {Float32Array} logprobs @returns {Reading} */
+function readLabel({ header: { labels } }, logprobs) {
+  const likeliest = topIndices(logprobs, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], Math.exp(logprobs[i])]));
+  const [[text, probability]] = likeliest;
+  return { text, logprob: null, steps: [{ token: text, probability, likeliest }], ...NO_STEPS };
+}
+
+/** The label of an image; of a segmenter, the fraction of pixels per label. @param {PageEngine} engine @param {Look} look @returns {Reading} */
+function readImageOutcome(engine, { pass: { output, logits } }) {
+  const { head, labels } = engine.header;
+  if (head === "classify" && labels.length) return readLabel(engine, logSoftmax(logits[0]));
+  if (head !== "segment") return { text: "", logprob: null, steps: [], ...NO_STEPS };
+  const count = output.shape[1];
+  const pixels = output.data.length / count;
+  const areas = new Float32Array(count);
+  for (let pixel = 0; pixel < pixels; pixel++) {
+    let best = 0;
+    for (let label = 1; label < count; label++) if (output.data[label * pixels + pixel] > output.data[best * pixels + pixel]) best = label;
+    areas[best] += 1 / pixels;
+  }
+  const likeliest = topIndices(areas, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], areas[i]]));
+  return { text: "", logprob: null, steps: [{ token: "pixels", probability: null, likeliest }], ...NO_STEPS };
+}
+
+/** The text that a language model generates greedily, and its ids. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes */
+function continuation(engine, ids, changes) {
+  const options = { ...engine.header.search, method: "greedy", max_len: CONTINUATION_TOKENS, max_ratio: 0, max_extra: CONTINUATION_TOKENS, unknown: engine.targetTokenizer.kind !== "word" };
+  const [best] = engine.search(ids, changes, options, []).results;
+  // The last tokens of the prompt determine how the next token is decoded.
+  const context = ids.slice(engine.addSpecialTokens([]).length).slice(-8);
+  const text = engine.targetTokenizer.decode([...context, ...best.ids]).slice(engine.targetTokenizer.decode(context).length);
+  return { text, added: best.ids };
+}
+
+/** @param {Float32Array[]} logprobs @param {number[]} targets */
+const totalOf = (logprobs, targets) => targets.reduce((sum, id, i) => sum + logprobs[i][id], 0);
+
+/** One step per row; rows beyond the last target have no token. @param {PageTokenizer} tokenizer @param {Float32Array[]} logprobs @param {number[]} targets @returns {PredictionStep[]} */
+function predictions(tokenizer, logprobs, targets) {
+  const textOf = (/** @type {number} */ id) => tokenizer.decode([id]) || tokenizer.label(id);
+  return logprobs.map((row, i) => {
+    /** @type {Map<string, number>} */
+    const likeliest = new Map();
+    for (const id of topIndices(row, TOP_COUNT)) {
+      // Two tokens may decode to the same text, with and without a space before it.
+      const text = textOf(id);
+      likeliest.set(likeliest.has(text) ? tokenizer.label(id) : text, Math.exp(row[id]));
+    }
+    const token = i < targets.length ? textOf(targets[i]) : "";
+    return { token, probability: i < targets.length ? Math.exp(row[targets[i]]) : null, likeliest: [...likeliest] };
+  });
+}
+
+/** The weights of the attention that is shown. @param {PageEngine} engine @param {Look} look @param {{attention: string, head: number | "mean"} | null} shown */
+function shownMap(engine, look, shown) {
+  const header = shown && engine.header.attentions.find((/** @type {any} */ one) => one.name === shown.attention);
+  if (!header) return null;
+  const { data, shape } = engine.weightsOf(look.pass, header.name);
+  const [, heads, queries, keys] = shape;
+  const selected = typeof shown.head === "number" && shown.head < heads ? [shown.head] : Array.from({ length: heads }, (_, h) => h);
+  const weights = Array.from({ length: queries }, (_, t) =>
+    Array.from({ length: keys }, (_, s) => selected.reduce((sum, h) => sum + data[(h * queries + t) * keys + s], 0) / selected.length),
+  );
+  return { rows: look.axes[header.rows].tokens, columns: look.axes[header.columns].tokens, weights };
+}
+
+/** @param {PageEngine} engine @param {Intervention[]} changes */
+function checkInterventions(engine, changes) {
+  const { attentions, layers, positions } = engine.header.programs.forward;
+  for (const { change, attention, head, layer, weights } of changes) {
+    if (change === "positions" && !positions.length) throw new Error("This model has no positional encodings to remove.");
+    if (change === "layer" && !Object.keys(layers).some((path) => path === layer || path.startsWith(`${layer}.`))) throw new Error(`The model has no layer ${layer}.`);
+    if (change === "head" || change === "row") {
+      const one = engine.maps.get(attention) ?? attentions.find((/** @type {any} */ part) => part.attention === attention);
+      if (!one) throw new Error(`The model has no attention ${attention}.`);
+      if (!(head >= 0 && head < one.heads)) throw new Error(`${attention} has no head ${head}. Choose a head from 0 to ${one.heads - 1}.`);
+    }
+    if (change === "row") {
+      const total = weights.reduce((sum, x) => sum + x, 0);
+      if (weights.some((x) => !(x >= 0)) || !(Math.abs(total - 1) < 1e-4)) throw new Error(`The weights of the row sum to ${total.toPrecision(6)}. Pass non-negative weights that sum to 1.`);
+    }
+  }
+}
+
+/** @param {PageEngine} engine @param {Intervention[]} changes @param {Look} look */
+function checkRows(engine, changes, look) {
+  for (const { attention, row, weights } of changes.filter(({ change }) => change === "row")) {
+    if (!engine.maps.has(attention)) continue;
+    const [, , queries, keys] = engine.weightsOf(look.pass, attention).shape;
+    if (!(row >= 0 && row < queries)) throw new Error(`${attention} has no row ${row}. Choose a row from 0 to ${queries - 1}.`);
+    if (weights.length !== keys) throw new Error(`Row ${row} of ${attention} has ${keys} keys, but ${weights.length} weights were given. Pass one weight per key.`);
+  }
+}

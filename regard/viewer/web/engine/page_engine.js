@@ -1,0 +1,278 @@
+/** The model of a page: runs programs on new input, and answers the requests of a page like regard/viewer/page. */
+
+import { CachedDecoder, UncachedDecoder, idsTensor, meanOverHeads, rowsOf } from "./decoders.js";
+import { makeEdits, needsForward } from "./interventions.js";
+import { MatrixKernel } from "./matrix_kernel.js";
+import { ProgramRunner } from "./program_runner.js";
+import { buildWalk } from "./walks.js";
+import { TokenConstraints, beamSearch, seededRandom, stepwiseSearch } from "./search.js";
+import { searchHeader } from "./search_tree.js";
+import { directionOf, surround, textAxis } from "./token_axes.js";
+import { PageTokenizer } from "./tokenizer/page_tokenizer.js";
+import { readTensors } from "./weights_reader.js";
+import { mutualInformation } from "../weights/maths.js";
+
+/**
+ * @typedef {import("./fast_operations.js").Tensor} Tensor
+ * @typedef {import("./interventions.js").Intervention} Intervention
+ * @typedef {import("./search.js").SearchOptions} SearchOptions
+ * @typedef {import("./token_axes.js").Axis} Axis
+ * @typedef {{name: string, kind: string, heads: number, rows: string, columns: string}} AttentionHeader
+ * @typedef {{output: Tensor, logits: Float32Array[], values: Map<number, Tensor[]>}} Pass the output of `forward`, its rows, and
+ * recorded values by slot
+ * @typedef {{source: string, target: string, ids: number[][], axes: Record<string, Axis>, pass: Pass,
+ *   search: import("./search.js").SearchResult | null, options: SearchOptions}} Look a run of the model on one input
+ */
+
+const MAX_TITLE = 100;
+
+export class PageEngine {
+  /** @param {any} header of the model (regard/viewer/page/page_model.py) @param {ArrayBuffer} weights @param {boolean} [fast] whether to use WebAssembly */
+  constructor(header, weights, fast = true) {
+    this.header = header;
+    this.special = /** @type {import("./search.js").SpecialTokens} */ (header.special);
+    this.tensors = readTensors(header.tensors, weights);
+    const kernel = new MatrixKernel(fast);
+    /** @type {import("./decoders.js").Programs} */
+    this.programs = Object.fromEntries(Object.entries(header.programs).map(([name, program]) => [name, { runner: new ProgramRunner(program, this.tensors, kernel), parts: program }]));
+    const tokenizers = header.tokenizers.map((/** @type {any} */ one) => new PageTokenizer(one));
+    this.sourceTokenizer = tokenizers[0];
+    this.targetTokenizer = tokenizers[tokenizers.length - 1];
+    this.isTranslator = header.kind === "Translator";
+    this.isGenerator = header.kind === "TextGenerator";
+    /** The input of an image model. @type {Tensor | null} */
+    this.image = header.image === undefined ? null : this.tensors[header.image];
+    const { attentions } = header.programs.forward;
+    /** Slots of each map: the calls of a module that layers share are separate maps. @type {Map<string, import("./interventions.js").AttentionPart>} */
+    this.maps = new Map();
+    for (const part of attentions) {
+      const calls = attentions.filter((/** @type {any} */ one) => one.attention === part.attention);
+      this.maps.set(calls.length === 1 ? part.attention : `${part.attention}.${calls.indexOf(part)}`, part);
+    }
+  }
+
+  // Tokens
+
+  /** Surrounds ids with the special tokens of an input. @param {number[]} ids */
+  addSpecialTokens(ids) {
+    const { begin, end } = this.special;
+    return [...(begin === null ? [] : [begin]), ...ids, ...(end === null ? [] : [end])];
+  }
+
+  /** @param {number[]} ids @returns {number[]} */
+  decoderInput(ids) {
+    return [this.special.sos, ...(this.special.forced === null ? [] : [this.special.forced]), ...ids];
+  }
+
+  /** @param {string} text @param {PageTokenizer} tokenizer @param {string} name of the text in an error @param {number} added number of special tokens */
+  encode(text, tokenizer, name, added) {
+    const { ids } = tokenizer.encode(text);
+    const limit = this.header.length_limit === null ? Infinity : this.header.length_limit - added;
+    if (ids.length > limit) throw new Error(`The ${name} has ${ids.length} tokens; the model supports at most ${limit}. Shorten it.`);
+    return ids;
+  }
+
+  /** @param {string} source */
+  encodeSource(source) {
+    if (!source.trim()) throw new Error("The text is empty: there is nothing to look at. Enter a sentence.");
+    const added = this.isTranslator ? Math.max(this.addSpecialTokens([]).length, this.decoderInput([]).length) : this.addSpecialTokens([]).length;
+    const { mask } = this.special;
+    // The space before a mask belongs to the masked word.
+    const parts = mask === null || mask === undefined ? [source] : source.split("<mask>").map((part, i, all) => (i < all.length - 1 ? part.replace(/ +$/, "") : part));
+    const inner = parts.flatMap((part, i) => [...(i ? [mask] : []), ...this.encode(part, this.sourceTokenizer, this.isTranslator ? "source" : "text", added)]);
+    const ids = this.addSpecialTokens(inner);
+    if (!ids.length) throw new Error("The text has no tokens. Enter a sentence.");
+    return ids;
+  }
+
+  // Runs of the model
+
+  /** Runs an image model on the image of the page. @param {Intervention[]} changes @returns {Look} */
+  lookAtImage(changes) {
+    const recorded = new Set([...this.maps.values()].map(({ weights }) => weights));
+    return { source: "", target: "", ids: [], axes: {}, pass: this.forward([], recorded, changes), search: null, options: this.header.search };
+  }
+
+  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @returns {Pass} */
+  forward(ids, recorded, changes) {
+    const { runner, parts } = this.programs.forward;
+    /** @type {Record<string, Tensor>} */
+    const inputs = {};
+    if (this.image) inputs.image = this.image;
+    else runner.json.inputs.forEach(({ name }, i) => (inputs[name] = name === "segments" ? idsTensor(ids[0].map(() => 0)) : idsTensor(ids[i])));
+    const { outputs, values } = runner.run(inputs, recorded, makeEdits(/** @type {any} */ (parts), changes));
+    return { output: outputs.output, logits: rowsOf(outputs.output), values };
+  }
+
+  /** @param {number[]} source ids @param {Intervention[]} changes @param {SearchOptions} options @param {number[]} prefix forced beginning @returns {import("./search.js").SearchResult} */
+  search(source, changes, options, prefix) {
+    const { constraints } = this.searchInput(source, options, prefix);
+    const editsOf = (/** @type {string} */ name) => makeEdits(/** @type {any} */ (this.programs[name].parts), changes);
+    const forward = (/** @type {number[]} */ ids) => this.forward(this.isTranslator ? [source, ids] : [ids], new Set(), changes).logits;
+    const decoder = needsForward(changes) ? new UncachedDecoder(forward, this.isTranslator ? [] : source) : new CachedDecoder(this.programs, source, editsOf);
+    if (options.method === "beam") return beamSearch(decoder, options, constraints);
+    return stepwiseSearch(decoder, options, constraints, seededRandom(options.seed));
+  }
+
+  /** The constraints of a search. @param {number[]} source @param {SearchOptions} options @param {number[]} prefix */
+  searchInput(source, options, prefix) {
+    const { length_limit: total } = this.header;
+    let limit = Math.min(options.max_len, Math.floor(options.max_extra + options.max_ratio * source.length));
+    if (this.isTranslator) prefix = [...this.decoderInput([]).slice(1), ...prefix];
+    if (total !== null) limit = Math.min(limit, this.isTranslator ? total - 1 : Math.max(0, total - source.length));
+    return { constraints: new TokenConstraints(options, this.special, limit, prefix), prefix };
+  }
+
+  /**
+   * Runs the model on an input; a translator translates it, or reads the target.
+   * @param {string} source @param {{target?: string | null, prefix?: string, changes?: Intervention[], options?: Partial<SearchOptions>}} [request]
+   * @returns {Look}
+   */
+  look(source, { target = null, prefix = "", changes = [], options: changed = {} } = {}) {
+    const options = { ...this.header.search, ...changed };
+    const ids = this.encodeSource(source);
+    const recorded = new Set([...this.maps.values()].flatMap(({ q, k, biasValue, weights }) => [q, k, weights, ...(biasValue === null ? [] : [biasValue])]));
+    const { begin, end } = this.special;
+    const [head, tail] = [begin === null ? 0 : 1, end === null ? 0 : 1];
+    const last = ids.length - tail;
+    const inner = textAxis(this.sourceTokenizer, source, ids.slice(head, last));
+    const labels = (/** @type {number[]} */ list, tokenizer = this.sourceTokenizer) => list.map((id) => tokenizer.label(id));
+    const axis = surround(inner, labels(ids.slice(0, head)), labels(ids.slice(last)));
+    if (!this.isTranslator) {
+      const query = { tokens: ["query"], words: [-1], entries: {} };
+      return { source, target: "", ids: [ids], axes: { text: axis, query }, pass: this.forward([ids], recorded, changes), search: null, options };
+    }
+    const added = Math.max(this.addSpecialTokens([]).length, this.decoderInput([]).length);
+    let search = null;
+    let targetIds;
+    if (target !== null) targetIds = this.encode(target, this.targetTokenizer, "translation", added);
+    else {
+      search = this.search(ids, changes, options, prefix ? this.encode(prefix, this.targetTokenizer, "prefix", added) : []);
+      targetIds = search.results[0].ids.slice(this.decoderInput([]).length - 1);
+      target = this.targetTokenizer.decode(targetIds);
+    }
+    const forced = labels(this.decoderInput([]), this.targetTokenizer);
+    const targetAxis = textAxis(this.targetTokenizer, target, targetIds);
+    const axes = {
+      source: axis,
+      target: surround(targetAxis, forced),
+      predicted: surround(targetAxis, forced.slice(1), labels([this.special.eos], this.targetTokenizer)),
+    };
+    const inputs = [ids, this.decoderInput(targetIds)];
+    return { source, target, ids: inputs, axes, pass: this.forward(inputs, recorded, changes), search, options };
+  }
+
+  /** The weights of a map (1, H, T, S). @param {Pass} pass @param {string} name @returns {Tensor} */
+  weightsOf({ values }, name) {
+    const calls = values.get(this.maps.get(name).weights);
+    const [, heads, , keys] = calls[0].shape;
+    return { data: joinQueries(calls), shape: [1, heads, calls.reduce((sum, { shape }) => sum + shape[2], 0), keys] };
+  }
+
+  // Scenes
+
+  /** The scene of a look, and its arrays. @param {Look} look @param {any} template header of the page's own scene @returns {{scene: any, blobs: ArrayBuffer[]}} */
+  buildScene(look, template) {
+    /** @type {ArrayBuffer[]} */
+    const blobs = [];
+    /** @param {Float32Array | null} data @param {number[]} shape */
+    const addBlob = (data, shape) => {
+      if (!data) return null;
+      blobs.push(/** @type {ArrayBuffer} */ (data.byteLength === data.buffer.byteLength ? data.buffer : data.slice().buffer));
+      return { at: blobs.length - 1, shape, type: "float32" };
+    };
+    const attentions = this.header.attentions.map((/** @type {AttentionHeader} */ one) => {
+      const { q, k, w, biasValue } = this.maps.get(one.name);
+      const { values } = look.pass;
+      const queries = values.get(q);
+      const [key] = values.get(k);
+      const [heads, keys, width] = key.shape.slice(1);
+      const count = queries.reduce((sum, { shape }) => sum + shape[2], 0);
+      const vector = w === null ? null : expandHeads(this.tensors[w], one.heads);
+      const bias = biasValue === null ? null : biasByDistance(values.get(biasValue)[0], one.heads, count, keys);
+      return {
+        ...one,
+        q: addBlob(queriesFirst({ data: joinQueries(queries), shape: [1, one.heads, count, width] }), [count, one.heads, width]),
+        k: addBlob(queriesFirst(key), [keys, heads, width]),
+        w: addBlob(vector, [one.heads, width]),
+        bias: addBlob(bias, [one.heads, count + keys - 1]),
+      };
+    });
+    const used = new Set(attentions.flatMap((/** @type {AttentionHeader} */ one) => [one.rows, one.columns]));
+    const sides = Object.fromEntries(Object.entries(look.axes).filter(([name]) => used.has(name)).map(([name, axis]) => [name, { called: template.sides[name]?.called ?? name, ...axis, direction: directionOf(axis) }]));
+    const title = [look.source.trim(), look.target.trim()].filter(Boolean).join("  →  ");
+    const scene = {
+      format: template.format,
+      title: title.length <= MAX_TITLE ? title : `${title.slice(0, MAX_TITLE - 1)}…`,
+      model: template.model,
+      texts: { source: look.source, target: look.target },
+      opens: null,
+      sides,
+      attentions,
+      walk: buildWalk(this, look),
+      decode: null,
+      links: null,
+    };
+    if (look.search) {
+      const { options } = look;
+      const { constraints, prefix } = this.searchInput(look.ids[0], options, []);
+      const source = look.axes.source.tokens.map((token, i) => token || this.sourceTokenizer.label(look.ids[0][i]));
+      const tree = searchHeader(look.search, options, this.targetTokenizer, { eos: this.special.eos, limit: constraints.limit, prefix, source, attention: this.sharpestCross(look.pass) });
+      scene.decode = { ...tree.header, weights: tree.weights && addBlob(tree.weights.data, tree.weights.shape) };
+    }
+    return { scene, blobs };
+  }
+
+  /** The cross-attention with the largest mutual information of query and key. @param {Pass} pass @returns {string | null} */
+  sharpestCross(pass) {
+    const names = [...this.maps].filter(([, { kind }]) => kind === "cross").map(([name]) => name);
+    const measures = names.map((name) => {
+      const rows = meanOverHeads(this.weightsOf(pass, name));
+      return mutualInformation(Float32Array.from(rows.flatMap((row) => [...row])), rows.length, rows[0].length);
+    });
+    return names.length ? names[measures.indexOf(Math.max(...measures))] : null;
+  }
+}
+
+/** Concatenates values (1, H, T, D) of several calls along T. @param {Tensor[]} calls @returns {Float32Array} */
+function joinQueries(calls) {
+  if (calls.length === 1) return calls[0].data;
+  const [, heads, , width] = calls[0].shape;
+  const total = calls.reduce((sum, { shape }) => sum + shape[2], 0);
+  const out = new Float32Array(heads * total * width);
+  let row = 0;
+  for (const { data, shape } of calls) {
+    const size = shape[2] * width;
+    for (let h = 0; h < heads; h++) out.set(data.subarray(h * size, (h + 1) * size), (h * total + row) * width);
+    row += shape[2];
+  }
+  return out;
+}
+
+/** From (1, H, T, D) to (T, H, D). @param {Tensor} x @returns {Float32Array} */
+function queriesFirst({ data, shape: [, heads, count, width] }) {
+  const out = new Float32Array(heads * count * width);
+  for (let h = 0; h < heads; h++) for (let t = 0; t < count; t++) out.set(data.subarray((h * count + t) * width, (h * count + t + 1) * width), (t * heads + h) * width);
+  return out;
+}
+
+/** The vector of the score concat for each head. @param {Tensor} w (H, D, 1), or (D, 1) for all heads @param {number} heads @returns {Float32Array} */
+function expandHeads({ data, shape }, heads) {
+  if (shape.length === 3) return Float32Array.from(data);
+  const out = new Float32Array(heads * data.length);
+  for (let h = 0; h < heads; h++) out.set(data, h * data.length);
+  return out;
+}
+
+/** A relative bias (H, T, S) as a number per head and distance: index s − t + T − 1. @param {Tensor} bias @param {number} heads @param {number} queries @param {number} keys @returns {Float32Array} */
+function biasByDistance({ data }, heads, queries, keys) {
+  const count = queries + keys - 1;
+  const out = new Float32Array(heads * count);
+  for (let h = 0; h < heads; h++) {
+    for (let i = 0; i < count; i++) {
+      const t = Math.max(0, queries - 1 - i);
+      out[h * count + i] = data[(h * queries + t) * keys + i - (queries - 1) + t];
+    }
+  }
+  return out;
+}

@@ -1,0 +1,20 @@
+/** Requests of a page: the same as those of regard/viewer/page/text_requests.py. */
+
+import { runExperiment, sceneOutput } from "./experiments.js";
+
+/** @typedef {import("./page_engine.js").PageEngine} PageEngine */
+
+/**
+ * @param {PageEngine} engine @param {any} template header of the page's own scene @param {any} request
+ * @returns {{body: any, blobs: ArrayBuffer[]}}
+ */
+export function respond(engine, template, request) {
+  if (request.look && !engine.image) {
+    const { source, target, search } = request.look;
+    const look = engine.look(source, { target: target?.trim() ? target : null, options: search });
+    const { scene, blobs } = engine.buildScene(look, template);
+    return { body: { scene: { ...scene, output: sceneOutput(engine, look) } }, blobs };
+  }
+  if (request.try) return { body: runExperiment(engine, request.try, template), blobs: [] };
+  throw new Error("Unsupported request. Supported: look, try.");
+}

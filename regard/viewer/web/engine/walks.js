@@ -1,0 +1,71 @@
+/** The step-by-step view of a new input: the steps of the page's own walk, with other sizes (regard/viewer/walk). */
+
+import { resolveSizes } from "./expressions.js";
+import { topIndices } from "./search.js";
+import { mutualInformation, rowEntropy } from "../weights/maths.js";
+
+/**
+ * @typedef {import("./page_engine.js").PageEngine} PageEngine
+ * @typedef {import("./page_engine.js").Look} Look
+ */
+
+/** Tokens up to which a scene has a walk; named output tokens per position. */
+const [MAX_TOKENS, TOP_TOKENS] = [64, 10];
+
+/** @param {PageEngine} engine @param {Look} look @returns {any} the header of a walk, or null */
+export function buildWalk(engine, look) {
+  const template = engine.header.walk;
+  if (!template || look.ids.some((ids) => ids.length > MAX_TOKENS)) return null;
+  const names = engine.programs.forward.runner.json.inputs.map(({ name }) => name);
+  /** @type {Record<string, number[]>} */
+  const inputs = Object.fromEntries(names.map((name, i) => [name, look.ids[i] ?? look.ids[0].map(() => 0)]));
+  const sizes = Object.fromEntries(Object.entries(inputs).map(([name, ids]) => [name, ids.length]));
+  const steps = template.steps.map((/** @type {any} */ step) => ({
+    ...step,
+    options: resolveSizes(step.options, sizes),
+    inputs: step.inputs.map((/** @type {any} */ one) => (one?.input ? { ...one, shape: [1, sizes[one.input]] } : one)),
+    output: step.output && { ...step.output, shape: step.output.shape.map((/** @type {number} */ n, /** @type {number} */ i) => sizes[step.output.axes[i]] ?? n) },
+  }));
+  const sides = Object.fromEntries(Object.keys(sizes).filter((name) => look.axes[name]).map((name) => [name, { tokens: look.axes[name].tokens, words: look.axes[name].words }]));
+  return { sides, focus: sharpestHead(engine, look), names: outputNames(engine, look), note: template.note, sections: template.sections, steps, inputs, params: null, outputs: null };
+}
+
+/** Names of the columns of the last step: the most likely ones per row. @param {PageEngine} engine @param {Look} look @returns {Record<number, string>} */
+function outputNames(engine, { pass: { logits } }) {
+  const { head, labels } = engine.header;
+  if (head === "none" || head === "answer") return {};
+  if (head === "classify") return Object.fromEntries(labels.map((/** @type {string} */ label, /** @type {number} */ i) => [i, label]));
+  const columns = new Set(logits.flatMap((row) => topIndices(row, TOP_TOKENS)));
+  const tokenizer = engine.targetTokenizer;
+  return Object.fromEntries([...columns].sort((a, b) => a - b).map((id) => [id, tokenizer.decode([id]).trim() || tokenizer.label(id)]));
+}
+
+/** The initial selection: the sharpest attention and head, and the token with the sharpest weights. @param {PageEngine} engine @param {Look} look */
+function sharpestHead(engine, look) {
+  const attentions = engine.header.attentions;
+  if (!attentions.length) return { attention: null, head: 0 };
+  const heads = attentions
+    .filter((/** @type {any} */ one, /** @type {number} */ _, /** @type {any[]} */ all) => one.kind === "cross" || !all.some(({ kind }) => kind === "cross"))
+    .map((/** @type {any} */ header) => {
+      const { data, shape } = engine.weightsOf(look.pass, header.name);
+      const [, count, rows, columns] = shape;
+      const size = rows * columns;
+      const mean = new Float32Array(size).map((_, i) => Array.from({ length: count }, (_, h) => data[h * size + i]).reduce((sum, x) => sum + x, 0) / count);
+      return { header, data, count, rows, columns, sharpness: mutualInformation(mean, rows, columns) };
+    });
+  const best = heads.reduce((/** @type {any} */ a, /** @type {any} */ b) => (b.sharpness > a.sharpness ? b : a));
+  const { header, data, count, rows, columns } = best;
+  const map = (/** @type {number} */ h) => data.subarray(h * rows * columns, (h + 1) * rows * columns);
+  const measures = Array.from({ length: count }, (_, h) => mutualInformation(map(h), rows, columns));
+  const head = measures.indexOf(Math.max(...measures));
+  const { words } = look.axes[header.rows];
+  const rowAt = (/** @type {number} */ t) => map(head).subarray(t * columns, (t + 1) * columns);
+  const sharpness = words.map((word, t) => {
+    if (word < 0 && words.some((one) => one >= 0)) return -1;
+    return Math.log2(Math.max(rowAt(t).filter((/** @type {number} */ x) => x > 0).length, 1)) - rowEntropy(rowAt(t));
+  });
+  const row = sharpness.indexOf(Math.max(...sharpness));
+  const focus = { attention: header.name, head };
+  if (header.kind !== "cross") return { ...focus, [header.rows]: row };
+  return { ...focus, target: row, [header.columns]: rowAt(row).indexOf(Math.max(...rowAt(row))) };
+}

@@ -1,0 +1,300 @@
+"""The model in a page gives the same scenes and experiments as Python, for every family, score and intervention."""
+
+import base64
+import copy
+import json
+import random
+import re
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard.decode import DecodeConfig
+from regard.decode.sampling import draw
+from regard.pipelines import TextGenerator, Translator
+from regard.viewer import build_walk, look
+from regard.viewer.experiments import handle_experiment
+from regard.viewer.page.image_scene import build_image_scene
+from regard.viewer.page.page_model import Precision, build_page_model, round_tensor
+from regard.viewer.page.text_scene import build_scene
+from tests.viewer.browser import bundle_script, node_program
+from tests.viewer.image_models import cached_look as cached_image_look
+from tests.viewer.text_models import SOURCE, WORDS, make_look, make_pipeline
+
+FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5"]
+FORMS += ["luong lstm of two layers", "bahdanau"]
+FORMS += ["llama", "gpt2", "bert, pre", "albert", "classify", "embed"]
+ROUNDED: dict[str, tuple[str, Precision]] = {
+    "transformer, float16": ("transformer", "float16"),
+    "transformer, int8": ("transformer", "int8"),
+}
+IMAGE_FORMS = ["distilled", "query", "convolution", "stem", "rotary", "gray, post", "linear", "queries"]
+# Forms whose page has the step-by-step view; that of recurrent models depends on the length of the input.
+WALKED = ("transformer", "llama", "classify")
+SCRIPT = """
+import { readFileSync, writeFileSync } from "node:fs";
+import { PageEngine } from "./engine/page_engine.js";
+import { respond } from "./engine/page_requests.js";
+import { drawToken, seededRandom } from "./engine/search.js";
+import { Trace } from "./steps/trace.js";
+const draws = JSON.parse(readFileSync("FOLDER/draws.json", "utf-8")).map(({ logprobs, u, options }) =>
+  drawToken(Float32Array.from(logprobs), u, options));
+/** The values of the step-by-step view. */
+const walkValues = (engine, walk) => {
+  if (!walk) return null;
+  const trace = new Trace(walk, new Float32Array(0), new Float32Array(0), (index) => engine.tensors[index]);
+  const values = {};
+  walk.steps.forEach(({ id, output }, n) => {
+    if (id) values[id] = { data: [...trace.value(n).data], shape: output.shape };
+  });
+  return { values, focus: walk.focus, names: walk.names, sides: walk.sides };
+};
+const random = seededRandom(1);
+const uniform = Array.from({ length: 20000 }, random);
+writeFileSync("FOLDER/draws.out", JSON.stringify({ draws, uniform }));
+for (const n of Array(COUNT).keys()) {
+  const { header, scene, requests } = JSON.parse(readFileSync(`FOLDER/${n}.json`, "utf-8"));
+  const weights = readFileSync(`FOLDER/${n}.bin`);
+  const buffer = weights.buffer.slice(weights.byteOffset, weights.byteOffset + weights.length);
+  const results = [true, false].map((fast) => {
+    const engine = new PageEngine(structuredClone(header), buffer, fast);
+    return requests.map((request) => {
+      try {
+        const { body, blobs } = respond(engine, scene, request);
+        if (body.scene) body.scene.walk = walkValues(engine, body.scene.walk);
+        return { body, blobs: blobs.map((blob) => Buffer.from(blob).toString("base64")) };
+      } catch (error) {
+        return { body: { error: error.stack } };
+      }
+    });
+  });
+  writeFileSync(`FOLDER/${n}.out`, JSON.stringify(results));
+}
+"""
+
+
+def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
+    """Looks at random sentences, and experiments with every intervention that the model supports."""
+    texts = [" ".join(random.choices(WORDS, k=length)) for length in (1, 4, 7)]
+    requests: list[dict[str, Any]] = [{"look": {"source": text}} for text in texts]
+    if isinstance(pipeline, Translator):
+        requests.append({"look": {"source": texts[1], "target": texts[2]}})
+        requests.append({"look": {"source": texts[2], "search": {"method": "greedy", "min_len": 3}}})
+    maps = list(seen.maps.values())
+    last, first = maps[-1], maps[0]
+    row, module = len(first.rows) // 2, re.sub(r"\.\d+$", "", first.name)
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(first.columns))).tolist()
+    changes: list[list[dict[str, Any]]] = [
+        [],
+        [{"change": "head", "attention": last.name, "head": last.heads - 1}],
+        [{"change": "layer", "layer": module}],
+        [{"change": "row", "attention": first.name, "head": 0, "row": row, "weights": weights}],
+    ]
+    model = pipeline.model
+    if hasattr(model, "encoder_norm") or hasattr(model, "blocks"):
+        changes.append([{"change": "layer", "layer": module.rsplit(".", 1)[0]}])
+    if any(one.kind == "masked" for one in maps):
+        changes.append([{"change": "mask"}])
+    if any(type(one.recorded.calls[0].score).__name__ == "ScaledDot" for one in maps):
+        changes.append([{"change": "scale"}, {"change": "head", "attention": first.name, "head": 0}])
+    if getattr(model.config, "positions", "none") != "none":
+        changes.append([{"change": "positions"}])
+    for i, one in enumerate(changes):
+        shown = {"attention": last.name, "head": "mean" if i % 2 else 0}
+        requests.append({"try": {"source": SOURCE, "changes": one, "shown": shown}})
+    if isinstance(pipeline, Translator):
+        requests.append({"try": {"source": SOURCE, "changes": changes[1], "target": texts[1]}})
+        requests.append({"try": {"source": SOURCE, "changes": changes[1], "prefix": WORDS[5], "instead": texts[0]}})
+    if isinstance(pipeline, TextGenerator):
+        requests.append({"try": {"source": SOURCE, "changes": changes[1], "prefix": f" {WORDS[5]}"}})
+    return requests
+
+
+def round_pipeline(pipeline: Any, precision: Precision) -> Any:
+    """A copy of a pipeline with the weights that a page stores."""
+    model = copy.deepcopy(pipeline.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(round_tensor(parameter, precision).rounded)
+    return replace(pipeline, model=model)
+
+
+def make_image_requests(seen: Any) -> list[dict[str, Any]]:
+    """Experiments with every intervention on the image of a page."""
+    first, *_, last = seen.maps.values()
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(last.columns))).tolist()
+    changes: list[list[dict[str, Any]]] = [
+        [],
+        [{"change": "head", "attention": first.name, "head": 1}],
+        [{"change": "layer", "layer": "blocks.1"}],
+        [{"change": "positions"}],
+        [{"change": "row", "attention": last.name, "head": 0, "row": 0, "weights": weights}],
+    ]
+    shown = {"attention": last.name, "head": "mean"}
+    return [{"try": {"source": seen.name, "changes": one, "shown": shown}} for one in changes]
+
+
+def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+    if "try" in request:
+        return handle_experiment(pipeline, request["try"]), []
+    source, target, search = (request["look"].get(name) for name in ("source", "target", "search"))
+    scene = build_scene(look(pipeline, source, target, config=search and DecodeConfig(**search)), walk=False)
+    return {"scene": scene.header}, scene.blobs
+
+
+def differences(expected: Any, found: Any, path: str = "") -> list[str]:
+    """The paths at which two JSON values differ; numbers may differ by rounding."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        keys = {*expected, *found}
+        return [d for key in sorted(keys) for d in differences(expected.get(key), found.get(key), f"{path}.{key}")]
+    if isinstance(expected, list | tuple) and isinstance(found, list) and len(expected) == len(found):
+        return [d for i, pair in enumerate(zip(expected, found)) for d in differences(*pair, f"{path}[{i}]")]
+    if isinstance(expected, float) and isinstance(found, float | int) and not isinstance(found, bool):
+        return [] if abs(expected - found) <= 3e-5 * max(1, abs(expected)) else [f"{path}: {expected} != {found}"]
+    return [] if expected == found else [f"{path}: {expected!r} != {found!r}"]
+
+
+def drop_ties(decode: dict[str, Any], other: dict[str, Any]) -> None:
+    """Remove the steps of two searches from the first one in which rounding may decide between two candidates."""
+    totals: dict[int, list[float]] = {}
+    for node in decode["nodes"]:
+        totals.setdefault(node["step"], []).append(node["total"])
+    ties = [step for step, one in totals.items() if np.diff(sorted(one)).min(initial=1) < 1e-4]
+    if ties:
+        for one in (decode, other):
+            one["nodes"] = [node for node in one["nodes"] if node["step"] < min(ties)]
+            one["weights"] = one["omitted"] = None
+
+
+def compare_blobs(expected: dict[str, Any], blobs: list[bytes], found: dict[str, Any], other: list[str]) -> None:
+    """Compare the arrays that two scenes refer to, and remove them from the headers."""
+    pairs = [*zip(expected["attentions"], found["attentions"])]
+    if expected["decode"]:
+        drop_ties(expected["decode"], found["decode"])
+        pairs.append((expected["decode"], found["decode"]))
+    for left, right in pairs:
+        for name in {"q", "k", "w", "bias", "weights"} & left.keys():
+            one, two = left.pop(name), right.pop(name)
+            assert (one is None) == (two is None), (left.get("name"), name)
+            if one is None:
+                continue
+            x = np.frombuffer(blobs[one["at"]], "<f4").reshape(one["shape"])
+            y = np.frombuffer(base64.b64decode(other[two["at"]]), "<f4").reshape(two["shape"])
+            if name == "k" and x.shape[1] != y.shape[1]:  # distinct heads only
+                x = np.repeat(x, y.shape[1] // x.shape[1], 1)
+            np.testing.assert_allclose(y, x, atol=1e-4 if name == "bias" else 2e-5, rtol=2e-5)
+
+
+def compare_walks(pipeline: Any, request: dict[str, Any], found: dict[str, Any] | None, form: str) -> None:
+    """Compare the numbers of the step-by-step view with those of Python, for targets that Python encodes alike."""
+    assert (found is not None) == (form in WALKED)
+    if found is None or (isinstance(pipeline, Translator) and "target" not in request):
+        return
+    walk = build_walk(look(pipeline, request["source"], request.get("target")))
+    assert walk.focus == found["focus"]
+    assert {str(column): name for column, name in walk.names.items()} == found["names"]
+    assert {name: {"tokens": one.tokens, "words": one.words} for name, one in walk.sides.items()} == found["sides"]
+    for name, value in found["values"].items():
+        expected = walk.trace[name]
+        np.testing.assert_allclose(np.array(value["data"]), expected.reshape(-1), atol=1e-5, rtol=1e-5)
+        assert np.prod(value["shape"]) == expected.size
+
+
+def make_draws() -> list[dict[str, Any]]:
+    generator = np.random.default_rng(2)
+    options = [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.8), (0.9, 6, 0.7), (1.0, 1, 1.0)]
+    return [
+        {
+            "logprobs": torch.from_numpy(generator.normal(size=12) * 2).log_softmax(-1).tolist(),
+            "u": generator.random(),
+            "options": dict(zip(("temperature", "top_k", "top_p"), options[i % len(options)])),
+        }
+        for i in range(120)
+    ]
+
+
+DRAWS = make_draws()
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """For each form: a look, requests, and the responses of the page with and without WebAssembly."""
+    random.seed(5)
+    folder = tmp_path_factory.mktemp("engine")
+    cases = {}
+    pipelines = {form: make_pipeline(form) for form in FORMS}
+    for n, form in enumerate((*FORMS, *ROUNDED, *IMAGE_FORMS)):
+        base, precision = ROUNDED.get(form, (form, "float32"))
+        seen = cached_image_look(form) if form in IMAGE_FORMS else make_look(pipelines[base])
+        model = build_page_model(seen, precision)
+        if form in ROUNDED:
+            seen = replace(seen, pipeline=round_pipeline(pipelines[base], precision))
+            scene, requests = build_scene(seen, walk=False), make_requests(seen.pipeline, seen)
+            assert 1e-5 < model.header["change"] < 0.5
+        elif form in FORMS:
+            scene = build_scene(seen, walk=form in WALKED, tensors=model.tensors)
+            requests = make_requests(seen.pipeline, seen)
+        else:
+            scene, requests = build_image_scene(seen, walk=False), make_image_requests(seen)
+        header = model.header | {"walk": scene.walk_template}
+        (folder / f"{n}.json").write_text(json.dumps({"header": header, "scene": scene.header, "requests": requests}))
+        (folder / f"{n}.bin").write_bytes(model.weights)
+        cases[form] = seen, requests
+    (folder / "draws.json").write_text(json.dumps(DRAWS))
+    script = SCRIPT.replace("FOLDER", str(folder)).replace("COUNT", str(len(cases)))
+    (folder / "run.mjs").write_text(bundle_script(script), "utf-8")
+    done = subprocess.run([node_program(), str(folder / "run.mjs")], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    cases["draws"] = json.loads((folder / "draws.out").read_text())
+    return {"draws": cases.pop("draws")} | {
+        form: (*case, *json.loads((folder / f"{n}.out").read_text())) for n, (form, case) in enumerate(cases.items())
+    }
+
+
+@pytest.mark.parametrize("form", [*FORMS, *ROUNDED])
+def test_page_responds_like_python(answers, form):
+    seen, requests, *runs = answers[form]
+    pipeline = seen.pipeline
+    for i, request in enumerate(requests):
+        expected, blobs = expected_response(pipeline, request)
+        for results in runs:
+            found = results[i]["body"]
+            if "scene" in found:
+                wanted = json.loads(json.dumps(expected["scene"]))
+                compare_walks(pipeline, request["look"], found["scene"].pop("walk"), form)
+                del wanted["walk"]
+                compare_blobs(wanted, blobs, found["scene"], results[i]["blobs"])
+                assert differences(wanted, found["scene"]) == [], request
+            else:
+                for one, other in ((expected[side], found[side]) for side in ("before", "after")):
+                    assert one["text"] == other["text"], request
+                    assert tokens_of(one) == tokens_of(other), request
+                    assert differences(one, other) == [], request
+                assert differences(expected["similarity"], found["similarity"]) == [], request
+
+
+def tokens_of(outcome: dict[str, Any]) -> list[str]:
+    return [step["token"] for step in outcome["steps"]]
+
+
+@pytest.mark.parametrize("form", IMAGE_FORMS)
+def test_page_runs_experiments_on_images_like_python(answers, form):
+    seen, requests, *runs = answers[form]
+    for i, request in enumerate(requests):
+        expected = handle_experiment(seen.pipeline, request["try"], seen.run.images[0])
+        for results in runs:
+            assert differences(expected, results[i]["body"]) == [], request
+
+
+def test_sampling_draws_like_python(answers):
+    found = answers["draws"]
+    for one, token in zip(DRAWS, found["draws"]):
+        logprobs = torch.tensor([[one["logprobs"]]])
+        assert token == draw(logprobs, torch.tensor([[one["u"]]]), **one["options"]).item(), one
+    uniform = np.array(found["uniform"])
+    assert 0 <= uniform.min() < uniform.max() < 1
+    assert abs(np.histogram(uniform, 20, (0, 1))[0] - 1000).max() < 150
