@@ -19,7 +19,7 @@ from regard.models import ViT, ViTConfig
 from regard.training import list_step_folders
 
 SENTENCE = "The cat chased the mouse."
-VIEWS = {"Attention": "page-heads.png", "Step by step": "page-walk.png", "Search": "page-decode.png"}
+VIEWS = {"Attention": "page-heads.png", "Step by step": "page-walk.png"}
 COLORS = {"red": (0.85, 0.25, 0.2), "green": (0.2, 0.65, 0.3), "blue": (0.25, 0.4, 0.9)}
 HEIGHT, WIDTH = 72, 108
 
@@ -52,12 +52,6 @@ def train_classifier() -> ViT:
     return model.eval()
 
 
-def sharpest_head(look: Any) -> str:
-    """Return the head in which the class token puts the largest weight on a single patch."""
-    peaks = {f"{name}:{head}": one.max() for name in look.maps for head, one in enumerate(look.patch_weights(name))}
-    return max(peaks, key=lambda name: peaks[name])
-
-
 def take_screenshots(page: Any, views: dict[str, str], look: Any) -> None:
     """Take a screenshot of each of some views of a look."""
     with tempfile.TemporaryDirectory() as folder:
@@ -66,10 +60,19 @@ def take_screenshots(page: Any, views: dict[str, str], look: Any) -> None:
         page.goto(file.as_uri())
         for view, file_name in views.items():
             page.get_by_role("tablist", name="View").get_by_role("tab", name=view, exact=True).click()
-            if view == "Images":
-                page.locator(f'.thumb[data-head="{sharpest_head(look)}"]').click()
             page.wait_for_timeout(1500)  # until the thumbnails are drawn
             page.screenshot(path=str(Path(__file__).with_name(file_name)))
+
+
+def take_screenshot_of_search(page: Any, look: Any, file_name: str) -> None:
+    """Take a screenshot of the search tree of a look."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "page.html"
+        look.save(file)
+        page.goto(file.as_uri() + "#search=1")
+        page.wait_for_selector(".tree")
+        page.wait_for_timeout(1500)
+        page.locator(".search-section").screenshot(path=str(Path(__file__).with_name(file_name)))
 
 
 def take_screenshot_of_steps(page: Any, run: str, file_name: str) -> None:
@@ -95,13 +98,15 @@ def main() -> None:
         )
         page = browser.new_page(viewport={"width": 1280, "height": 860})
         if len(sys.argv) > 1:
-            take_screenshots(page, VIEWS, regard.look(regard.load(sys.argv[1], "cpu"), SENTENCE))
+            look = regard.look(regard.load(sys.argv[1], "cpu"), SENTENCE)
+            take_screenshots(page, VIEWS, look)
+            take_screenshot_of_search(page, look, "page-decode.png")
             take_screenshot_of_steps(browser.new_page(), sys.argv[1], "page-steps.png")
         with tempfile.TemporaryDirectory() as folder:
             image_file = Path(folder) / "ball.png"
             model, pixels = train_classifier(), (255 * draw_balls(1)[0][0]).byte().permute(1, 2, 0)
             Image.fromarray(pixels.numpy()).save(image_file)
-            take_screenshots(page, {"Images": "page-images.png"}, regard.look(model, image_file, name="balls"))
+            take_screenshots(page, {"Attention": "page-images.png"}, regard.look(model, image_file, name="balls"))
         browser.close()
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.pipelines import Translator
+from regard.pipelines import TextEncoder, Translator
 from regard.version import __version__
 from regard.viewer.page.notebook_display import NotebookDisplay
 from regard.viewer.page.text_requests import TextRequestHandler
@@ -37,6 +37,8 @@ class Comparison(NotebookDisplay):
 
     looks: tuple[Look, ...]
     labels: tuple[str, ...]
+    outputs: tuple[str | None, ...] = ()
+    """the translation of each model itself, where another one was forced; by default computed from the looks"""
 
     @property
     def title(self) -> str:
@@ -85,8 +87,8 @@ class Comparison(NotebookDisplay):
             for one in looks
         ]
         labeled = [
-            {"label": label, "texts": {"source": one.source, "target": one.translation}}
-            for one, label in zip(looks, self.labels)
+            {"label": label, "texts": {"source": one.source, "target": one.translation}, "own_output": output}
+            for one, label, output in zip(looks, self.labels, self.outputs or _own_outputs(looks))
         ]
         header = {
             "format": FORMAT,
@@ -100,6 +102,7 @@ class Comparison(NotebookDisplay):
                 "source": _common(one.source for one in looks),
                 "target": _common(one.translation for one in looks),
             },
+            "similarity": _similarity(looks),
             "opens": initial_view(looks[0], attention, head),
             **parts[0],
             # The attentions of the first look are at the top level.
@@ -179,6 +182,27 @@ def _default_labels(looks: Sequence[Look]) -> tuple[str, ...]:
     return tuple(str(index + 1) for index in range(len(looks)))
 
 
+def _own_outputs(looks: Sequence[Look]) -> list[str | None]:
+    """The translation of each model itself, if models are compared on one source."""
+    return [_own_output(one) if _common(other.source for other in looks) else None for one in looks]
+
+
+def _own_output(seen: Look) -> str | None:
+    """The translation of the model itself, if the target of the look was given."""
+    is_forced = seen.translation and seen.search is None and isinstance(seen.pipeline, Translator)
+    return seen.pipeline(seen.source) if is_forced else None
+
+
+def _similarity(looks: Sequence[Look]) -> float | None:
+    """Cosine similarity of two texts, if one encoder without a head embeds both."""
+    if len(looks) != 2 or not all(isinstance(one.pipeline, TextEncoder) for one in looks):
+        return None
+    if looks[0].pipeline is not looks[1].pipeline or looks[0].pipeline.model.config.head != "none":
+        return None
+    first, second = looks[0].pipeline.embed([one.source for one in looks], truncate=True)
+    return float(first @ second)
+
+
 def _common(texts: Any) -> str:
     """The text that all are equal to; empty if they differ."""
     distinct = set(texts)
@@ -214,8 +238,12 @@ class ComparisonRequestHandler(TextRequestHandler):
         target = texts.get("target", "").strip() or None
         if self.share_last_translation and target is None and isinstance(self.pipeline, Translator):
             target = self._look_with(self.models[-1](), source).translation
-        looks = [replace(self._look_with(load(), source, target), pipeline=None, search=None) for load in self.models]
-        return compare(*looks, labels=self.labels)
+        looks, outputs = [], []
+        for load in self.models:
+            seen = self._look_with(load(), source, target)
+            outputs.append(_own_output(seen))
+            looks.append(replace(seen, pipeline=None, search=None))
+        return replace(compare(*looks, labels=self.labels), outputs=tuple(outputs))
 
     def _look_with(self, model: Any, source: str, target: str | None = None) -> Look:
         return look(model, source, target, layers=self.layers, name=self.name, truncate=self.truncate)

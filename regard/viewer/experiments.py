@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from regard.attention import Recorded
 from regard.attention.exact_weights import Selection, resolve_indices
-from regard.data import Tokenizer
-from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
@@ -27,35 +25,8 @@ from regard.viewer.interventions import (
     fit_weights,
     wrong_row_length,
 )
-from regard.viewer.text_look import Look, look
-
-# Alternatives listed per prediction.
-TOP_K = 5
-# Tokens that a language model generates.
-CONTINUATION_TOKENS = 12
-
-
-class PredictionStep(NamedTuple):
-    """A prediction: the token (or label), its probability, and the most likely alternatives."""
-
-    token: str
-    probability: float | None
-    likeliest: dict[str, float]
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The output of a model: a translation, a continuation or a label (empty for an encoder without a head).
-
-    `steps` are the predictions: the tokens of the translation; the tokens of the text and the one after it; or the
-    label. `logprob` is the log-probability of the translation or the text.
-    """
-
-    text: str
-    logprob: float | None
-    steps: list[PredictionStep] = field(repr=False)
-    look: Look | ImageLook = field(repr=False)
-    """the attention maps"""
+from regard.viewer.outcomes import Outcome, compute_outcome, outcome_header
+from regard.viewer.text_look import Look, look, look_at_output
 
 
 class Experiment(NamedTuple):
@@ -105,84 +76,12 @@ def run_experiment(
 
 
 def _outcome(pipeline: Any, source: Any, target: str | None, prefix: str, generator: Any) -> Outcome:
-    if isinstance(pipeline, ImageModel):
-        seen = look(pipeline, source)
-        return _label_outcome(seen.probabilities, seen) if seen.probabilities else Outcome("", None, _areas(seen), seen)
-    if isinstance(pipeline, Translator):
-        if target is None:
-            target = generator.translate([source], prefixes=[prefix] if prefix else None)[0][0].text
-        return _target_outcome(pipeline, look(pipeline, source, target), source, target)
-    if isinstance(pipeline, TextGenerator):
-        text = source + prefix
-        config = DecodeConfig(method="greedy", max_len=CONTINUATION_TOKENS)
-        continuation = generator.generate([text], config)[0][0].text
-        return _text_outcome(pipeline, look(pipeline, text), pipeline.encode_prompt(text), continuation)
-    seen = look(pipeline, source)
-    if pipeline.model.config.head == "classify":
-        return _label_outcome(pipeline.classify([source])[0].probabilities, seen)
-    if pipeline.model.config.head != "mask":
-        return Outcome("", None, [], seen)
-    ids = pipeline.encode_text(source)
-    probabilities = pipeline.model(pipeline.pack([ids])).float().softmax(-1)
-    return Outcome("", None, _steps(pipeline.tokenizer, probabilities, ids), seen)
-
-
-def _label_outcome(probabilities: Mapping[str, float], seen: Look | ImageLook) -> Outcome:
-    best = dict(sorted(probabilities.items(), key=lambda one: -one[1])[:TOP_K])
-    if not best:
-        return Outcome("", None, [], seen)
-    label, probability = next(iter(best.items()))
-    return Outcome(label, None, [PredictionStep(label, probability, best)], seen)
-
-
-def _areas(seen: ImageLook) -> list[PredictionStep]:
-    """For a segmenter: the fraction of pixels per label."""
-    labels, output = seen.run.model.config.labels, seen.run.output
-    if seen.run.model.config.head != "segment" or not isinstance(output, Tensor):
-        return []
-    shares = torch.bincount(output[0].argmax(0).flatten(), minlength=len(labels)) / output[0, 0].numel()
-    best, indices = shares.topk(min(TOP_K, len(labels)))
-    return [PredictionStep("pixels", None, {labels[i]: share for i, share in zip(indices.tolist(), best.tolist())})]
-
-
-def _target_outcome(translator: Translator, seen: Look, source: str, target: str) -> Outcome:
-    pair = translator.encode_source(source), translator.encode_target(target)
-    targets = [*translator.special.make_decoder_input(pair[1])[1:], translator.special.eos]
-    probabilities = translator.model(*translator.teacher_forced([pair])).float().softmax(-1)
-    steps = _steps(translator.target_tokenizer, probabilities, targets)
-    return Outcome(target, _logprob(probabilities, targets), steps, seen)
-
-
-def _text_outcome(language_model: TextGenerator, seen: Look, ids: list[int], continuation: str) -> Outcome:
-    probabilities = language_model.model(language_model.pack([ids])).float().softmax(-1)
-    steps = _steps(language_model.tokenizer, probabilities, ids[1:])
-    return Outcome(continuation, _logprob(probabilities, ids[1:]), steps, seen)
-
-
-def _logprob(probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> float:
-    return float(probabilities.double()[range(len(targets)), list(targets)].log().sum())
-
-
-def _steps(tokenizer: Tokenizer, probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> list[PredictionStep]:
-    """One step per row; rows beyond the last target have no token."""
-    names = tokenizer.vocabulary
-
-    def token_text(token_id: int) -> str:
-        return tokenizer.decode([token_id]) or names[token_id]
-
-    steps = []
-    best, indices = probabilities.topk(min(TOP_K, probabilities.shape[1]))
-    for i, (top_probabilities, ids) in enumerate(zip(best.tolist(), indices.tolist())):
-        likeliest: dict[str, float] = {}
-        for token_id, probability in zip(ids, top_probabilities):
-            # Two tokens may decode to the same text, with and without a space before it.
-            text = token_text(token_id)
-            likeliest[text if text not in likeliest else names[token_id]] = probability
-        if i < len(targets):
-            steps.append(PredictionStep(token_text(targets[i]), float(probabilities[i, targets[i]]), likeliest))
-        else:
-            steps.append(PredictionStep("", None, likeliest))
-    return steps
+    """The outcome of the model, which may have interventions; `generator` is the model that generates the output."""
+    if isinstance(pipeline, Translator) and target is None:
+        best = generator.translate([source], prefixes=[prefix] if prefix else None)[0][0]
+        return compute_outcome(look_at_output(pipeline, source, best), pipeline, generator)
+    seen = look(pipeline, source + prefix if prefix else source, target)
+    return compute_outcome(seen, pipeline, generator)
 
 
 def _check_rows(rows: Sequence[SetAttentionRow], seen: Look | ImageLook | None) -> None:
@@ -295,7 +194,13 @@ def handle_experiment(
     source, target, prefix, instead = texts.values()
     model_input: Any = (source or "") if image is None else image
     experiment = run_experiment(pipeline, model_input, interventions, target, prefix or "", instead=instead)
-    return {"before": _outcome_header(experiment.before, shown), "after": _outcome_header(experiment.after, shown)}
+    before, after = experiment
+    return {
+        "before": _response_header(before, shown),
+        "after": _response_header(after, shown),
+        # Cosine of the embeddings of an encoder without a head.
+        "similarity": None if before.vector is None or after.vector is None else float(before.vector @ after.vector),
+    }
 
 
 def parse_intervention(request: Mapping[str, Any]) -> Intervention:
@@ -322,16 +227,8 @@ def parse_intervention(request: Mapping[str, Any]) -> Intervention:
         raise RegardError(f"Missing fields for the intervention {name!r}: {values}.", hint) from None
 
 
-def _outcome_header(outcome: Outcome, shown: Mapping[str, Any] | None) -> dict[str, Any]:
-    header: dict[str, Any] = {
-        "text": outcome.text,
-        "logprob": outcome.logprob,
-        "steps": [
-            {"token": one.token, "probability": one.probability, "likeliest": list(one.likeliest.items())}
-            for one in outcome.steps
-        ],
-        "map": None,
-    }
+def _response_header(outcome: Outcome, shown: Mapping[str, Any] | None) -> dict[str, Any]:
+    header: dict[str, Any] = {**outcome_header(outcome), "map": None}
     one = None if shown is None else outcome.look.maps.get(str(shown.get("attention")))
     if one is not None:
         head = shown.get("head") if shown is not None else None

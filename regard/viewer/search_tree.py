@@ -338,9 +338,9 @@ def search_header(tree: SearchTree, blob: dict[str, Any] | None) -> dict[str, An
                 "token": node.token,
                 "piece": node.text[len(parent_text) :] if extends else node.text,
                 "whole": not extends,  # the piece is the full text: the token changes the text before it
-                "logprob": round(node.logprob, 5),
-                "total": round(node.total, 5),
-                "score": None if node.state == "refused" else round(node.score, 5),
+                "logprob": _significant(node.logprob),
+                "total": _significant(node.total),
+                "score": None if node.state == "refused" else _significant(node.score),
                 "state": node.state,
                 "ends": node.ends,
                 "reason": node.reason,
@@ -359,8 +359,17 @@ def search_header(tree: SearchTree, blob: dict[str, Any] | None) -> dict[str, An
         "stopped": tree.stopped,
         "source": tree.source,
         "attention": tree.attention,
-        "looked": blob,
-        "left_out": tree.omitted,
+        "weights": blob,
+        "omitted": tree.omitted,
         "nodes": nodes,
-        "results": [{"text": one.text, "score": round(one.score, 5), "node": one.node} for one in tree.results],
+        "results": [{"text": one.text, "score": _significant(one.score), "node": one.node} for one in tree.results],
     }
+
+
+def _significant(value: float) -> float:
+    """A number with six significant digits: log-probabilities of certain tokens are small, but not 0.
+
+    >>> _significant(-0.0000199998)
+    -1.99998e-05
+    """
+    return float(f"{value:.6g}")

@@ -42,15 +42,20 @@ class TokenAxis(NamedTuple):
 
     name: str
     tokens: list[str]
+    """pieces of the text"""
     words: list[int]
+    entries: Sequence[str] = ()
+    """entries of the vocabulary, such as `##ing` or `<unk>`; empty: not known"""
 
     def add_special_tokens(self, name: str, before: Sequence[str] = (), after: Sequence[str] = ()) -> "TokenAxis":
         """The axis with special tokens before and after it.
 
         >>> TokenAxis("source", ["cat"], [0]).add_special_tokens("target", ["<sos>"])
-        TokenAxis(name='target', tokens=['<sos>', 'cat'], words=[-1, 0])
+        TokenAxis(name='target', tokens=['<sos>', 'cat'], words=[-1, 0], entries=['<sos>', 'cat'])
         """
-        return TokenAxis(name, [*before, *self.tokens, *after], [-1] * len(before) + self.words + [-1] * len(after))
+        words = [-1] * len(before) + self.words + [-1] * len(after)
+        entries = [*before, *(self.entries or self.tokens), *after]
+        return TokenAxis(name, [*before, *self.tokens, *after], words, entries)
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,7 +413,12 @@ def _pair_axis(
     middle = [tokenizer.vocabulary[i] for i in ids[parts[0].stop - head : parts[1].start - head]]
     first = max(question.words, default=-1) + 1
     context_words = [-1 if word < 0 else word + first for word in context.words]
-    return TokenAxis("", question.tokens + middle + context.tokens, question.words + [-1] * len(middle) + context_words)
+    return TokenAxis(
+        "",
+        question.tokens + middle + context.tokens,
+        question.words + [-1] * len(middle) + context_words,
+        [*question.entries, *middle, *context.entries],
+    )
 
 
 def _look_at_translation(
@@ -420,16 +430,44 @@ def _look_at_translation(
     search: tuple[DecodeConfig, str],
     truncate: bool,
 ) -> Look:
-    source_ids = translator.encode_source(source, name="the source", truncate=truncate)
-    search_result = None
-    if target is None:
-        config, prefix = search
-        prefixes = [prefix] if prefix else None
-        translations = translator.translate([source], config, prefixes=prefixes, truncate=truncate, history=True)[0]
-        search_result, best = (translations, config, prefix), translations[0]
-        target, target_ids = best.text, best.hypothesis.ids[len(translator.special.make_decoder_input([])) - 1 :]
-    else:
+    if target is not None:
         target_ids = translator.encode_target(target, name="the target", truncate=truncate)
+        return _look_at_pair(translator, source, target, target_ids, layers, words, truncate)
+    translator.encode_source(source, name="the source", truncate=truncate)  # raises an error if it is too long
+    config, prefix = search
+    prefixes = [prefix] if prefix else None
+    translations = translator.translate([source], config, prefixes=prefixes, truncate=truncate, history=True)[0]
+    seen = look_at_output(translator, source, translations[0], layers, words, truncate)
+    return replace(seen, search=(translations, config, prefix))
+
+
+def look_at_output(
+    translator: Translator,
+    source: str,
+    output: Translation,
+    layers: LayerNames = None,
+    words: WordSplitter = str.split,
+    truncate: bool = False,
+) -> Look:
+    """The look at a translation, with the token ids that the model chose: encoding its text may give others.
+
+    >>> look_at_output(translator, "She sleeps.", translator.translate(["She sleeps."])[0][0])  # doctest: +SKIP
+    Look('She sleeps.' → 'Elle dort.', 6 attentions: …)
+    """
+    ids = output.hypothesis.ids[len(translator.special.make_decoder_input([])) - 1 :]
+    return _look_at_pair(translator, source, output.text, ids, layers, words, truncate)
+
+
+def _look_at_pair(
+    translator: Translator,
+    source: str,
+    target: str,
+    target_ids: list[int],
+    layers: LayerNames,
+    words: WordSplitter,
+    truncate: bool,
+) -> Look:
+    source_ids = translator.encode_source(source, name="the source", truncate=truncate)
     # Without attention there is nothing to record: a page shows the step-by-step view alone.
     recording = (
         record_teacher_forced(translator, [(source_ids, target_ids)], layers) if attention_names(translator) else {}
@@ -459,7 +497,6 @@ def _look_at_translation(
         maps,
         pipeline=translator,
         ids=(source_ids, special.make_decoder_input(target_ids)),
-        search=search_result,
     )
 
 
@@ -473,12 +510,13 @@ def _token_axis(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: Word
     for cut in (slice(len(ids)), slice(len(all_ids) - len(ids), None)):
         if all_ids[cut] == list(ids):
             pieces = tokenizer.encode_as_pieces(text)[cut]
-            labels = [piece for piece, _ in pieces]
+            labels = [piece or tokenizer.entry(i) for (piece, _), i in zip(pieces, ids)]
             break
     else:
         text, pieces = tokenizer.decode(ids), tokenizer.decode_as_pieces(ids)
         labels = [tokenizer.vocabulary[i] for i in ids]
-    return TokenAxis("", labels, _word_indices([span for _, span in pieces], find_spans(text, words(text))))
+    indices = _word_indices([span for _, span in pieces], find_spans(text, words(text)))
+    return TokenAxis("", labels, indices, [tokenizer.entry(i) for i in ids])
 
 
 def _word_indices(pieces: Sequence[tuple[int, int]], words: Sequence[tuple[int, int]]) -> list[int]:

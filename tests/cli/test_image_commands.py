@@ -305,7 +305,7 @@ def test_live_page_serves_the_named_images(run, monkeypatch, classifier, photos)
     served = []
 
     def closed(self, poll_interval=0.5):
-        names = self.newest.header["scene"]["pictures"]
+        names = self.initial.header["scene"]["pictures"]
         served.extend(self.respond({"look": {"picture": name}})["scene"]["texts"]["source"] for name in names)
         raise KeyboardInterrupt
 

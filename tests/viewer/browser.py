@@ -17,7 +17,8 @@ FLAGS = [
 AXE = Path(__file__).parents[2] / "node_modules/axe-core/axe.min.js"
 LINKS = [[0, 0], [1, 1], [4, 2], [5, 3], [6, 4], [7, 5], [8, 5], [9, 6], [10, 7], [11, 8]]
 QUIET = ".regard:not([data-busy])"
-CROSS = "#at=decoder.1.cross:2"
+HEAD = "#at=decoder.1.cross:2"
+CROSS = f"{HEAD}&as=map"
 
 
 def missing(what: str) -> NoReturn:
@@ -42,6 +43,11 @@ def announced(page: Any) -> str:
     return re.sub("[\u2068\u2069]", "", page.locator(".live").text_content())
 
 
+def open_settings(page: Any) -> None:
+    """Open the settings of the figure."""
+    page.locator(".bar .menu summary").click()
+
+
 def hash_of(page: Any) -> dict[str, str]:
     """Return the keys of the part of the address after #."""
     return dict(part.split("=", 1) for part in page.evaluate("location.hash.slice(1)").split("&"))
@@ -60,7 +66,7 @@ def point_at(page: Any, element: Any) -> None:
 
 def announced_weight(page: Any) -> float:
     """Return the weight of the latest announcement."""
-    return float(re.search(r": ([\d.e-]+)\. Row", announced(page))[1])
+    return float(re.search(r": ([\d.e−]+)\. Row", announced(page))[1].replace("−", "-"))
 
 
 def wait_for_announcement(page: Any, text: str) -> None:

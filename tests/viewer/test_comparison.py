@@ -16,6 +16,7 @@ from regard.viewer import Comparison, compare, look
 from regard.viewer.comparison import ComparisonRequestHandler
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
+from tests.viewer.text_models import make_pipeline
 
 SOURCE, TARGET = "one two three", "trois deux un"
 
@@ -83,7 +84,9 @@ def test_scene_contains_every_look(models):
     one, other = (build_scene(seen) for seen in models)
     assert json.loads(json.dumps(made.header)) == made.header
     first, second = made.header["compared"]
-    assert first == {"label": "transformer", "texts": {"source": SOURCE, "target": TARGET}}
+    # Next to the given translation, the page names that of the model itself.
+    own = models[0].pipeline(SOURCE)
+    assert first == {"label": "transformer", "texts": {"source": SOURCE, "target": TARGET}, "own_output": own}
     assert made.header["sides"] == one.header["sides"]
     assert second["label"] == "recurrent"
     assert second["sides"] == other.header["sides"]
@@ -201,3 +204,10 @@ def test_language_models_of_different_depths(tmp_path):
     assert both.handler.fields == ["source"]
     with pytest.raises(RegardError, match=r"no attention 'blocks\.1\.attention'"):
         both.difference("blocks.1.attention")
+
+
+def test_similarity_of_two_embedded_texts():
+    encoder = make_pipeline("embed")
+    both = compare(look(encoder, "one two"), look(encoder, "three four"))
+    first, second = encoder.embed(["one two", "three four"])
+    assert both.scene().header["similarity"] == pytest.approx(float(first @ second))

@@ -1,6 +1,7 @@
 """Interventions equal edits of the model in PyTorch, and leave the model unchanged after the with block."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from torch import nn
 from regard.attention import SCORES, Dot, record
 from regard.attention.recording import KINDS
 from regard.data import Tokenizer
+from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.layers.multihead import MultiHead
 from regard.layers.packed import pack
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
-from regard.pipelines import ImageModel, TextEncoder, TextGenerator
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
 from regard.viewer import (
     AblateHead,
     AblateLayer,
@@ -28,7 +30,9 @@ from regard.viewer import (
     run_experiment,
 )
 from regard.viewer.experiments import handle_experiment
+from regard.viewer.outcomes import TEMPERATURES, compute_outcome
 from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.text_look import look_at_output
 from tests.viewer.image_helpers import images, model_of, photo
 
 SIZES = dict(width=16, heads=4, feedforward=32)
@@ -491,13 +495,64 @@ def test_continuation_before_and_after():
     model, tokenizer = make_text_model(lambda n: GPTConfig(**SIZES, layers=2, vocab=n))
     language_model = TextGenerator(model, tokenizer)
     both = run_experiment(language_model, "w1 w2 w3", [RemovePositions()], prefix=" w4")
-    assert len(both.before.steps) == len(both.after.steps) - 1 == len(language_model.encode_prompt("w1 w2 w3"))
-    assert both.before.steps[-1].probability is None
-    assert both.before.logprob == pytest.approx(sum(np.log(one.probability) for one in both.before.steps[:-1]))
+    # The log-probability is that of the continuation, not of the prompt.
+    continuation = language_model.generate(["w1 w2 w3"], DecodeConfig(method="greedy", max_len=12))[0][0]
+    assert both.before.text == continuation.text
+    chosen = continuation.hypothesis.token_logprobs[: len(continuation.hypothesis.ids)]
+    assert both.before.logprob == pytest.approx(sum(chosen), abs=0.5)  # without <unk>
+    assert both.before.logprob == pytest.approx(sum(np.log(one.probability) for one in both.before.steps))
+    assert [one.token for one in both.before.input_steps] == ["w1", "w2", "w3"]
+    assert len(both.after.input_steps) == 4
+    # At every temperature, the probabilities of the vocabulary sum to 1.
+    following = both.before.next_token
+    logits = model(language_model.pack([language_model.encode_prompt("w1 w2 w3")]))[-1].double()
+    for temperature, normalizer in zip(TEMPERATURES, following.log_normalizers):
+        expected = (logits / temperature).softmax(-1).sort(descending=True)[0][: len(following.logprobs)]
+        found = np.exp(np.array(following.logprobs) / temperature - normalizer)
+        assert found == pytest.approx(expected.tolist(), abs=1e-5)
+    assert following.texts[0] == continuation.text[: len(following.texts[0])]
     assert both.after.look.source == "w1 w2 w3 w4"
     unmasked = run_experiment(language_model, "w1 w2 w3", [RemoveMask()]).after
     assert unmasked.look.maps["blocks.0.attention"].weights[0, 0, 1:].any()
     assert unmasked.steps[0].likeliest != both.before.steps[0].likeliest
+
+
+def test_probabilities_are_those_of_the_chosen_ids():
+    # The ids "a b" decode to a text that the tokenizer encodes as one piece.
+    tokenizer = Tokenizer.train(["ab ab ab c d", "a b"], "bpe", vocab_size=40)
+    pieces = [tokenizer.backend_tokenizer.token_to_id(one) for one in ("▁a", "b")]
+    text = tokenizer.decode(pieces)
+    assert tokenizer.encode(text) != pieces
+    torch.manual_seed(0)
+    sizes = dict(width=16, heads=2, feedforward=16, encoder_layers=1, decoder_layers=1)
+    size = tokenizer.vocab_size
+    translator = Translator(
+        make_model(TransformerConfig(**sizes, source_vocab=size, target_vocab=size)), tokenizer, tokenizer
+    )
+    hypothesis = replace(translator.translate(["c d"])[0][0].hypothesis, ids=pieces)
+    seen = look_at_output(
+        translator, "c d", replace(translator.translate(["c d"])[0][0], text=text, hypothesis=hypothesis)
+    )
+    outcome = compute_outcome(seen)
+    source = translator.encode_source("c d")
+    logprobs = translator.model(*translator.teacher_forced([(source, pieces)])).log_softmax(-1)
+    expected = sum(float(logprobs[i, token]) for i, token in enumerate([*pieces, translator.special.eos]))
+    assert outcome.logprob == pytest.approx(expected, abs=1e-5)
+    assert [one.token for one in outcome.steps] == ["a", "b", "<eos>"]
+
+
+def test_every_token_of_a_text_is_masked_in_turn():
+    tokenizer = Tokenizer.train([" ".join(WORDS)], "word", mask=True)
+    torch.manual_seed(0)
+    encoder = TextEncoder(
+        make_model(BertConfig(**SIZES, layers=1, vocab=tokenizer.vocab_size, head="mask")).eval(), tokenizer
+    )
+    outcome = compute_outcome(look(encoder, "w1 w2 w3"))
+    (expected,) = encoder.fill("w1 <mask> w3")
+    assert list(outcome.steps[2].likeliest.values()) == pytest.approx([share for _, share in expected], abs=1e-5)
+    masked = look(encoder, "w1 <mask> w3")
+    assert masked.maps["blocks.0.attention"].rows == ["<sos>", "w1", "<mask>", "w3", "<eos>"]
+    assert list(compute_outcome(masked).steps[2].likeliest) == list(outcome.steps[2].likeliest)
 
 
 def test_labels_before_and_after(tmp_path):
@@ -523,6 +578,8 @@ def test_masked_language_model_and_encoder_without_a_head():
     model, tokenizer = make_text_model(lambda n: BertConfig(**SIZES, layers=2, vocab=n, head="none"))
     both = run_experiment(TextEncoder(model, tokenizer), "w1 w2", [RemoveScale()])
     assert both.before.steps == []
+    request = {"source": "w1 w2", "changes": [{"change": "head", "attention": "blocks.0.attention", "head": 0}]}
+    assert 0 < handle_experiment(TextEncoder(model, tokenizer), request)["similarity"] < 1
     assert len(both.before.look.maps) == 2
     with pytest.raises(RegardError, match="prefix"):
         run_experiment(TextEncoder(model, tokenizer), "w1 w2", prefix="w3")

@@ -200,7 +200,7 @@ def test_scene_contains_the_search_tree(transformer):
     assert header["source"] == scene.header["sides"]["source"]["tokens"]
     assert header["prefix"] == ["un"]
     assert (header["method"], header["beam"]) == ("beam", 2)
-    blob = header["looked"]
+    blob = header["weights"]
     rows = np.frombuffer(scene.blobs[blob["at"]], "<f4").reshape(blob["shape"])
     np.testing.assert_array_equal(rows, seen.search_tree.weights)
     texts = []

@@ -192,6 +192,14 @@ class Tokenizer:
             for index in range(self.vocab_size)
         ]
 
+    def entry(self, token_id: int) -> str:
+        """The entry of the vocabulary for an id, as the tokenizer file has it: `##ing`, `▁the`, `<unk>`.
+
+        >>> Tokenizer.train(["the cat"], "word").entry(1)
+        '<unk>'
+        """
+        return self.backend_tokenizer.id_to_token(token_id) or ""
+
     def encode(self, text: str) -> list[int]:
         """Encode a text, without special tokens."""
         with _library_errors("The tokenizer cannot encode a text"):
@@ -219,14 +227,20 @@ class Tokenizer:
     def encode_as_pieces(self, text: str) -> list[tuple[str, tuple[int, int]]]:
         """For each id of `encode(text)`, its piece of the text and the (start, end) of that piece.
 
-        Pieces do not include the space before a word. If `bytes` splits a character, each part has the full character.
+        Pieces do not include the space before a word, so the piece of a token that is only such a space (Llama's `▁` at
+        the start of a text) is empty. If `bytes` splits a character, each part has the full character.
 
         >>> Tokenizer.train(["the cat"], "word").encode_as_pieces("the  cat")
         [('the', (0, 3)), ('cat', (5, 8))]
         """
         with _library_errors("The tokenizer cannot encode a text"):
-            offsets = self.backend_tokenizer.encode(text, add_special_tokens=False).offsets
-        return [_strip_leading_space(text, start, end) for start, end in offsets]
+            encoding = self.backend_tokenizer.encode(text, add_special_tokens=False)
+        return [
+            ("", (start, start))
+            if entry == SPACE and text[start:end] != " "
+            else _strip_leading_space(text, start, end)
+            for entry, (start, end) in zip(encoding.tokens, encoding.offsets)
+        ]
 
     def decode_as_pieces(self, ids: Sequence[int]) -> list[tuple[str, tuple[int, int]]]:
         """For each id, its piece of `decode(ids)` and the (start, end) of that piece, for generated ids.

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.evaluation.attention_measures import entropy
 from regard.models import family_name
 from regard.version import __version__
 from regard.viewer.image_look import (
@@ -93,6 +94,7 @@ def _initial_view(
     """The initial view of the page: the kind of overlay, its attention and head, the query token and the label."""
     overview = attention == "all"
     shown = look.select_attention(None if overview else attention, patch)
+    has_selection = any(one is not None for one in (attention, head, patch, label))
     label_index = None if label is None else look.label_index(label)
     if rollout or (label_index is not None and not look.has_class_queries):
         check_rollout(attention, head)
@@ -100,8 +102,9 @@ def _initial_view(
             raise RegardError("A patch and a label cannot be combined.", "Leave out one of them.")
         overlay = "rollout"
     else:
-        has_selection = any(one is not None for one in (attention, head, patch, label))
         overlay = "mask" if _has_mask(look) and not has_selection else "attention"
+        if overlay == "attention" and not has_selection:
+            shown, head = _sharpest_head(look, shown)
     check_head(shown, head, len(shown.recorded.calls[0].q[0]))
     token = None
     if patch is not None:
@@ -118,6 +121,20 @@ def _initial_view(
         "token": token,
         "label": label_index,
     }
+
+
+def _sharpest_head(look: ImageLook, default: PatchMap) -> tuple[PatchMap, int]:
+    """The head in which the class token or the pooling query attends to the fewest patches: the lowest entropy.
+
+    In a model without such a query, a head of the default attention, averaged over the queries of all patches.
+    """
+    names = [name for name, one in look.maps.items() if look.has_single_query(one)] or [default.name]
+    best = min(
+        (float(entropy(weights.reshape(1, -1) / weights.sum())[0]), name, head)
+        for name in names
+        for head, weights in enumerate(look.patch_weights(name))
+    )
+    return look.maps[best[1]], best[2]
 
 
 def _has_mask(look: ImageLook) -> bool:

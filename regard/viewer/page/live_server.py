@@ -39,7 +39,7 @@ _LOG = logging.getLogger("regard")
 class LiveServer(ThreadingHTTPServer):
     """The server of a live page. The constructor binds the port; `serve_forever` responds to requests.
 
-    Paths: the page itself, `scene` (the newest scene, JSON), `blob/N` (bytes), `ask` (requests: POST, JSON).
+    Paths: the page itself, `scene` (the initial scene, JSON), `blob/N` (bytes), `ask` (requests: POST, JSON).
     """
 
     daemon_threads = True
@@ -47,7 +47,7 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, handler: TextRequestHandler, scene: Scene | None = None, port: int = 0) -> None:
         self.handler, self.token = handler, secrets.token_urlsafe(24)
         scene = scene or handler.initial_scene()
-        self.newest = Response({"scene": scene.header}, scene.blobs)
+        self.initial = Response({"scene": scene.header}, scene.blobs)
         self.lock = Lock()
         self.kept: tuple[tuple[int, list[bytes]], ...] = ()
         """first index and blobs of recent responses"""
@@ -70,10 +70,7 @@ class LiveServer(ThreadingHTTPServer):
 
     def respond(self, request: Any) -> dict[str, Any]:
         """Handle a request of the page; returns the response as JSON."""
-        response = self.handler.handle(request)
-        if "scene" in response.header:
-            self.newest = response
-        return self.publish(response)
+        return self.publish(self.handler.handle(request))
 
     def publish(self, response: Response) -> dict[str, Any]:
         """Keep the blobs of a response and return its JSON. Blob indices are unique: several pages may be open."""
@@ -115,10 +112,10 @@ class _HttpHandler(BaseHTTPRequestHandler):
 
     def _get(self, path: str) -> _HttpResponse:
         if path == "":
-            return _HttpResponse(HTML, render_live_page(self.server.newest.header["scene"]["title"]))
+            return _HttpResponse(HTML, render_live_page(self.server.initial.header["scene"]["title"]))
         self._require_own_page()
         if path == "scene":
-            header = self.server.publish(self.server.newest)
+            header = self.server.publish(self.server.initial)
             return _json({**header, "fields": self.server.handler.fields})
         if match := re.fullmatch(r"blob/([0-9]{1,12})", path):
             blob = self.server.blob(int(match[1]))

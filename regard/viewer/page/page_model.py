@@ -25,8 +25,8 @@ from regard.program.attention_steps import AttentionSteps, find_parts
 from regard.program.entries import batch_entries
 from regard.program.numpy_interpreter import collect_tensors
 from regard.program.program_json import ProgramWriter
-from regard.viewer.experiments import TOP_K
 from regard.viewer.image_look import ImageLook
+from regard.viewer.outcomes import TOP_K
 from regard.viewer.page.html_page import PageModel
 from regard.viewer.page.image_scene import with_axes
 from regard.viewer.page.text_requests import TextRequestHandler

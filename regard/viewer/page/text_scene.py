@@ -28,6 +28,7 @@ from regard.attention.scores import DotLike
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.version import __version__
+from regard.viewer.outcomes import output_header
 from regard.viewer.search_tree import SearchTree, search_header
 from regard.viewer.text_look import AttentionMap, Look, TokenAxis
 from regard.viewer.walk.page_walk import walk_for_page
@@ -99,6 +100,7 @@ def build_scene(
         "title": shorten_title(look.title),
         "model": {"family": look.family, "name": look.name, "regard": __version__},
         "texts": {"source": look.source, "target": look.translation},
+        "output": output_header(look),
         "opens": opens,
         "sides": axis_headers(look.maps),
         "attentions": attentions,
@@ -164,6 +166,8 @@ def axis_headers(maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
             "tokens": axis.tokens,
             "words": axis.words,
             "direction": text_direction(axis),
+            # Only those that differ from the token.
+            "entries": {str(i): e for i, (t, e) in enumerate(zip(axis.tokens, axis.entries)) if t != e},
         }
         for name, axis in axes.items()
     }

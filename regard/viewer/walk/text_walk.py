@@ -106,7 +106,7 @@ class TextWalkBuilder:
             forced = [
                 self.pipeline.target_tokenizer.vocabulary[i] for i in self.pipeline.special.make_decoder_input([])
             ]
-            _, tokens, words = axes["predicted"]
+            _, tokens, words, _ = axes["predicted"]
             inner = slice(len(forced) - 1, -1)
             axes["target"] = TokenAxis("", tokens[inner], words[inner]).add_special_tokens("target", forced)
         sides = {}

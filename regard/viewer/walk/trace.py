@@ -211,7 +211,9 @@ class Trace:
             if name is None:
                 inputs.append(None)
             elif index in used_rows:
-                inputs.append(self._param(name if used_rows[index].dtype.kind == "f" else "", used_rows[index], node))
+                is_table = used_rows[index].dtype.kind == "f"
+                param = self._param(name if is_table else "", used_rows[index], node)
+                inputs.append(param | ({"full_shape": list(self.values[name].shape)} if is_table else {}))
             elif name in step_indices:
                 inputs.append(step_indices[name])
             else:

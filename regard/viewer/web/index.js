@@ -10,13 +10,14 @@ import { requestForm, welcome } from "./core/request_form.js";
 import { imageForm } from "./images/image_form.js";
 import COMPARISON_STYLE from "./comparison/comparison.css";
 import { LookSet } from "./comparison/comparison.js";
-import { AttentionView } from "./attention/attention_view.js";
 import { initialSelection } from "./attention/panel.js";
-import { SearchView } from "./search/search_view.js";
-import { ImageView, initialImageView } from "./images/image_view.js";
+import { MainView } from "./core/main_view.js";
+import { OutputSection } from "./output/output_section.js";
+import { initialImageView } from "./images/image_view.js";
 import { ExperimentView } from "./experiment/experiment_view.js";
 import { StepsView } from "./steps/steps_view.js";
-import { Announcer, helpDialog, icon, isDark, menu, tabList, title, topBar } from "./core/shell.js";
+import { MissingSteps } from "./steps/missing_steps.js";
+import { Announcer, helpDialog, icon, isDark, menu, tabList, topBar } from "./core/shell.js";
 import { download, png, renderSvg, serializeSvg } from "./core/export.js";
 
 /** @typedef {import("./core/host.js").Host} Host */
@@ -59,16 +60,30 @@ async function render({ model, el }) {
  * @type {Record<string, {name: string, fits: (scene: any) => boolean, make: (context: Context) => ViewComponent}>}
  */
 const VIEWS = {
-  images: { name: "Images", fits: (scene) => Boolean(scene.picture), make: (context) => new ImageView(context) },
-  attention: { name: "Attention", fits: (scene) => scene.attentions.length > 0, make: (context) => new AttentionView(context) },
-  steps: { name: "Step by step", fits: (scene) => Boolean(scene.walk), make: (context) => new StepsView(context) },
-  search: { name: "Search", fits: (scene) => scene.decode?.nodes.length > 0, make: (context) => new SearchView(context) },
+  attention: {
+    name: "Attention",
+    fits: (scene) => scene.attentions.length > 0 || scene.decode?.nodes.length > 0,
+    make: (context) => new MainView(context),
+  },
+  steps: {
+    name: "Step by step",
+    fits: (scene) => !scene.compared,
+    make: (context) => (context.host.scene.walk ? new StepsView(context) : new MissingSteps(context)),
+  },
   experiment: {
     name: "Experiment",
     fits: (scene) => scene.attentions.length > 0 && !scene.compared,
     make: (context) => new ExperimentView(context),
   },
 };
+
+/** Number of tokens up to which a text is shown as lines at first; longer ones as a map. */
+const MAX_LINES_TOKENS = 48;
+
+/** The form of the figure in a page whose address does not select one. Differences exist as maps only. @param {any} scene */
+function defaultForm({ attentions, compared }) {
+  return compared || Math.max(0, ...attentions.map((/** @type {any} */ { k }) => k.shape[0])) > MAX_LINES_TOKENS ? "map" : "lines";
+}
 
 /**
  * @param {Host} host @param {HTMLElement} root @param {HTMLElement | null} form that requests another scene
@@ -88,14 +103,18 @@ async function open(host, root, form, previousView) {
   const requested = previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
   const noHead = { selected: { attention: null, head: 0 } };
   const opening = looks.has(requested.selected) ? { selected: requested.selected } : scene.attentions.length ? await initialSelection(looks) : noHead;
-  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, ...withDefaults({ ...opening, ...requested }, opening.selected) }));
+  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, form: defaultForm(scene), ...withDefaults({ ...opening, ...requested }, opening.selected) }));
   const scheduler = new Scheduler((busy) => root.toggleAttribute("data-busy", busy));
   const announcer = new Announcer();
   const context = { host, looks, attentions: looks.all[0], state, scheduler, announcer };
   /** Views are created when their tab is first opened. @type {Record<string, ViewComponent>} */
   const views = {};
   const current = () => views[state.view.view];
-  const page = h("div", { class: "page", id: uniqueId("page") }, title(scene));
+  const output = new OutputSection(host, {
+    point: (step) => /** @type {any} */ (views.attention)?.pointOutput(step),
+    append: host.request && form instanceof HTMLFormElement && scene.output?.kind === "continuation" ? (text) => appendToForm(form, text) : null,
+  });
+  const page = h("div", { class: "page", id: uniqueId("page") }, output.element);
   const tabs =
     names.length > 1
       ? tabList("View", Object.fromEntries(names.map((name) => [name, VIEWS[name].name])), page.id, (view) =>
@@ -105,7 +124,7 @@ async function open(host, root, form, previousView) {
   if (tabs) setAttributes(page, { role: "tabpanel" });
   const help = helpDialog();
   root.append(
-    topBar(scene, tabs?.element ?? null, tools(state, page, current, help, announcer)),
+    topBar(scene, tabs?.element ?? null, tools(scene, state, page, current, help, announcer)),
     form ?? "",
     page,
     help,
@@ -118,8 +137,12 @@ async function open(host, root, form, previousView) {
     if (theme === "auto") delete root.dataset.theme;
     else root.dataset.theme = theme;
     if (tabs) setAttributes(page, { "aria-labelledby": tabs.mark(view) });
+    output.setCompact(view !== "attention");
     const isFirst = !views[view];
-    if (isFirst) page.append((views[view] = VIEWS[view].make(context)).element);
+    if (isFirst) {
+      page.append((views[view] = VIEWS[view].make(context)).element);
+      if (views[view] instanceof MainView) output.addPanel(/** @type {any} */ (views[view]).outputElement);
+    }
     for (const [name, one] of Object.entries(views)) one.element.hidden = name !== view;
     await current().update(isFirst || changed?.has("view") ? null : changed);
   };
@@ -162,6 +185,13 @@ async function open(host, root, form, previousView) {
   };
 }
 
+/** Appends text to the sentence of a form and runs the model. @param {HTMLFormElement} form @param {string} text */
+function appendToForm(form, text) {
+  const field = /** @type {HTMLTextAreaElement} */ (form.elements.namedItem("source"));
+  field.value += text;
+  form.requestSubmit();
+}
+
 /** @param {string} hash */
 function replaceHash(hash) {
   try {
@@ -171,27 +201,50 @@ function replaceHash(hash) {
   }
 }
 
+/** The caption of saved figures: texts and model. @param {any} scene */
+function captionOf(scene) {
+  const { name, family } = scene.model ?? {};
+  const texts = [scene.texts.source, scene.texts.target || scene.output?.text || scene.picture?.answer].filter(Boolean).map((text) => text.trim().replace(/\s+/g, " "));
+  return [texts.join(" → ") || scene.title, [...new Set([name, family].filter(Boolean))].join(", ")].filter(Boolean).join("  ·  ");
+}
+
 /**
  * The buttons of the top bar.
- * @param {State} state @param {HTMLElement} page @param {() => ViewComponent} current @param {HTMLDialogElement} help @param {Announcer} announcer
+ * @param {any} scene @param {State} state @param {HTMLElement} page @param {() => ViewComponent} current @param {HTMLDialogElement} help @param {Announcer} announcer
  */
-function tools(state, page, current, help, announcer) {
-  /** @param {HTMLElement} part @param {string} format */
-  const save = async (part, format) => {
+function tools(scene, state, page, current, help, announcer) {
+  /** @param {HTMLElement} part @param {string} format @param {string} fileName */
+  const save = async (part, format, fileName) => {
     try {
-      const svg = renderSvg(part);
+      const svg = renderSvg(part, captionOf(scene));
       const blob = format === "png" ? await png(svg) : new Blob([serializeSvg(svg)], { type: "image/svg+xml" });
-      download(blob, `${current().fileName}.${format}`);
+      download(blob, `${fileName}.${format}`);
       announcer.announce(`Saved as ${format.toUpperCase()}.`);
     } catch (error) {
       announcer.announce(`Saving failed: ${error.message}`);
       throw error;
     }
   };
-  const saveNumbers = () => {
-    const { fileName, tsv } = current();
+  /** @param {{fileName: string, tsv?: string}} view */
+  const saveNumbers = ({ fileName, tsv }) => {
     if (tsv) download(new Blob([tsv], { type: "text/tab-separated-values" }), `${fileName}.tsv`);
     announcer.announce(tsv ? "Saved as TSV." : "This view has no numbers to save.");
+  };
+  /** The search tree is part of the first view. @returns {[string, () => void][]} */
+  const searchActions = () => {
+    if (!scene.decode?.nodes.length || !scene.attentions.length) return [];
+    /** @param {(search: any) => void} action */
+    const withSearch = (action) => async () => {
+      state.set({ view: "attention", search: true });
+      const main = /** @type {any} */ (current());
+      await main.update(null);
+      action(main.search);
+    };
+    return [
+      ["Search tree as PNG", withSearch((search) => save(search.figureElement, "png", search.fileName))],
+      ["Search tree as SVG", withSearch((search) => save(search.figureElement, "svg", search.fileName))],
+      ["Search as TSV", withSearch(saveNumbers)],
+    ];
   };
   const share = async () => {
     try {
@@ -219,11 +272,13 @@ function tools(state, page, current, help, announcer) {
       icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5"),
     ),
     menu("Save", icon("M12 4v11M7 11l5 5 5-5M5 20h14"), [
-      ["Figure as PNG", () => save(current().figureElement, "png")],
-      ["Figure as SVG", () => save(current().figureElement, "svg")],
-      ["Entire view as PNG", () => save(page, "png")],
-      ["Entire view as SVG", () => save(page, "svg")],
-      ["Numbers as TSV", () => saveNumbers()],
+      ["Figure as PNG", () => save(current().figureElement, "png", current().fileName)],
+      ["Figure as SVG", () => save(current().figureElement, "svg", current().fileName)],
+      ["Entire view as PNG", () => save(page, "png", `${current().fileName}-view`)],
+      ["Entire view as SVG", () => save(page, "svg", `${current().fileName}-view`)],
+      ["Numbers as TSV", () => saveNumbers(current())],
+      ...(scene.attentions.length ? [/** @type {[string, () => void]} */ (["Show the numbers as a table", () => state.set({ view: "attention", form: "table" })])] : []),
+      ...searchActions(),
       ["Copy link to this view", share],
     ]),
   ];

@@ -158,12 +158,12 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, handle
     seen = regard.look(handler.pipeline, image_files["noise"])
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
     assert page.evaluate("document.activeElement.name") == "picture"
-    assert hash_of(page)["view"] == "images"
+    selected = hash_of(page)["at"].split(":")[0]
     page.get_by_role("tab", name="Experiment").click()
     assert page.get_by_role("textbox").count() == 0  # an image has no texts to edit
     page.get_by_role("button", name="This attention").click()
     page.wait_for_selector(".outcomes:not([hidden])")
-    after = run_experiment(handler.pipeline, image_files["noise"], [AblateLayer("blocks.2.attention")]).after
+    after = run_experiment(handler.pipeline, image_files["noise"], [AblateLayer(selected)]).after
     assert page.locator(".outcome .output-text").nth(1).text_content() == after.text
     weight = page.locator(".outcome").nth(1).locator(".steps .weight").first.text_content()
     assert float(weight) == pytest.approx(after.steps[0].probability, abs=0.006)

@@ -131,6 +131,8 @@ def test_look_and_comparison_in_a_notebook(browser, lab):
     seen.wait_for()
     assert seen.locator("h1 .source").text_content() == "one two three"
     # Pointer and keyboard: a focused figure handles the keys, not the notebook.
+    seen.locator(".figure").first.focus()
+    page.keyboard.press("m")
     seen.locator("rect.square").first.hover()
     assert seen.locator(".reading .subject").first.text_content() == "trois"
     seen.locator(".figure").first.focus()
@@ -140,7 +142,7 @@ def test_look_and_comparison_in_a_notebook(browser, lab):
     # Another sentence is sent to the kernel.
     seen.get_by_role("textbox", name="Sentence").fill("four five")
     page.keyboard.press("Enter")
-    seen.locator("h1 .source:text-is('four five')").wait_for()
+    seen.locator("h1 .source:text-is('four five')").wait_for(state="attached")
     with page.expect_download() as waiting:
         seen.get_by_text("Save", exact=True).click()
         seen.get_by_role("button", name="Figure as SVG").click()

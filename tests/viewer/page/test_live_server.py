@@ -111,8 +111,8 @@ def test_response_has_the_weights_of_a_look(live, transformer):
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         np.testing.assert_allclose(weights, seen.maps[one["name"]].weights, atol=1e-5)
-    # A reloaded page shows the newest scene.
-    assert json.loads(send(live, endpoint="scene")[2])["scene"] == header["scene"]
+    # A new tab shows the initial scene, not that of another tab.
+    assert json.loads(send(live, endpoint="scene")[2])["scene"]["texts"] == live.initial.header["scene"]["texts"]
 
 
 def test_without_a_target_the_model_translates(live, transformer):
@@ -133,7 +133,7 @@ def test_blobs_of_several_pages_are_kept_apart(live):
 
 def test_initial_scene_has_no_attentions(transformer):
     with LiveServer(TextRequestHandler(transformer, "numbers")) as server:
-        header = server.publish(server.newest)
+        header = server.publish(server.initial)
     assert header["scene"]["attentions"] == []
     assert header["scene"]["model"]["family"] == "transformer"
     assert set(header["scene"]) <= set(build_scene(look(transformer, "one", "un")).header)

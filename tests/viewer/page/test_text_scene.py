@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from torch import nn
 
@@ -344,6 +345,7 @@ def test_single_text_has_one_axis():
         "tokens": ["<sos>", "one", "two", "three", "<eos>"],
         "words": [-1, 0, 1, 2, -1],
         "direction": "ltr",
+        "entries": {"1": "▁one", "2": "▁two", "3": "▁three"},
     }
     assert {(one["rows"], one["columns"]) for one in header["attentions"]} == {("text", "text")}
     assert header["texts"]["target"] == ""
@@ -382,6 +384,21 @@ def test_text_truncated_at_its_beginning_keeps_its_pieces():
     seen = look(language_model, "one zebra three four zoo", truncate=True)
     assert seen.source_pieces[1:] == ["three", "four", "zoo"]
     assert build_scene(seen).header["sides"]["text"]["words"] == [-1, 2, 3, 4]
+
+
+def test_entries_of_the_vocabulary_name_unknown_tokens():
+    pipeline = make_text_pipeline("bert")
+    entries = build_scene(look(pipeline, "one zebra")).header["sides"]["text"]["entries"]
+    assert entries == {"1": "▁one", "2": "<unk>"}
+
+
+def test_leading_space_of_llama_is_not_the_first_letter():
+    library = tokenizers.Tokenizer(tokenizers.models.BPE({"▁": 0, "h": 1, "i": 2, "<unk>": 3}, [], unk_token="<unk>"))
+    normalizers = tokenizers.normalizers
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    axis = _token_axis(Tokenizer(library, "foreign"), "hi", [0, 1, 2], str.split)
+    assert axis.tokens == ["▁", "h", "i"]
+    assert axis.words[1:] == [0, 0]
 
 
 def test_direction_is_that_of_the_first_letter(transformer):

@@ -193,6 +193,7 @@ def test_walk_in_a_browser(opened):
     assert page.locator(".small-image [role=radio]").count() == 6
     page.get_by_role("radio", name="patch 0,1").click()
     assert hash_of(page)["pin"] == "2,2"
+    page.locator(".sections summary").first.click()  # sections are collapsed, except that of the attention
     pixels = page.locator(".step", has_text="Pixels per patch")
     assert pixels.locator(".value-subject").text_content().startswith("\u2068patch 0,1\u2069")
     wanted = (seen.run.images[0, 0, 0, 4].item() - 0.5) / 0.5
@@ -208,7 +209,7 @@ def test_walk_in_a_browser(opened):
     assert weights.locator(".small-image canvas").count() == 2
     shown = [float(one) for one in weights.locator(".bar-button .number").all_text_contents()]
     assert sorted(shown) == pytest.approx(np.sort(seen.maps["blocks.0.attention"].weights[1, 6]), abs=6e-4)
-    page.get_by_role("tab", name="Images").click()
+    page.get_by_role("tab", name="Attention", exact=True).first.click()
     page.wait_for_selector(QUIET)
     assert page.locator(".images .reading h2").text_content() == "patch 1,2 attends topinned"
 

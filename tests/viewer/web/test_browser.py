@@ -6,11 +6,13 @@ import pytest
 from tests.viewer import scenes
 from tests.viewer.browser import (
     CROSS,
+    HEAD,
     LINKS,
     QUIET,
     announced,
     announced_weight,
     hash_of,
+    open_settings,
     point_at,
     square,
     wait_for_announcement,
@@ -31,7 +33,7 @@ def test_saved_page_opens_with_the_most_informative_head(opened, small):
         for h, one in enumerate(weights(small, name))
     }
     assert (attention.first.input_value(), int(head.first.input_value())) == max(information_of, key=information_of.get)
-    assert page.locator(".panel").first.locator("rect.square").count() == 14 * 10
+    assert page.locator(".panel").first.locator("path.thread").count() > 10  # as lines
     # Each layer and head has a thumbnail, and so has each mean.
     assert page.locator(".thumb[data-drawn]").count() == 3 * 2 * 5
 
@@ -114,8 +116,8 @@ def test_all_controls_are_reachable_with_tab(opened, small):
         if seen[-1] is None:
             break
     controls = (
-        *("Toggle dark mode", "Keyboard shortcuts", "Save", "Map", "Merge word pieces", "Compare", "Attention", "Head"),
-        *("Next head", "Scale", "Colors", "Heat map of Cross-attention", "Cross-attention"),
+        *("Toggle dark mode", "Keyboard shortcuts", "Save", "Lines", "Compare", "Encoder 0", "Settings", "Attention"),
+        *("Head", "Next head", "Turn this head off", "Lines of Cross-attention", "Cross-attention"),
     )
     for name in controls:
         assert name in seen
@@ -126,23 +128,28 @@ def test_arrow_keys_move_between_tabs(opened, small):
     page = opened(small, CROSS)
     tabs = page.get_by_role("tablist", name="Show as").get_by_role("tab")
     page.get_by_role("tab", name="Map").focus()
-    for key, form in (("ArrowRight", "text"), ("ArrowRight", "table"), ("ArrowRight", "lines"), ("ArrowLeft", "table"),
-                      ("Home", "lines"), ("End", "table")):  # fmt: skip
+    for key, form in (("ArrowRight", "text"), ("ArrowRight", "lines"), ("ArrowLeft", "text"), ("ArrowLeft", "map"),
+                      ("Home", "lines"), ("End", "text")):  # fmt: skip
         page.keyboard.press(key)
         assert hash_of(page)["as"] == form
         assert page.evaluate("document.activeElement.dataset.value") == form
         assert [tab.get_attribute("aria-selected") for tab in tabs.all()].count("true") == 1
         kind = {"text": "shaded-text", "map": "heat"}.get(form, form)
         assert page.locator(f".figure.{kind}").count() == 1
+    # The table is opened by the Save menu.
+    page.locator(".tools .menu summary").click()
+    page.get_by_role("button", name="Show the numbers as a table").click()
     panel = page.get_by_role("tabpanel", name="Table")
     assert panel.get_attribute("aria-labelledby") == page.get_by_role("tab", name="Table").get_attribute("id")
 
 
 def test_table_has_exact_weights(opened, small):
-    page = opened(small, CROSS + "&as=table")
+    page = opened(small, HEAD + "&as=table")
     expected = weights(small, "decoder.1.cross")[2]
     cells = page.locator("tbody td").all_text_contents()
-    np.testing.assert_allclose(np.reshape([float(one) for one in cells], (14, 10)), expected, rtol=2e-4, atol=1e-9)
+    np.testing.assert_allclose(
+        np.reshape([float(one.replace("−", "-")) for one in cells], (14, 10)), expected, rtol=2e-4, atol=1e-9
+    )
     assert page.locator("tbody th").all_text_contents() == [*scenes.TARGET, "<eos>"]
     assert page.locator("thead th").all_text_contents() == [*scenes.SOURCE, "<eos>"]
 
@@ -166,9 +173,11 @@ def test_pin_stays_until_the_second_click(opened, small):
     page.get_by_role("button", name="Next head").click()
     assert page.locator(".reading output").text_content() == f"{weights(small, 'decoder.1.cross')[3][1, 1]:#.6g}"
     # The same token stays pinned when word pieces are merged: chas and sé become one position.
+    open_settings(page)
     page.get_by_role("button", name="Merge word pieces").click()
     assert page.locator(".reading .subject").text_content() == "chat"
     page.get_by_role("button", name="Merge word pieces").click()
+    page.keyboard.press("Escape")
     square(page, 1, 1, 10).click()
     assert "pin" not in hash_of(page)
 
@@ -239,13 +248,15 @@ def test_overview_selects_heads(opened, small):
 
 
 def test_masked_cells_are_blank(opened, small):
-    page = opened(small, "#at=decoder.0.attention:0")
+    page = opened(small, "#at=decoder.0.attention:0&as=map")
     assert page.locator("rect.square").count() == 14 * 15 / 2
 
 
 def test_word_pieces_are_merged(opened, small):
     page = opened(small, CROSS)
+    open_settings(page)
     page.get_by_role("button", name="Merge word pieces").click()
+    page.keyboard.press("Escape")
     labels = page.locator(".axes text.label").all_text_contents()
     assert labels[4] == "chassé"
     assert page.locator("rect.square").count() == 13 * 10
@@ -265,7 +276,7 @@ def test_gold_links_are_marked(opened, small):
 
 
 def test_lines_show_the_weights_of_a_token(opened, small):
-    page = opened(small, CROSS + "&as=lines")
+    page = opened(small, HEAD + "&as=lines")
     expected = weights(small, "decoder.1.cross")[2]
     assert page.locator("path.thread").count() == (expected >= 1.2 / 10).sum()
     point_at(page, page.locator(".tokens text.label").nth(7))
@@ -300,7 +311,7 @@ def test_lines_of_a_long_text_end_at_the_edge_of_the_window(opened):
 
 
 def test_text_is_shaded_by_weight(opened, small):
-    page = opened(small, CROSS + "&as=text")
+    page = opened(small, HEAD + "&as=text")
     expected = weights(small, "decoder.1.cross")[2][7]
     page.locator('.token[data-row="7"]').hover()
     shades = page.locator(".token[data-column]").evaluate_all(
@@ -317,7 +328,7 @@ def test_text_is_shaded_by_weight(opened, small):
 def test_right_to_left_text(opened):
     target = ["قرأ", "الأطفال", "كتابا", "قديما"]
     scene = scenes.translation(["The", "children", "read", "an", "old", "book"], target, 1, 1)
-    page = opened(scene, "#at=decoder.0.attention:0")
+    page = opened(scene, "#at=decoder.0.attention:0&as=map")
     box = [square.bounding_box()["x"] for square in page.locator("rect.square").all()]
     # The first token is at the right and attends to itself alone; the last row reaches to the left.
     assert box[0] == max(box)

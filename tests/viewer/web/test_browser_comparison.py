@@ -219,7 +219,7 @@ def test_live_page_runs_every_model(browser, run, transformer):
         assert page.locator(".panel:visible").count() == 2
         page.get_by_role("textbox", name="Sentence").fill("four five six")
         page.keyboard.press("Enter")
-        page.wait_for_selector("h1 .source:text-is('four five six')")
+        page.wait_for_selector("h1 .source:text-is('four five six')", state="attached")
         page.wait_for_selector(QUIET)
         assert page.locator("h1 .target").text_content() == look(transformer, "four five six").translation
         assert page.locator("select.member").count() == 2

@@ -19,11 +19,13 @@ from tests.viewer import scenes
 from tests.viewer.browser import (
     AXE,
     CROSS,
+    HEAD,
     QUIET,
     announced,
     announced_weight,
     hash_of,
     missing,
+    open_settings,
     point_at,
     square,
     wait_for_announcement,
@@ -41,8 +43,10 @@ def test_link_restores_the_view(opened, small):
     page.get_by_role("button", name="Compare").click()
     square(page, 2, 1, 10).click()
     page.keyboard.press("+")
+    open_settings(page)
     page.locator("select[aria-label=Colors]").select_option("iris")
     page.locator("select[aria-label=Scale]").select_option("log")
+    page.keyboard.press("Escape")
     page.mouse.move(5, 5)
     fragment = page.evaluate("location.hash")
     assert fragment.count("=") == 8
@@ -75,7 +79,7 @@ def test_link_restores_the_view(opened, small):
 )
 def test_invalid_address_is_ignored(opened, small, fragment):
     page = opened(small, fragment)
-    assert page.locator("rect.square").count() == 14 * 10
+    assert page.locator("path.thread, rect.square").count() > 10
     assert page.locator(".panel:visible").count() == 1
 
 
@@ -124,8 +128,9 @@ def test_tokens_are_never_markup(opened):
     scene.header["model"]["name"] = "<i>model</i>"
     scene.header["attentions"][0]["name"] = "<svg onload=alert(6)>"
     page = opened(scene, "#at=decoder.0.cross:0")
-    for form in ("Lines", "Map", "Text", "Table"):
-        page.get_by_role("tab", name=form).click()
+    for form, key in (("Lines", "l"), ("Map", "m"), ("Text", "t"), ("Table", "n")):
+        page.locator(".figure, .figure [tabindex]").first.press(key)
+        assert page.get_by_role("tab", name=form).get_attribute("aria-selected") == "true"
         point_at(page, page.locator(".figure text.label, .figure .token, .figure td[data-row]").first)
         page.wait_for_timeout(30)
     assert page.locator("img, script:not([type]), b, i:not([aria-hidden]), iframe, object").count() == 0
@@ -142,7 +147,7 @@ def test_tokens_are_never_markup(opened):
 
 
 def saved(page: Any, name: str) -> Path:
-    page.locator(".menu summary").click()
+    page.locator(".tools .menu summary").click()
     with page.expect_download() as download:
         page.get_by_role("button", name=name).click()
     return Path(download.value.path())
@@ -166,7 +171,7 @@ def test_saved_png_is_what_is_on_the_screen(opened, small, form, scheme):
         page = opened(scene, "#at=decoder.0.attention:0&pin=40,20", color_scheme=scheme)
         assert page.locator("canvas.cells").first.is_visible()
     else:
-        page = opened(small, f"{CROSS}&as={form}&pin=7,4", color_scheme=scheme)
+        page = opened(small, f"{HEAD}&as={form}&pin=7,4", color_scheme=scheme)
     # Controls are not exported.
     hide = ".steps, .pickers, .zoomer { visibility: hidden } .regard select { background: none !important }"
     page.add_style_tag(content=hide)
@@ -192,6 +197,15 @@ def test_saved_svg_has_all_texts_and_colors(opened, small):
     squares = [rect.get("fill") for rect in root.iter(f"{SVG}rect")]
     assert [fill for fill in squares if fill in set(fills)] == fills
     assert not [one for one in root.iter() if one.tag.endswith(("script", "foreignObject"))]
+    # The caption names texts and model; figure and view have different file names.
+    assert f"{' '.join(scenes.SOURCE)} → {' '.join(scenes.TARGET)}  ·  invented, transformer" in texts
+    names = set()
+    for what in ("Figure as SVG", "Entire view as SVG"):
+        page.locator(".tools .menu summary").click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=what).click()
+        names.add(download.value.suggested_filename)
+    assert len(names) == 2
 
 
 def test_numbers_are_saved_to_nine_digits(opened, small):
@@ -331,7 +345,7 @@ def test_zoom_with_pointer_and_wheel(opened):
 
 @pytest.mark.parametrize(("width", "form"), [(390, "map"), (390, "lines"), (390, "text"), (390, "table"), (800, "map")])
 def test_narrow_window_does_not_scroll_sideways(opened, small, width, form):
-    page = opened(small, f"{CROSS}&as={form}", viewport={"width": width, "height": 800})
+    page = opened(small, f"{HEAD}&as={form}", viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -346,8 +360,10 @@ def test_axe_finds_no_violations(opened, small):
         assert len(found["passes"]) > 15  # axe did run
         assert [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]] == [], what
 
-    for form in ("Lines", "Map", "Text", "Table"):
-        page.get_by_role("tab", name=form).click()
+    page.locator(".figure").focus()
+    for form, key in (("Lines", "l"), ("Map", "m"), ("Text", "t"), ("Table", "n")):
+        page.keyboard.press(key)  # the focus stays in the figure
+        assert page.get_by_role("tab", name=form).get_attribute("aria-selected") == "true"
         look(form)
     page.get_by_role("tab", name="Map").click()
     page.get_by_role("button", name="Compare").click()
@@ -381,7 +397,7 @@ def test_notebook_passes_blobs_and_keeps_its_address(browser, small):
         {"header": json.loads(json.dumps(small.header)), "blobs": blobs},
     )
     page.wait_for_selector(QUIET)
-    assert page.locator("rect.square").count() == 14 * 10
+    assert page.locator("path.thread").count() > 10
     page.get_by_role("button", name="Next head").click()
     assert page.evaluate("location.hash") == ""
     page.evaluate("window.end()")

@@ -55,9 +55,11 @@ def test_new_sentence_in_every_view(engine_page):
     page.get_by_role("tab", name="Step by step").click()
     assert "steps are computed in this page" in page.locator(".verdict").text_content()
     assert page.locator(".step").count() > 5
-    page.get_by_role("tab", name="Search").click()
-    page.wait_for_selector(QUIET)
+    page.get_by_role("tab", name="Attention").click()
+    page.locator(".search-section > summary").click()
+    page.wait_for_selector(".tree")
     assert page.locator("text=" + SENTENCE.split()[0]).count() > 0
+    assert page.locator(".output-token").count() == len(page.locator(".tree .item[data-state=best]").all())
 
 
 def test_experiment_runs_in_the_page(engine_page):

@@ -148,7 +148,7 @@ def test_keys_select_the_row_and_announce_both_weights(opened, small):
 def test_saved_page_refers_to_the_live_page(opened, small):
     page = opened(small, CROSS)
     assert "regard look MODEL --live" in page.locator(".interventions .note").text_content()
-    assert page.get_by_role("button", name="This head").count() == 0
+    assert page.get_by_role("button", name="This attention").count() == 0
     assert page.get_by_role("textbox").count() == 0
     assert page.get_by_role("tab", name="Experiment").get_attribute("aria-selected") == "true"
 

@@ -96,7 +96,7 @@ def test_new_sentence_replaces_the_scene(opened, served, transformer):
     np.testing.assert_allclose(table(page), first, rtol=1e-3, atol=1e-6)
 
     submit(page, "four five six seven")
-    page.wait_for_selector("h1 .source:text-is('four five six seven')")
+    page.wait_for_selector("h1 .source:text-is('four five six seven')", state="attached")
     page.wait_for_selector(QUIET)
     seen = look(transformer, "four five six seven")
     assert page.locator("h1 .target").text_content() == seen.translation
@@ -109,13 +109,19 @@ def test_new_sentence_replaces_the_scene(opened, served, transformer):
     wait_for_announcement(page, "four five six seven")
 
     submit(page, "one two", "deux deux un")
-    page.wait_for_selector("h1 .target:text-is('deux deux un')")
+    page.wait_for_selector("h1 .target:text-is('deux deux un')", state="attached")
     page.wait_for_selector(QUIET)
     assert page.get_by_role("textbox", name="Translation").input_value() == "deux deux un"
-    # After reloading, the page shows the latest request.
+    # After reloading, a tab shows its own latest request, and another tab the initial scene.
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("h1 .target:text-is('trois deux un')", state="attached")
+    other.close()
     page.reload()
-    page.wait_for_selector("h1 .target:text-is('deux deux un')")
-    assert sum(url.endswith("/ask") for url in opened.requested) == 2
+    page.wait_for_selector("h1 .target:text-is('deux deux un')", state="attached")
+    assert sum(url.endswith("/ask") for url in opened.requested) == 3
+    # The sentence is visible once: in its field.
+    assert page.locator("h1 .source").evaluate("one => one.getBoundingClientRect().width") <= 1
 
 
 def test_page_without_a_sentence_shows_a_form(opened, served):
@@ -124,7 +130,7 @@ def test_page_without_a_sentence_shows_a_form(opened, served):
     assert page.locator("h1").text_content() == "Enter a sentence to see what the model attends to."
     page.get_by_role("textbox", name="Sentence").fill("one two three?")  # ? is not a shortcut in a text field
     page.get_by_role("button", name="Run").click()
-    page.wait_for_selector("h1 .source:text-is('one two three?')")
+    page.wait_for_selector("h1 .source:text-is('one two three?')", state="attached")
     page.wait_for_selector(QUIET)
     assert page.locator(".panel").count() > 0
     page.get_by_role("textbox", name="Sentence").press("?")
@@ -141,7 +147,7 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     assert page.locator("h1 .source").text_content() == "one two"
     assert [one.startswith(REFUSED) for one in opened.console_messages] == [True]
     submit(page, "one")
-    page.wait_for_selector("h1 .source:text-is('one')")
+    page.wait_for_selector("h1 .source:text-is('one')", state="attached")
     page.wait_for_selector(QUIET)
 
     page.route("**/ask", lambda route: route.abort())  # as if the server had been stopped
@@ -165,7 +171,7 @@ def test_live_page_shows_tokens_as_text(opened, served):
 def test_pages_of_other_origins_are_refused(opened, served, browser):
     """A page of another origin can neither read nor send requests, even if it knows the address."""
     live, other = served("one two", "deux un"), served("three", "trois")
-    before = live.newest
+    before = live.initial
     page = browser.new_page()
     answers = []
     page.on(
@@ -202,7 +208,7 @@ def test_pages_of_other_origins_are_refused(opened, served, browser):
     )
     page.wait_for_url(f"{live.address}ask")
     assert "Another page sent this request" in page.content()
-    assert live.newest is before
+    assert live.initial is before
     assert all(status in (403, 501) for _, path, status in answers if path.startswith(f"/{live.token}"))
     page.context.close()
 
@@ -311,13 +317,13 @@ def test_widget_shows_the_look_and_requests_another(notebook, transformer):
     for widget in (one, two):
         widget.locator("select.attention").first.select_option("decoder.0.cross")
         widget.locator("select.head").first.select_option("0")
-        widget.get_by_role("tab", name="Table").click()
+        widget.locator(".figure").press("n")
         page.wait_for_selector(QUIET)
         np.testing.assert_allclose(table(widget), seen.maps["decoder.0.cross"].weights[0], rtol=1e-3, atol=1e-6)
 
     one.get_by_role("textbox", name="Sentence").fill("four five six")
     one.get_by_role("button", name="Run").click()
-    page.wait_for_selector("#one h1 .source:text-is('four five six')")
+    page.wait_for_selector("#one h1 .source:text-is('four five six')", state="attached")
     page.wait_for_selector(f"#one {QUIET}")
     after = look(transformer, "four five six")
     assert one.locator("h1 .target").text_content() == after.translation
@@ -376,7 +382,6 @@ def test_every_view_fits_into_a_narrow_cell_of_a_wide_window(notebook, transform
         for view, columns in (
             ("Attention", ".columns"),
             ("Step by step", ".token-side"),
-            ("Search", ".search-columns"),
             ("Experiment", ".experiment"),
         ):
             one.get_by_role("tablist", name="View").get_by_role("tab", name=view, exact=True).click()

@@ -68,9 +68,17 @@ def test_image_page_opens_with_the_attention_of_the_class_token(opened, seen):
     page = opened(build_image_scene(seen))
     assert page.locator("h1 .source").text_content() == "the image"
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
-    assert page.get_by_role("tab", name="Images").get_attribute("aria-selected") == "true"
-    assert page.get_by_label("Layer", exact=True).input_value() == "blocks.2.attention"
-    expected = seen.maps["blocks.2.attention"].weights[:, 0].mean(0)
+    views = page.get_by_role("tablist", name="View").get_by_role("tab").all_text_contents()
+    assert views == ["Attention", "Step by step", "Experiment"]
+    # The page opens with the sharpest head of the class token, and names this query.
+    rows = {(name, head): one[0, 2:] for name, shown in seen.maps.items() for head, one in enumerate(shown.weights)}
+    entropies = {key: -(row / row.sum() * np.log(row / row.sum())).sum() for key, row in rows.items()}
+    name, head = min(entropies, key=entropies.get)
+    assert page.get_by_label("Layer", exact=True).input_value() == name
+    assert page.get_by_label("Head", exact=True).input_value() == str(head)
+    query = page.get_by_label("Query", exact=True).evaluate("select => select.selectedOptions[0].textContent")
+    assert query == "class token (point at a patch to change it)"
+    expected = seen.maps[name].weights[head, 0]
     assert page.locator(".reading h2").text_content() == "class token attends to"
     found = ranked(page)
     assert list(found.values()) == pytest.approx(np.sort(expected)[::-1][: len(found)], abs=6e-5)
@@ -204,7 +212,8 @@ def test_overlay_is_shown_as_a_table_and_saved(opened, seen):
     expected = seen.maps["blocks.1.attention"].weights[1, 0, 2:].reshape(2, 3)
     page.get_by_role("button", name="Table").click()
     cells = page.locator(".images table td[data-row]").all_text_contents()
-    assert [float(one) for one in cells] == pytest.approx(expected.flatten(), rel=1e-5)
+    found = [float(one.replace("−", "-")) for one in cells]
+    assert found == pytest.approx(expected.flatten(), rel=1e-5)
     assert page.locator(".images table thead th").all_text_contents() == ["column 0", "column 1", "column 2"]
     page.locator(".images table td[data-row='1'][data-column='2']").hover()
     wait_for_announcement(page, "class token attends to patch 1,2: ")
@@ -281,7 +290,7 @@ def test_pooling_query_cannot_be_replaced_by_a_patch(opened):
     assert query.count() == 0 or not query.is_visible()
     point(page, 0, 1)
     wait_for_announcement(page, "query attends to patch 0,1: ")
-    expected = seen.patch_weights().mean(0)
+    expected = seen.patch_weights()[int(page.get_by_label("Head", exact=True).input_value())]
     assert float(page.locator(".reading output").text_content()) == pytest.approx(expected[0, 1], rel=1e-5)
     page.locator('.thumb[data-head="blocks.0.attention:1"]').click()
     assert page.get_by_label("Query", exact=True).is_visible()
@@ -341,14 +350,8 @@ def test_invalid_address_is_ignored(opened, seen, fragment):
     assert json.dumps(hash_of(page))
 
 
-def test_attention_view_shows_the_pinned_patch(opened, seen):
+def test_head_of_an_image_is_turned_off(opened, seen):
     page = opened(build_image_scene(seen), IMAGES + "&pin=3,3")
-    page.get_by_role("tablist", name="View").get_by_role("tab", name="Attention").click()
-    page.wait_for_selector(QUIET)
-    assert page.get_by_label("Scale").locator("visible=true").input_value() == "log"
-    assert page.locator(".attention-view .reading h2").text_content() == "0,1 attends topinned"
-    expected = seen.maps["blocks.1.attention"].weights[1, 3]
-    shown = page.locator(".attention-view .ranks .weight").all_text_contents()
-    assert float(shown[0]) == pytest.approx(expected.max(), abs=6e-5)
-    page.get_by_role("tab", name="Experiment").click()
+    page.get_by_role("button", name="Turn this head off").click()
+    assert "This head is off" in page.locator(".off-note").text_content()
     assert "regard look MODEL IMAGE --live" in page.locator(".interventions .note").text_content()

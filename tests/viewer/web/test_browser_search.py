@@ -15,7 +15,7 @@ from tests.viewer.browser import AXE, announced, hash_of, missing, wait_for_anno
 
 SENTENCE = "one two three"
 HOSTILE = "<img src=x onerror=alert(1)>"
-VIEW = "#view=search"
+VIEW = "#search=1"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def best_path(scene) -> list[int]:
 
 def test_candidates_are_drawn_with_their_state(opened, scene):
     page = opened(scene)
-    page.get_by_role("tab", name="Search").click()
+    page.locator(".search-section > summary").click()
     page.wait_for_selector(".tree")
     search = scene.header["decode"]
     drawn = page.eval_on_selector_all(
@@ -65,15 +65,15 @@ def test_candidates_are_drawn_with_their_state(opened, scene):
     assert "Minimum length: 2 tokens" in page.locator(".constraints").text_content()
 
 
-def test_page_without_a_search_has_no_search_tab(opened, transformer):
+def test_page_without_a_search_has_no_search_section(opened, transformer):
     page = opened(build_scene(look(transformer, SENTENCE, "trois deux un")))
-    assert page.get_by_role("tab", name="Search").count() == 0
+    assert page.locator(".search-section").count() == 0
 
 
 def test_candidate_shows_its_numbers_and_attention(opened, scene):
     page = opened(scene, VIEW)
     search = scene.header["decode"]
-    rows = np.frombuffer(scene.blobs[search["looked"]["at"]], "<f4").reshape(search["looked"]["shape"])
+    rows = np.frombuffer(scene.blobs[search["weights"]["at"]], "<f4").reshape(search["weights"]["shape"])
     number = best_path(scene)[1]
     one = search["nodes"][number]
     node(page, number).click()
@@ -118,7 +118,7 @@ def test_keys_move_along_the_tree(opened, scene):
     assert chosen(page) == path[0]
     page.keyboard.press("ArrowRight")
     assert chosen(page) == path[1]
-    assert announced(page).startswith(f"Step 2 of {len(search['left_out'])}: {search['nodes'][path[1]]['token']}.")
+    assert announced(page).startswith(f"Step 2 of {len(search['omitted'])}: {search['nodes'][path[1]]['token']}.")
     assert re.search(r"Attends most to \S+, [\d.]+\.$", announced(page))
     active = page.locator(".scroll-tree").get_attribute("aria-activedescendant")
     assert page.locator(f"#{active}").get_attribute("data-node") == str(path[1])
@@ -141,7 +141,7 @@ def test_keys_move_along_the_tree(opened, scene):
     assert chosen(page) == path[-1]
     # Every candidate is reachable.
     reached = set()
-    for step in range(len(search["left_out"])):
+    for step in range(len(search["omitted"])):
         page.keyboard.press("b")
         for _ in range(len(path) - 1 - step):
             page.keyboard.press("ArrowLeft")
@@ -183,7 +183,11 @@ def test_results_select_their_last_token(opened, scene):
     page = opened(scene, VIEW)
     results = scene.header["decode"]["results"]
     buttons = page.locator(".result-list button")
-    assert buttons.locator(".words").all_text_contents() == [one["text"] for one in results]
+    # All finished hypotheses are listed, the results first.
+    finished = [one for one in scene.header["decode"]["nodes"] if one["ends"] and one["state"] != "pruned"]
+    words = buttons.locator(".words").all_text_contents()
+    assert words[: len(results)] == [one["text"] for one in results]
+    assert len(words) == len(finished) > len(results)
     buttons.nth(1).click()
     assert chosen(page) == results[1]["node"]
     assert page.locator(".result-list button").nth(1).get_attribute("aria-pressed") == "true"
@@ -191,16 +195,20 @@ def test_results_select_their_last_token(opened, scene):
 
 def test_figure_and_numbers_are_saved(opened, scene):
     page = opened(scene, VIEW)
-    for choice, beginning in [("Figure as SVG", b"<svg"), ("Figure as PNG", b"\x89PNG"), ("Numbers as TSV", b"step\t")]:
-        page.locator(".menu summary").click()
+    for choice, beginning in [
+        ("Search tree as SVG", b"<svg"),
+        ("Search tree as PNG", b"\x89PNG"),
+        ("Search as TSV", b"step\t"),
+    ]:
+        page.locator(".tools .menu summary").click()
         with page.expect_download() as download:
             page.get_by_role("button", name=choice).click()
         content = Path(download.value.path()).read_bytes()
         assert content.startswith(beginning)
-        if choice == "Figure as SVG":
+        if choice == "Search tree as SVG":
             for one in scene.header["decode"]["nodes"]:
                 assert f">{one['token'].replace('<', '&lt;').replace('>', '&gt;')}<" in content.decode()
-        if choice == "Numbers as TSV":
+        if choice == "Search as TSV":
             assert len(content.decode().splitlines()) == 1 + len(scene.header["decode"]["nodes"])
 
 
@@ -235,11 +243,17 @@ def test_greedy_search_and_sampling(opened, transformer, method):
 def test_narrow_window_scrolls_the_tree_and_not_the_page(opened, scene):
     page = opened(scene, VIEW, viewport={"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    # Nothing is drawn beyond the edge of the tree.
+    edges = page.locator(".tree").evaluate(
+        "svg => [svg.getBoundingClientRect().right, ...[...svg.querySelectorAll('text, rect')]"
+        ".map((one) => one.getBoundingClientRect().right)]"
+    )
+    assert max(edges[1:]) <= edges[0]
     tree = page.locator(".scroll-tree")
-    assert tree.evaluate("one => one.scrollWidth > one.clientWidth")
     tree.focus()
     page.keyboard.press("End")
-    page.wait_for_function("() => document.querySelector('.scroll-tree').scrollLeft > 0")
+    selected = page.locator(".tree .item.on").bounding_box()
+    assert selected["x"] + selected["width"] <= 390
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -146,6 +146,22 @@ def test_small_screen_scrolls_only_vertically(opened):
     assert page.evaluate(right) <= 380
 
 
-def test_page_without_a_walk_has_no_steps_tab(opened):
+def test_page_without_a_walk_says_how_to_include_one(opened):
     page = opened(build_scene(cached_look("transformer"), walk=False), "#view=steps")
-    assert page.get_by_role("tab", name="Step by step").count() == 0
+    assert "regard look MODEL TEXT --walk" in page.locator(".missing-steps").text_content()
+
+
+def test_substitute_for_a_layer_without_numbers_is_named(opened):
+    scene = build_scene(cached_look("transformer"))
+    for section in scene.header["walk"]["sections"]:
+        if section.get("attention") == "encoder.0.attention":
+            del section["attention"]
+    page = opened(scene, "#view=steps&at=encoder.0.attention:1")
+    note = page.locator(".steps-view [role=note]").first
+    assert note.text_content().startswith("This page has no numbers of encoder.0.attention")
+    # A table of which the page has some rows has its full size.
+    page.locator(".sections summary").first.click()
+    params = " ".join(page.locator(".step .param").all_text_contents())
+    vocab, width = cached_look("transformer").pipeline.model.config.source_vocab, 16
+    assert f"{vocab}×{width}" in params
+    assert "rows in this page" in params

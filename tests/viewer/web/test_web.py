@@ -430,3 +430,59 @@ def test_alignment_error_rate_and_ranks():
     console.log(JSON.stringify([error, alignmentErrorRate([], []), topK([0.1, 0.5, 0.5, 0.2, 0.9], 3), argmax([1, 3, 2], 0, 2)]));"""  # noqa: E501
     imports = 'import { alignmentErrorRate, argmax, topK } from "./weights/maths.js";'
     assert node(imports, program) == [0.5, 0, [4, 1, 2], 1]
+
+
+LABELS = [
+    *(("previous", np.eye(8, k=-1)), ("next", np.eye(8, k=1)), ("same", np.eye(8))),
+    *(("first", np.eye(8)[[0] * 8]), ("punctuation", np.eye(8)[[7] * 8]), ("diffuse", np.ones((8, 8)))),
+    ("mixed", np.eye(8)[[3, 5, 1, 6, 2, 4, 1, 2]]),
+]
+
+
+def test_heads_are_labeled_by_what_they_attend_to():
+    rng = np.random.default_rng(1)
+    tokens = ["a", "b", "c", "d", "e", "f", "g", "."]
+    sides = [scenes.side(name, tokens) for name in ("source", "target", "predicted")]
+    # q = log weights, k = unit vectors: softmax(q·k) are the weights.
+    logits = np.stack([np.log(0.9 * one / one.sum(1, keepdims=True).clip(1e-9) + 0.1 / 8) for _, one in LABELS], 1)
+    logits += rng.normal(0, 0.01, logits.shape)
+    k = np.repeat(np.eye(8)[:, None], len(LABELS), 1)
+    q = (logits * 8**0.5).astype(np.float32)
+    seen = scenes.scene(
+        sides,
+        [
+            scenes.attention("encoder.0.attention", "self", 0, q, k, ("source", "source")),
+            scenes.attention("decoder.0.cross", "cross", 0, q[:, :3], k[:, :3], ("predicted", "source")),
+        ],
+        ("a b c", "a b c"),
+    )
+    program = """
+    const label = (attention, head) => attentions.labelOf({ attention, head }).label;
+    const found = given.header.attentions.map(({ name, heads }) =>
+      Array.from({ length: heads }, (_, head) => label(name, head)));"""
+    found = node(HEADS, OPEN + program + SHOW.format("found"), carried(seen))
+    assert found == [[name for name, _ in LABELS], ["alignment"] * 3]
+
+
+def test_numbers_are_written_without_hyphens_and_never_rounded_to_certainty():
+    imports = (
+        'import { formatProbability, formatWeight, tokenLabel } from "./core/tokens.js";\n'
+        'import { formatScore } from "./search/candidates.js";\nimport { formatNumber } from "./steps/operations.js";\n'
+        'import { temperedProbabilities } from "./output/output_section.js";'
+    )
+    program = """
+    const next = { logprobs: given.logprobs, log_normalizers: given.normalizers, temperatures: [0.5, 1] };
+    const entries = [["zebra", "<unk>"], ["ing", "##ing"]].flatMap((one) => [[...one, false], [...one, true]]);
+    console.log(JSON.stringify([
+      formatScore(Math.log(0.99998)), formatScore(0), formatWeight(1e-7), formatNumber(-2e-6), formatScore(-1.25),
+      formatProbability(0.9999999), formatProbability(1), formatProbability(0.5), formatProbability(1e-7),
+      entries.map((one) => tokenLabel(...one)), [0.5, 1].map((one) => temperedProbabilities(next, one)),
+    ]));"""
+    logits = np.array([1.0, 0.5, -1.0])
+    logprobs = logits - np.log(np.exp(logits).sum())
+    normalizers = [float(np.log(np.exp(logprobs / one).sum())) for one in (0.5, 1)]
+    *texts, labels, shares = node(imports, program, {"logprobs": logprobs.tolist(), "normalizers": normalizers})
+    assert texts == ["−2.0e−5", "0", "1.0000e−7", "−2.00e−6", "−1.25", "99.999%", "100%", "50.0%", "1e−5%"]
+    assert labels == ["zebra <unk>", "<unk>", "ing", "##ing"]
+    np.testing.assert_allclose(np.sum(shares, 1), 1)
+    np.testing.assert_allclose(shares[0], np.exp(2 * logits) / np.exp(2 * logits).sum())

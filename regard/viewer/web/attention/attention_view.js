@@ -19,9 +19,10 @@ import { toTsv } from "./table.js";
 import { Overview } from "./overview.js";
 import { Measures, Reading } from "./reading.js";
 import { Difference } from "../comparison/comparison.js";
-import { Panel } from "./panel.js";
+import { ModelStrip } from "./model_strip.js";
+import { Panel, mostInformativeHead } from "./panel.js";
 import { ZoomControls } from "./zoom_controls.js";
-import { isDark, tabList, toggle } from "../core/shell.js";
+import { dropDown, icon, isDark, tabList, toggle } from "../core/shell.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../core/state.js").View} View */
@@ -56,24 +57,28 @@ export class AttentionView {
       this.difference.element,
     );
     this.forms = tabList("Show as", FORMS, this.panelsElement.id, (form) => this.state.set({ form }));
+    this.entries = toggle("The model’s own tokens", (entries) => this.state.set({ entries }));
     this.words = toggle("Merge word pieces", (words) => this.state.set({ words, zoom: null }));
     this.compare = toggle("Compare", (on) => this.setComparison(on));
     this.minus = toggle("Difference", (minus) => this.state.set({ minus }));
     this.legend = h("div", { class: "legend" });
     this.scale = picker("Scale", SCALES, (scale) => this.state.set({ scale }));
     this.colors = picker("Colors", COLORS, (colors) => this.state.set({ colors }));
-    const pickers = h(
-      "div",
-      { class: "pickers", "data-export": "no" },
-      h("label", {}, "Scale ", this.scale),
-      h("label", {}, "Colors ", this.colors),
+    this.settings = dropDown(
+      "Settings",
+      icon("M4 7h10M18 7h2M4 17h2M10 17h10M16 5v4M8 15v4"),
+      "settings-panel",
+      h("div", { class: "pickers" }, h("label", {}, "Scale ", this.scale), h("label", {}, "Colors ", this.colors)),
+      h("div", { class: "switches" }, this.words, this.entries),
+      this.measures.element,
     );
+    this.strip = new ModelStrip(looks.all[0], (attentions) => this.openLayer(attentions), (section) => state.set({ view: "steps", section }));
     this.zoomControls = new ZoomControls(this);
     this.figureElement = h(
       "div",
       { class: "card" },
       this.panelsElement,
-      h("div", { class: "foot" }, this.legend, pickers, this.zoomControls.element),
+      h("div", { class: "foot" }, this.legend, this.zoomControls.element),
     );
     this.stage = h(
       "section",
@@ -82,21 +87,19 @@ export class AttentionView {
         "div",
         { class: "bar", "data-export": "no" },
         this.forms.element,
-        h("div", { class: "toggles" }, this.words, this.compare, this.minus),
+        h("div", { class: "toggles" }, this.compare, this.minus),
+        this.strip.element,
+        this.settings,
       ),
       this.figureElement,
     );
     this.element = h(
       "div",
-      { class: "attention-view" },
-      h(
-        "div",
-        { class: this.scene.opens?.all ? "columns all-first" : "columns" },
-        this.overview.element,
-        this.stage,
-        h("aside", { class: "side", "aria-label": "Details" }, this.reading.element, this.measures.element),
-      ),
+      { class: this.scene.opens?.all ? "attention-view all-first" : "attention-view" },
+      this.stage,
+      h("div", { class: "columns" }, this.overview.element, h("aside", { class: "side", "aria-label": "Details" }, this.reading.element, this.measures.note)),
     );
+    this.entries.hidden = !looks.all.some(({ scene }) => Object.values(scene.sides).some((side) => Object.keys(side.entries ?? {}).length));
     this.words.hidden = !looks.all.some((attentions) =>
       attentions.scene.attentions.some((one) => {
         const { rows, columns } = attentions.axesOf(one.name, true);
@@ -107,6 +110,46 @@ export class AttentionView {
       }),
     );
     this.compare.hidden = this.overview.cells.size < 2 && looks.length < 2;
+  }
+
+  /** Opens the experiment without a head. @param {HeadRef} selected */
+  turnOff(selected) {
+    this.state.set({ view: "experiment", selected, off: `${selected.attention}:${selected.head}` });
+  }
+
+  /** Opens the step-by-step view at the head and the token of a figure. @param {Panel} panel */
+  showArithmetic(panel) {
+    const { cursor, pin } = this.highlightsOf(panel.index);
+    const at = cursor ?? pin ?? this.clearestCell(panel);
+    const { figureData, selected } = panel;
+    const row = at.row ?? 0;
+    const column = at.column ?? argmax(figureData.map.exactRow(row));
+    this.state.set({ view: "steps", selected: { ...selected, head: selected.head === "mean" ? 0 : selected.head }, pin: [figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)] });
+  }
+
+  /** The largest weight of the rows that are words. @param {Panel} panel @returns {Cell} */
+  clearestCell(panel) {
+    const { map, rows } = panel.figureData;
+    let best = { row: 0, column: 0, weight: -1 };
+    for (const row of map.sampleRows()) {
+      const weights = map.exactRow(row);
+      const column = argmax(weights);
+      if ((rows.wordAt(row) ?? -1) >= 0 && weights[column] > best.weight) best = { row, column, weight: weights[column] };
+    }
+    return best;
+  }
+
+  /** Selects the most informative head of some attentions. @param {any[]} candidates */
+  async openLayer(candidates) {
+    const selected = await mostInformativeHead(this.looks.all[0], candidates);
+    this.state.set({ selected });
+  }
+
+  /** Highlights the row of an output token. @param {number | null} step */
+  pointOutput(step) {
+    const panel = this.panels[0];
+    if (!panel.figureData || panel.figureData.rows.name !== "predicted") return;
+    this.point(0, step === null || step >= panel.figureData.rows.length ? null : { row: panel.figureData.rows.positionOf(step), column: null });
   }
 
   /** Returns the overview of the look that a head belongs to. @param {HeadRef} selected */
@@ -147,8 +190,6 @@ export class AttentionView {
 
   get defaultScale() {
     const columns = this.looks.all.flatMap((one) => one.scene.attentions.map(({ k }) => k.shape[0]));
-    // Weights are spread over all patches.
-    if (this.scene.picture) return "log";
     return Math.max(...columns) > MAX_LINEAR_COLUMNS ? "root" : "linear";
   }
 
@@ -202,13 +243,18 @@ export class AttentionView {
       await Promise.all(missing.map((one) => this.looks.attentionsOf(one).load(one.attention)));
       if (this.state.view !== view) return;
     }
+    for (const one of this.looks.all) one.showsEntries = view.entries;
+    setAttributes(this.entries, { "aria-pressed": String(view.entries) });
     if (!view.other) this.active = 0;
+    this.strip.mark(view.selected.attention);
     if (changed?.has("selected") || changed?.has("other") || changed?.has("words")) this.cursor = null;
     this.panels[1].element.hidden = !view.other;
     if (!view.other) this.panels[1].pause();
     this.element.dataset.form = view.form;
     this.element.toggleAttribute("data-two", view.other !== null);
     setAttributes(this.panelsElement, { "aria-labelledby": this.forms.mark(view.form) });
+    // The table is opened by the Save menu or the key N.
+    /** @type {HTMLElement} */ (this.forms.element.querySelector('[data-value="table"]')).hidden = view.form !== "table";
     setAttributes(this.words, { "aria-pressed": String(view.words) });
     setAttributes(this.compare, { "aria-pressed": String(view.other !== null) });
     this.scale.value = view.scale ?? this.defaultScale;

@@ -17,6 +17,7 @@ import { label, textWidth } from "./svg_text.js";
 
 /** Minimum size of a cell with a number in it. */
 const MIN_NUMBERED_CELL = 32;
+const MIN_NUMBERED_HEIGHT = 15;
 /** Maximum number of cells drawn as SVG rectangles; larger maps are drawn as pixels. */
 const MAX_SQUARES = 2500;
 export class HeatMap {
@@ -137,20 +138,31 @@ export class HeatMap {
       height: g.height + 1,
     });
     group.append(edge);
-    const rowStep = niceStep(44 / g.cellHeight);
-    const columnStep = niceStep(56 / g.cellWidth);
+    const rowStep = niceStep(16 / g.cellHeight);
+    const columnStep = niceStep(18 / g.cellWidth);
+    const font12 = `11.5px ${getComputedStyle(this.element).fontFamily}`;
+    /** A label of a tick, as wide as the margin allows. @param {string} text @param {number} width */
+    const shortened = (text, width) => {
+      let count = 14;
+      while (count > 2 && textWidth(truncate(text, count), font12) > width) count -= 1;
+      return truncate(text, count);
+    };
     for (let t = Math.ceil(zoom.rows[0] / rowStep) * rowStep; t < zoom.rows[1]; t += rowStep) {
       const y = this.y(t) + g.cellHeight / 2;
       group.append(
         s("path", { class: "tick", d: `M${g.left - 6} ${y}h5` }),
-        label(String(t), false, "right", { x: g.left - 11, y, dy: "0.35em", class: "count", "font-size": "11.5px" }),
+        label(shortened(rows.labels[t], g.left - 14), rows.rtl, "right", { x: g.left - 11, y, dy: "0.35em", class: "count", "font-size": "11.5px" }),
       );
     }
     for (let c = Math.ceil(zoom.columns[0] / columnStep) * columnStep; c < zoom.columns[1]; c += columnStep) {
       const x = this.x(c) + g.cellWidth / 2;
       group.append(
         s("path", { class: "tick", d: `M${x} ${g.top - 6}v5` }),
-        label(String(c), false, "middle", { x, y: g.top - 12, class: "count", "font-size": "11.5px" }),
+        label(shortened(columns.labels[c], 80), columns.rtl, columns.rtl ? "right" : "left", {
+          transform: `translate(${x + (columns.rtl ? 3 : -3)} ${g.top - 9}) rotate(${columns.rtl ? 45 : -45})`,
+          class: "count",
+          "font-size": "11.5px",
+        }),
       );
     }
     return group;
@@ -269,8 +281,9 @@ export class HeatMap {
   drawSquares() {
     const g = this.geometry;
     const { map, colormap, isMasked } = this.figureData;
-    const gap = g.cellWidth >= 24 ? 2 : 1;
-    const rounded = g.cellWidth >= 24 ? 4 : g.cellWidth >= 18 ? 2 : 1;
+    const cell = Math.min(g.cellWidth, g.cellHeight);
+    const gap = cell >= 24 ? 2 : 1;
+    const rounded = cell >= 24 ? 4 : cell >= 18 ? 2 : 1;
     const row = new Float32Array(g.columnCount);
     for (let t = g.zoom.rows[0]; t < g.zoom.rows[1]; t++) {
       map.readRows([t], g.zoom.columns[0], g.zoom.columns[1], row);
@@ -289,14 +302,14 @@ export class HeatMap {
             class: "square",
           }),
         );
-        if (g.cellWidth >= MIN_NUMBERED_CELL && Math.abs(row[i]) >= 0.005) {
+        if (g.cellWidth >= MIN_NUMBERED_CELL && g.cellHeight >= MIN_NUMBERED_HEIGHT && Math.abs(row[i]) >= 0.005) {
           const sign = map.signed ? (row[i] < 0 ? "−" : "+") : "";
           this.cellsGroup.append(
             label(sign + Math.abs(row[i]).toFixed(2), false, "middle", {
               x: x + g.cellWidth / 2,
               y: this.y(t) + g.cellHeight / 2,
               dy: "0.35em",
-              "font-size": g.cellWidth < 40 ? "10.5px" : "12px",
+              "font-size": Math.min(g.cellWidth, 2 * g.cellHeight) < 40 ? "10.5px" : "12px",
               class: colormap.needsLightText(row[i]) ? "number light" : "number dark",
             }),
           );

@@ -10,6 +10,8 @@ import { textWidth } from "./svg_text.js";
 /** Minimum and maximum size of a labeled cell, in pixels. */
 const MIN_LABELED_CELL = 13;
 const MAX_CELL = 68;
+/** Maximum ratio of the width of a cell to its height: wide cells fill a wide figure. */
+const MAX_CELL_RATIO = 2.4;
 /** Up to this number of rows, every row is labeled, even if the page has to scroll. */
 const MAX_LABELED_ROWS = 72;
 /** Maximum length of a label. */
@@ -38,7 +40,7 @@ export function computeGeometry(figureData, element) {
   /** @param {Axis} axis @param {[number, number]} range @param {number} size */
   const widestLabel = (axis, range, size) =>
     Math.max(0, ...axis.labels.slice(...range).map((text) => textWidth(truncate(text, MAX_LABEL_LENGTH), fontOf(size))));
-  // Try to label every cell; if the cells become too small, use numeric ticks.
+  // Try to label every cell; if the cells become too small, label some of them.
   if (rowCount <= MAX_LABELED_ROWS && columnCount * MIN_LABELED_CELL <= availableWidth) {
     let size = 14;
     for (let tries = 0; tries < 3; tries++) {
@@ -46,11 +48,13 @@ export function computeGeometry(figureData, element) {
       const widestColumnLabel = widestLabel(columns, zoom.columns, size);
       const flat = (/** @type {number} */ cell) => widestColumnLabel <= cell - 6;
       const slope = Math.SQRT1_2 * widestColumnLabel + 6;
-      const cell = Math.min(MAX_CELL, (availableWidth - left - 2) / columnCount, Math.max(16, maxHeight / rowCount));
-      const isSloped = !flat(cell);
-      const fitted = Math.floor(isSloped ? Math.min(cell, (availableWidth - left - slope) / columnCount) : cell);
+      const tall = Math.min(MAX_CELL, Math.max(16, maxHeight / rowCount));
+      const wide = Math.min(MAX_CELL_RATIO * tall, (availableWidth - left - 2) / columnCount);
+      const isSloped = !flat(wide);
+      const fitted = Math.floor(isSloped ? Math.min(wide, (availableWidth - left - slope) / columnCount) : wide);
+      const high = Math.floor(Math.min(tall, Math.max(fitted, MIN_LABELED_CELL)));
       if (fitted >= MIN_LABELED_CELL) {
-        const fits = Math.max(10, Math.min(14, Math.floor(fitted * 0.78)));
+        const fits = Math.max(10, Math.min(14, Math.floor(Math.min(fitted, high) * 0.78)));
         if (fits < size) {
           size = fits;
           continue;
@@ -62,22 +66,22 @@ export function computeGeometry(figureData, element) {
           rowCount,
           columnCount,
           cellWidth: fitted,
-          cellHeight: fitted,
+          cellHeight: high,
           isLabeled: true,
           isSloped,
           size,
           left: left + rtl,
           top,
           width: columnCount * fitted,
-          height: rowCount * fitted,
-          figureSize: { width: left + columnCount * fitted + (isSloped ? slope : 2), height: top + rowCount * fitted + 2 },
+          height: rowCount * high,
+          figureSize: { width: left + columnCount * fitted + (isSloped ? slope : 2), height: top + rowCount * high + 2 },
         };
       }
       break;
     }
   }
   const left = Math.min(112, 0.24 * availableWidth);
-  const top = 46;
+  const top = 74;
   let width = availableWidth - left - 2;
   let height = Math.max(140, Math.min(maxHeight, (width * rowCount) / columnCount));
   width = Math.min(width, Math.max(140, (height * columnCount) / rowCount));

@@ -13,6 +13,8 @@ export const MAX_TOKENS_PER_SIDE = 40;
 /** Maximum number of lines while no token is selected: the strongest ones. */
 const MAX_LINES = 900;
 const MAX_TOKEN_LENGTH = 24;
+/** Minimum distance between tokens in a line of text; longer texts are written as two columns. */
+const MIN_TOKEN_GAP = 12;
 
 /**
  * Returns at most `maxLength` elements of a range, around a center.
@@ -73,37 +75,11 @@ export class Lines {
     const range = this.window();
     const [rowCount, keyCount] = [range.rows[1] - range.rows[0], range.columns[1] - range.columns[0]];
     const availableWidth = Math.max(240, this.element.clientWidth);
-    const more = Math.max(rowCount, keyCount);
-    const step = Math.max(19, Math.min(42, Math.floor((0.62 * window.innerHeight) / more)));
-    const size = Math.max(12, Math.min(17, Math.floor(step * 0.55)));
-    const font = `${size}px ${getComputedStyle(this.element).fontFamily}`;
-    /** @param {string[]} labels */
-    const widestLabel = (labels) => Math.max(...labels.map((text) => textWidth(truncate(text, MAX_TOKEN_LENGTH), font)));
-    const left = Math.min(0.36 * availableWidth, widestLabel(rows.labels.slice(...range.rows)) + 18);
-    const right = Math.min(0.36 * availableWidth, widestLabel(columns.labels.slice(...range.columns)) + 18);
-    const numbers = 58;
-    const width = Math.min(availableWidth, Math.max(left + right + numbers + 180, Math.min(availableWidth, 860)));
-    const head = 44;
-    const height = head + more * step + 34;
-    const spreads = [rowCount, keyCount].map((count) => Math.min(1.5 * step, (more * step) / count));
-    this.geometry = {
-      range,
-      step,
-      size,
-      left,
-      right: width - right - numbers,
-      width,
-      height,
-      head,
-      numbers,
-      rowStep: spreads[0],
-      columnStep: spreads[1],
-      rowTop: head + (more * step - spreads[0] * rowCount) / 2,
-      columnTop: head + (more * step - spreads[1] * keyCount) / 2,
-    };
+    this.geometry = this.horizontalGeometry(range, availableWidth) ?? this.verticalGeometry(range, availableWidth);
+    const { width, height } = this.geometry;
     setAttributes(this.element, {
       "aria-label":
-        `Lines of ${name}: ${rowCount} query tokens, ${keyCount} key tokens. ` +
+        `Lines of ${name}: ${rowCount} query tokens (${rows.title}), ${keyCount} key tokens (${columns.title}). ` +
         "Up and down move between query tokens, left and right between key tokens, Enter pins.",
     });
     setAttributes(this.svg, { width, height, viewBox: `0 0 ${width} ${height}` });
@@ -114,14 +90,81 @@ export class Lines {
     this.mark(this.cursor, this.pin);
   }
 
-  headings() {
-    const { left, right, head } = this.geometry;
+  /** Widths of the labels of an axis. @param {import("../core/tokens.js").Axis} axis @param {[number, number]} range @param {number} size */
+  labelWidths(axis, range, size) {
+    const font = `${size}px ${getComputedStyle(this.element).fontFamily}`;
+    return axis.labels.slice(...range).map((text) => textWidth(truncate(text, MAX_TOKEN_LENGTH), font));
+  }
+
+  /**
+   * Keys above, queries below, as two lines of text; null if they are too long for the width.
+   * @param {{rows: [number, number], columns: [number, number]}} range @param {number} width
+   */
+  horizontalGeometry(range, width) {
     const { rows, columns } = this.figureData;
+    const size = 17;
+    /** Centers of the labels, spread over the width. @param {import("../core/tokens.js").Axis} axis @param {[number, number]} part */
+    const centers = (axis, part) => {
+      const widths = this.labelWidths(axis, part, size);
+      const text = widths.reduce((sum, one) => sum + one, 0);
+      const gap = Math.min(110, (width - text) / widths.length);
+      if (gap < MIN_TOKEN_GAP) return null;
+      let x = (width - text - gap * (widths.length - 1)) / 2;
+      const found = widths.map((one) => {
+        const center = x + one / 2;
+        x += one + gap;
+        return axis.rtl ? width - center : center;
+      });
+      return found;
+    };
+    const [rowCenters, columnCenters] = [centers(rows, range.rows), centers(columns, range.columns)];
+    if (!rowCenters || !columnCenters) return null;
+    const span = Math.max(120, Math.min(220, 0.2 * window.innerHeight));
+    const top = 62;
+    const rowY = top + span + 30;
+    return { isHorizontal: true, range, step: 34, size, width, height: rowY + 36, head: 20, top, span, rowY, rowCenters, columnCenters };
+  }
+
+  /** Queries on the left, keys on the right. @param {{rows: [number, number], columns: [number, number]}} range @param {number} availableWidth */
+  verticalGeometry(range, availableWidth) {
+    const { rows, columns } = this.figureData;
+    const [rowCount, keyCount] = [range.rows[1] - range.rows[0], range.columns[1] - range.columns[0]];
+    const more = Math.max(rowCount, keyCount);
+    const step = Math.max(19, Math.min(42, Math.floor((0.62 * window.innerHeight) / more)));
+    const size = Math.max(12, Math.min(17, Math.floor(step * 0.55)));
+    const numbers = 58;
+    const left = Math.min(0.36 * availableWidth, Math.max(...this.labelWidths(rows, range.rows, size)) + 18);
+    const right = Math.min(0.36 * availableWidth, Math.max(...this.labelWidths(columns, range.columns, size)) + 18);
+    const width = Math.min(availableWidth, Math.max(left + right + numbers + 180, Math.min(availableWidth, 860)));
+    const head = 44;
+    const spreads = [rowCount, keyCount].map((count) => Math.min(1.5 * step, (more * step) / count));
+    return {
+      isHorizontal: false,
+      range,
+      step,
+      size,
+      left,
+      right: width - right - numbers,
+      width,
+      height: head + more * step + 34,
+      head,
+      rowStep: spreads[0],
+      columnStep: spreads[1],
+      rowTop: head + (more * step - spreads[0] * rowCount) / 2,
+      columnTop: head + (more * step - spreads[1] * keyCount) / 2,
+    };
+  }
+
+  headings() {
+    const { isHorizontal, left, right, head, rowY } = this.geometry;
+    const { rows, columns } = this.figureData;
+    const text = { class: "heading", "font-size": "12px" };
     return s(
       "g",
       { class: "headings" },
-      label(rows.title, false, "right", { x: left - 12, y: head - 22, class: "heading", "font-size": "12px" }),
-      label(columns.title, false, "left", { x: right + 12, y: head - 22, class: "heading", "font-size": "12px" }),
+      isHorizontal
+        ? [label(`${columns.title} (keys)`, false, "left", { x: 0, y: 14, ...text }), label(`${rows.title} (queries)`, false, "left", { x: 0, y: rowY + 30, ...text })]
+        : [label(rows.title, false, "right", { x: left - 12, y: head - 22, ...text }), label(columns.title, false, "left", { x: right + 12, y: head - 22, ...text })],
     );
   }
 
@@ -129,31 +172,30 @@ export class Lines {
     const g = this.geometry;
     const { rows, columns } = this.figureData;
     const group = s("g", { class: "tokens" });
-    this.rowTexts = new Map();
-    this.columnTexts = new Map();
-    for (let t = g.range.rows[0]; t < g.range.rows[1]; t++) {
-      const text = label(truncate(rows.labels[t], MAX_TOKEN_LENGTH), rows.rtl, "right", {
-        x: g.left - 12,
-        y: this.rowY(t),
-        dy: "0.35em",
-        class: "label",
-        "font-size": `${g.size}px`,
-      });
-      this.rowTexts.set(t, text);
-      group.append(text);
-    }
-    for (let c = g.range.columns[0]; c < g.range.columns[1]; c++) {
-      const text = label(truncate(columns.labels[c], MAX_TOKEN_LENGTH), columns.rtl, "left", {
-        x: g.right + 12,
-        y: this.columnY(c),
-        dy: "0.35em",
-        class: "label",
-        "font-size": `${g.size}px`,
-      });
-      this.columnTexts.set(c, text);
-      group.append(text);
-    }
+    /** @param {import("../core/tokens.js").Axis} axis @param {[number, number]} range @param {string} side @param {(i: number) => {x: number, y: number}} at */
+    const texts = (axis, range, side, at) => {
+      const found = new Map();
+      for (let i = range[0]; i < range[1]; i++) {
+        const text = label(truncate(axis.labels[i], MAX_TOKEN_LENGTH), axis.rtl, side, { ...at(i), dy: "0.35em", class: "label", "font-size": `${g.size}px` });
+        found.set(i, text);
+        group.append(text);
+      }
+      return found;
+    };
+    const middle = g.isHorizontal;
+    this.rowTexts = texts(rows, g.range.rows, middle ? "middle" : "right", (t) => (middle ? { x: this.rowX(t), y: g.rowY } : { x: g.left - 12, y: this.rowY(t) }));
+    this.columnTexts = texts(columns, g.range.columns, middle ? "middle" : "left", (c) => (middle ? { x: this.columnX(c), y: g.top - 16 } : { x: g.right + 12, y: this.columnY(c) }));
     return group;
+  }
+
+  /** @param {number} row */
+  rowX(row) {
+    return this.geometry.rowCenters[row - this.geometry.range.rows[0]];
+  }
+
+  /** @param {number} column */
+  columnX(column) {
+    return this.geometry.columnCenters[column - this.geometry.range.columns[0]];
   }
 
   /** @param {number} row */
@@ -168,13 +210,26 @@ export class Lines {
     return g.columnTop + (column - g.range.columns[0] + 0.5) * g.columnStep;
   }
 
-  /** @param {number} from @param {number} to @param {number} weight @param {string} kind */
+  /** The end of the lines of a query token. @param {number} row @returns {[number, number]} */
+  rowEnd(row) {
+    const g = this.geometry;
+    return g.isHorizontal ? [this.rowX(row), g.top + g.span + 12] : [g.left, this.rowY(row)];
+  }
+
+  /** The end of the lines of a key token. @param {number} column @returns {[number, number]} */
+  columnEnd(column) {
+    const g = this.geometry;
+    return g.isHorizontal ? [this.columnX(column), g.top] : [g.right, this.columnY(column)];
+  }
+
+  /** @param {[number, number]} from @param {[number, number]} to @param {number} weight @param {string} kind */
   line(from, to, weight, kind) {
     const g = this.geometry;
-    const middle = (g.left + g.right) / 2;
+    const middle = g.isHorizontal ? (from[1] + to[1]) / 2 : (from[0] + to[0]) / 2;
+    const [a, b] = g.isHorizontal ? [`${from[0]} ${middle}`, `${to[0]} ${middle}`] : [`${middle} ${from[1]}`, `${middle} ${to[1]}`];
     return s("path", {
       class: kind,
-      d: `M${g.left} ${from}C${middle} ${from} ${middle} ${to} ${g.right} ${to}`,
+      d: `M${from[0]} ${from[1]}C${a} ${b} ${to[0]} ${to[1]}`,
       "stroke-width": (0.6 + weight * Math.min(11, g.step * 0.36)).toFixed(2),
       "stroke-opacity": (kind === "thread" ? 0.1 + 0.62 * weight : 0.22 + 0.7 * weight).toFixed(3),
     });
@@ -195,7 +250,7 @@ export class Lines {
       .reverse();
     for (const i of strongest) {
       const [row, column] = [list[Math.floor(i / columnCount)], range.columns[0] + (i % columnCount)];
-      this.allLines.append(this.line(this.rowY(row), this.columnY(column), cells[i], "thread"));
+      this.allLines.append(this.line(this.rowEnd(row), this.columnEnd(column), cells[i], "thread"));
     }
   }
 
@@ -245,26 +300,19 @@ export class Lines {
       else {
         const text = this.columnTexts.get(c);
         text.classList.toggle("dim", row[c] < 0.02 && c !== at.column);
-        if (row[c] >= 0.004) this.focus.append(this.line(this.rowY(at.row), this.columnY(c), row[c], "strand"));
-        if (row[c] >= 0.02 || c === at.column) this.number(row[c], this.columnY(c), c === at.column);
+        if (row[c] >= 0.004) this.focus.append(this.line(this.rowEnd(at.row), this.columnEnd(c), row[c], "strand"));
+        if (row[c] >= 0.02 || c === at.column) this.number(row[c], this.columnEnd(c), c === at.column);
         if (c === at.column) text.classList.add("on");
       }
     }
     this.markOutside(at.row, outside);
   }
 
-  /** @param {number} weight @param {number} y @param {boolean} on */
-  number(weight, y, on) {
-    const { width } = this.geometry;
-    this.focus.append(
-      label(formatShort(weight), false, "right", {
-        x: width - 2,
-        y,
-        dy: "0.35em",
-        class: on ? "weight on" : "weight",
-        "font-size": "13px",
-      }),
-    );
+  /** @param {number} weight @param {[number, number]} end of its line @param {boolean} on */
+  number(weight, [x, y], on) {
+    const { isHorizontal, width, top } = this.geometry;
+    const at = isHorizontal ? { x, y: top - 40 } : { x: width - 2, y };
+    this.focus.append(label(formatShort(weight), false, isHorizontal ? "middle" : "right", { ...at, dy: "0.35em", class: on ? "weight on" : "weight", "font-size": "13px" }));
   }
 
   /**
@@ -273,18 +321,19 @@ export class Lines {
    */
   markOutside(row, outside) {
     const g = this.geometry;
-    const edges = { before: g.head - 6, after: g.height - 20 };
+    /** @type {Record<string, [number, number]>} */
+    const edges = g.isHorizontal
+      ? { before: [24, g.top], after: [g.width - 24, g.top] }
+      : { before: [g.right, g.head - 6], after: [g.right, g.height - 20] };
     for (const side of ["before", "after"]) {
       if (outside[side] < 0.004) continue;
+      const [x, y] = edges[side];
+      const text = side === "before" ? "… before" : "… after";
       this.focus.append(
-        this.line(this.rowY(row), edges[side], outside[side], "strand"),
-        label(side === "before" ? "… before" : "… after", false, "left", {
-          x: g.right + 12,
-          y: edges[side],
-          dy: "0.35em",
-          class: "label outside",
-          "font-size": "13px",
-        }),
+        this.line(this.rowEnd(row), edges[side], outside[side], "strand"),
+        g.isHorizontal
+          ? label(text, false, side === "before" ? "left" : "right", { x: side === "before" ? 0 : g.width, y: y - 16, dy: "0.35em", class: "label outside", "font-size": "13px" })
+          : label(text, false, "left", { x: x + 12, y, dy: "0.35em", class: "label outside", "font-size": "13px" }),
       );
       this.number(outside[side], edges[side], false);
     }
@@ -300,12 +349,12 @@ export class Lines {
     this.figureData.map.readRows(list, column, column + 1, weights);
     list.forEach((row, i) => {
       this.rowTexts.get(row).classList.toggle("dim", weights[i] < 0.02);
-      if (weights[i] >= 0.004) this.focus.append(this.line(this.rowY(row), this.columnY(column), weights[i], "strand"));
+      if (weights[i] >= 0.004) this.focus.append(this.line(this.rowEnd(row), this.columnEnd(column), weights[i], "strand"));
     });
   }
 
   /**
-   * The token nearest to the pointer: a query token on the left, a key token on the right.
+   * The token nearest to the pointer: a query token on the left or below, a key token on the right or above.
    * @param {MouseEvent} event @returns {Cell | null}
    */
   cellAt(event) {
@@ -314,6 +363,12 @@ export class Lines {
     const box = this.svg.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     if (x < 0 || x > g.width) return null;
+    if (g.isHorizontal) {
+      const isRow = y > g.top + g.span / 2;
+      const centers = isRow ? g.rowCenters : g.columnCenters;
+      const nearest = centers.reduce((best, center, i) => (Math.abs(center - x) < Math.abs(centers[best] - x) ? i : best), 0);
+      return isRow ? { row: g.range.rows[0] + nearest, column: null } : { row: null, column: g.range.columns[0] + nearest };
+    }
     if (x < (g.left + g.right) / 2) {
       const row = g.range.rows[0] + Math.floor((y - g.rowTop) / g.rowStep);
       return row >= g.range.rows[0] && row < g.range.rows[1] ? { row, column: null } : null;

@@ -2,7 +2,8 @@
 
 import { fullRange } from "../weights/maps.js";
 import { Raster } from "../weights/raster.js";
-import { h, setAttributes, uniqueId } from "../core/dom.js";
+import { h, setAttributes, setChildren, uniqueId } from "../core/dom.js";
+import { HEAD_LABELS, labelName } from "../weights/head_labels.js";
 import { createThumbnail, headKey, thumbnailByKey } from "./thumbnails.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
@@ -61,7 +62,29 @@ export class Overview {
       "nav",
       { class: "overview", "aria-label": "All layers and heads" },
       [...kindsOf(list)].map((kind) => this.group(kind, list)),
+      (this.legend = h("ul", { class: "head-legend", "aria-label": "What the heads do" })),
     );
+  }
+
+  /** Lists the labels of the heads with their numbers. */
+  drawLegend() {
+    const counts = new Map();
+    for (const { element } of this.cells.values()) counts.set(element.dataset.label, (counts.get(element.dataset.label) ?? 0) + 1);
+    setChildren(
+      this.legend,
+      Object.keys(HEAD_LABELS)
+        .filter((label) => counts.has(label))
+        .map((label) => h("li", { title: HEAD_LABELS[label].text }, h("i", { "data-label": label, "aria-hidden": "true" }), `${labelName(label)} × ${counts.get(label)}`)),
+    );
+  }
+
+  /** Labels the thumbnail of a head by what the head does. @param {{ref: HeadRef, element: HTMLElement}} cell */
+  labelCell({ ref, element }) {
+    const found = this.attentions.labelOf(ref);
+    if (!found || element.dataset.label) return;
+    const name = `${headLabel(this.attentions.scene.attentions, ref)}: ${labelName(found.label)}`;
+    setAttributes(element, { "data-label": found.label, "aria-label": name, title: name });
+    element.append(h("span", { class: "head-label", "aria-hidden": "true", "data-text": HEAD_LABELS[found.label].short }));
   }
 
   /** @param {string} kind @param {any[]} list */
@@ -103,6 +126,7 @@ export class Overview {
       ),
     );
     grid.style.setProperty("--heads", String(heads > 1 ? heads + 1 : 1));
+    grid.toggleAttribute("data-dense", heads > 8);
     const size =
       heads > 1 || layers.length > 1
         ? `${layers.length} ${layers.length > 1 ? "layers" : "layer"} × ${heads} ${heads > 1 ? "heads" : "head"}`
@@ -199,6 +223,7 @@ export class Overview {
       if (!more) {
         // Keep the values only: the raster would keep its map in memory.
         cell.raster = { values: raster.values, width: raster.width, height: raster.height };
+        this.labelCell(cell);
         this.paintSoon(cell);
         this.next();
       }
@@ -213,6 +238,7 @@ export class Overview {
     setTimeout(() => {
       for (const one of this.finished) this.paint(one);
       this.finished = [];
+      this.drawLegend();
       this.onPainted();
     }, 120);
   }

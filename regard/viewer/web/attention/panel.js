@@ -1,6 +1,7 @@
 /** One figure of the attention view with its selection of a head, and the head that is selected at first. */
 
-import { mayAttend, mutualInformation } from "../weights/maths.js";
+import { HEAD_LABELS, isPositional } from "../weights/head_labels.js";
+import { mayAttend } from "../weights/maths.js";
 import { h, setChildren } from "../core/dom.js";
 import { HeatMap } from "./heatmap.js";
 import { Lines } from "./lines.js";
@@ -17,33 +18,39 @@ import { icon } from "../core/shell.js";
 
 /** Up to this number of cells, all heads are evaluated to find the most informative one. */
 const MAX_SEARCHED_CELLS = 3 * 2 ** 20;
+/** Bits by which heads that follow positions alone are ranked lower: they are chosen only if there are no others. */
+const POSITIONAL_PENALTY = 100;
 
 /**
- * Selects the initial head: the one whose rows are most informative about their positions, of cross-attention if there is
- * any. For long texts, where this would take too long, a head of a later layer.
- * @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<HeadRef>}
+ * Selects the most informative of some attentions' heads: the one whose rows tell most about their positions, but not one that
+ * always attends to the previous, the same or the first token (see head_labels.js).
+ * @param {import("../weights/maps.js").Attentions} attentions @param {any[]} candidates @returns {Promise<HeadRef>}
  */
-async function mostInformativeHead(attentions) {
-  const list = attentions.scene.attentions;
-  const { opens } = attentions.scene;
+export async function mostInformativeHead(attentions, candidates) {
+  const cells = candidates.reduce((sum, { q, k, heads }) => sum + heads * q.shape[0] * k.shape[0], 0);
+  // For long texts, where this would take too long, a head of a later layer.
+  if (cells > MAX_SEARCHED_CELLS) return { attention: candidates[Math.floor((2 * candidates.length) / 3)].name, head: 0 };
+  let best = { information: -Infinity, selected: { attention: candidates[0].name, head: 0 } };
+  for (const { name, heads } of candidates) {
+    await attentions.load(name);
+    for (let head = 0; head < heads; head++) {
+      const { label, information } = attentions.labelOf({ attention: name, head });
+      const rank = isPositional(label) ? information - POSITIONAL_PENALTY : information;
+      if (rank > best.information) best = { information: rank, selected: { attention: name, head } };
+    }
+  }
+  return best.selected;
+}
+
+/** The head that a page opens with: the one that the scene selects, or the most informative one, of cross-attention if there is any. @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<HeadRef>} */
+async function openingHead(attentions) {
+  const { opens, attentions: list } = attentions.scene;
   if (opens?.attention) {
     const requested = { attention: opens.attention, head: opens.head ?? "mean" };
     return attentions.has(requested) ? requested : { ...requested, head: 0 };
   }
   const cross = list.filter((one) => one.kind === "cross");
-  const candidates = cross.length ? cross : list;
-  const cells = candidates.reduce((sum, { q, k, heads }) => sum + heads * q.shape[0] * k.shape[0], 0);
-  if (cells > MAX_SEARCHED_CELLS) return { attention: candidates[Math.floor((2 * candidates.length) / 3)].name, head: 0 };
-  let best = { information: -1, selected: { attention: candidates[0].name, head: 0 } };
-  for (const { name, heads } of candidates) {
-    await attentions.load(name);
-    for (let head = 0; head < heads; head++) {
-      const map = attentions.map({ attention: name, head }, false);
-      const information = mutualInformation(map.allCells(), map.rows, map.columns);
-      if (information > best.information) best = { information, selected: { attention: name, head } };
-    }
-  }
-  return best.selected;
+  return mostInformativeHead(attentions, cross.length ? cross : list);
 }
 
 /**
@@ -52,7 +59,7 @@ async function mostInformativeHead(attentions) {
  */
 export async function initialSelection(looks) {
   const last = looks.length - 1;
-  const selected = await mostInformativeHead(looks.all[last]);
+  const selected = await openingHead(looks.all[last]);
   if (last === 0) return { selected };
   const lastRef = { ...selected, look: last };
   return last === 1 ? { selected: looks.correspondingHead(lastRef, 0), other: lastRef } : { selected: lastRef };
@@ -65,6 +72,14 @@ function describeAttention(attentions, attention) {
   if (attention.kind === "cross") return `To predict each token, the decoder attends to the ${keys}.`;
   if (attention.kind === "masked") return `Each token attends to itself and the preceding tokens of the ${keys}.`;
   return `Each token attends to all tokens of the ${keys}.`;
+}
+
+/** Describes what a head does, with the measured share of its weight. @param {import("../weights/head_labels.js").HeadLabel | null} label */
+function describeHead(label) {
+  if (!label) return "";
+  const percent = `${Math.round(100 * label.share)}%`;
+  const measured = { alignment: `${percent} of the largest possible information`, diffuse: `${percent} of the largest entropy`, mixed: "" }[label.label] ?? `${percent} of its weight`;
+  return ["This head ", h("strong", {}, HEAD_LABELS[label.label].text), measured ? ` (${measured}).` : "."];
 }
 
 /**
@@ -111,6 +126,9 @@ export class Panel {
     );
     this.container = h("div", { class: "figure-container" });
     this.description = h("p", { class: "description" });
+    this.turnOff = h("button", { type: "button", class: "small", onclick: () => parent.turnOff(this.selected) }, "Turn this head off");
+    this.showArithmetic = h("button", { type: "button", class: "small", onclick: () => parent.showArithmetic(this) }, "Show the arithmetic");
+    this.actions = h("p", { class: "actions", "data-export": "no" }, this.turnOff, this.showArithmetic);
     this.element = h(
       "article",
       {
@@ -128,7 +146,7 @@ export class Panel {
       ),
       this.chooser?.element,
       this.ownTexts,
-      this.description,
+      h("div", { class: "about-head" }, this.description, this.actions),
       this.container,
     );
     /** @type {Record<string, any>} */
@@ -174,7 +192,9 @@ export class Panel {
     const common = this.parent.scene.texts;
     const own = ["source", "target"].filter((side) => texts[side] !== common[side]).map((side) => texts[side].trim());
     const label = this.parent.looks.labelOf(this.selected);
-    this.ownTexts.textContent = own.filter((text) => text && text !== label).join("  →  ");
+    const output = attentions.scene.own_output;
+    const differs = typeof output === "string" && output.trim() !== texts.target.trim();
+    this.ownTexts.textContent = [...own.filter((text) => text && text !== label), differs ? `${label} itself outputs: ${output.trim() || "nothing"}` : ""].filter(Boolean).join("  →  ");
   }
 
   /** Shows the same head of another look. @param {number} look index of the look */
@@ -240,7 +260,9 @@ export class Panel {
     );
     this.head.value = String(selected.head);
     this.previous.hidden = this.next.hidden = attention.heads === 1;
-    setChildren(this.description, describeAttention(attentions, attention));
+    setChildren(this.description, describeAttention(attentions, attention), " ", describeHead(attentions.labelOf(selected)));
+    this.turnOff.hidden = selected.head === "mean" || attentions.scene.compared !== undefined;
+    this.showArithmetic.hidden = !attentions.scene.walk;
     const { rows, columns } = attentions.axesOf(selected.attention, view.words);
     const map = attentions.map(selected, view.words);
     const [T, S] = [attention.q.shape[0], attention.k.shape[0]];
@@ -263,9 +285,15 @@ export class Panel {
     };
     if (view.form !== "map") this.pause();
     const figure = (this.figures[view.form] ??= this.createFigure(view.form));
+    const hadFocus = this.container.contains(document.activeElement);
     if (this.container.firstChild !== figure.element) setChildren(this.container, figure.element);
     const { cursor, pin } = this.parent.highlightsOf(this.index);
     [figure.cursor, figure.pin] = [cursor, pin];
     figure.show(this.figureData);
+    // Another form keeps the focus, so that keys continue to work.
+    if (hadFocus && !this.container.contains(document.activeElement)) {
+      const target = figure.element.tabIndex >= 0 ? figure.element : figure.element.querySelector("[tabindex]");
+      /** @type {HTMLElement | null} */ (target)?.focus({ preventScroll: true });
+    }
   }
 }

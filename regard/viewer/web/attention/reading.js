@@ -151,28 +151,24 @@ function readColumn(map, column) {
   return Float64Array.from({ length: map.rows }, (_, row) => cells[row * map.columns + column]);
 }
 
-/** Measures of a head: entropy, agreement with the other heads of its layer, alignment error; and a caution. */
+/** Measures of a head: entropy, agreement with the other heads of its layer, alignment error; and a note of caution. */
 export class Measures {
   /** @param {import("../weights/maps.js").Attentions} attentions @param {import("../core/scheduler.js").Scheduler} scheduler */
   constructor(attentions, scheduler) {
     this.attentions = attentions;
     this.scheduler = scheduler;
     this.values = h("div", { class: "values" });
-    this.element = h(
-      "section",
-      { class: "measures", "aria-label": "Measures" },
-      this.values,
+    this.element = h("section", { class: "measures", "aria-label": "Measures" }, this.values);
+    this.note = h(
+      "details",
+      { class: "note" },
+      h("summary", {}, "Attention is not explanation"),
       h(
-        "details",
-        { class: "note", open: true },
-        h("summary", {}, "Attention is not explanation"),
-        h(
-          "p",
-          {},
-          "Weights show how value vectors were mixed in one layer. The values themselves, the other layers and the residual " +
-            "connections matter as much, and different weights can produce the same output. Treat a map as a question, not as " +
-            "an explanation.",
-        ),
+        "p",
+        {},
+        "Weights show how value vectors were mixed in one layer. The values themselves, the other layers and the residual " +
+          "connections matter as much, and different weights can produce the same output. Treat a map as a question, not as " +
+          "an explanation.",
       ),
     );
   }

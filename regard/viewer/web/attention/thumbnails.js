@@ -23,7 +23,10 @@ export function createThumbnail(ref, name, onclick) {
       "aria-selected": "false",
       title: name,
       "data-head": headKey(ref),
-      onclick,
+      onclick: (/** @type {MouseEvent} */ event) => {
+        onclick(event);
+        element.focus({ preventScroll: true });
+      },
     },
     canvas,
     h("span", { class: "frame" }),

@@ -4,6 +4,7 @@
  */
 
 import { s, uniqueId } from "./dom.js";
+import { truncate } from "./tokens.js";
 
 /** Style properties that a shape may get from the style sheet, with their default values. */
 const SHAPE_STYLE = {
@@ -34,8 +35,8 @@ const isInvisible = (style) => style.display === "none" || style.visibility !== 
 /** @param {string} color */
 const isTransparent = (color) => color === "transparent" || /^rgba\(.*, 0\)$/.test(color);
 
-/** Returns a part of the page as SVG. @param {HTMLElement} root @returns {SVGElement} */
-export function renderSvg(root) {
+/** Returns a part of the page as SVG. @param {HTMLElement} root @param {string} [caption] written into the lower margin @returns {SVGElement} */
+export function renderSvg(root, caption = "") {
   const frame = root.getBoundingClientRect();
   const margin = 24;
   const [width, height] = [Math.ceil(frame.width + 2 * margin), Math.ceil(frame.height + 2 * margin)];
@@ -44,6 +45,11 @@ export function renderSvg(root) {
   svg.append(s("rect", { width, height, fill: paper }));
   // Integer offsets, so that glyphs fall on the same pixels as on the screen.
   drawElement(root, svg, margin - Math.floor(frame.left), margin - Math.floor(frame.top));
+  if (caption) {
+    const { color, fontFamily } = getComputedStyle(root.closest(".regard"));
+    const text = truncate(caption, Math.floor(frame.width / 6));
+    svg.append(s("text", { x: margin, y: height - 7, fill: color, "font-family": fontFamily, "font-size": 11 }, text.replace(INVALID_XML, "\ufffd")));
+  }
   return svg;
 }
 

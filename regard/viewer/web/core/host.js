@@ -73,11 +73,18 @@ async function readInlineBlob(n) {
 }
 
 async function fetchLiveValues() {
-  const { body, blob } = await requestServer("scene");
+  const initial = await requestServer("scene");
   const headers = { "Content-Type": "application/json" };
   /** @param {any} content */
-  const request = (content) => requestServer("ask", { method: "POST", headers, body: JSON.stringify(content) });
-  return { scene: body.scene, fields: body.fields, read_blob: blob, request };
+  const request = async (content) => {
+    const response = await requestServer("ask", { method: "POST", headers, body: JSON.stringify(content) });
+    if (content.look) sessionStorage.setItem(location.pathname, JSON.stringify(content));
+    return response;
+  };
+  // After reloading, a tab shows its own latest input again.
+  const latest = sessionStorage.getItem(location.pathname);
+  const { body, blob } = latest ? await request(JSON.parse(latest)).catch(() => initial) : initial;
+  return { scene: body.scene, fields: initial.body.fields, read_blob: blob, request };
 }
 
 /** @param {string} path @param {RequestInit} [options] @returns {Promise<ModelResponse>} */

@@ -49,7 +49,8 @@ export function tabList(name, options, controls, onSelect) {
       class: "tabs",
       "aria-label": name,
       onkeydown: (event) => {
-        const now = tabs.indexOf(/** @type {any} */ (event.target));
+        const visible = tabs.filter((tab) => !tab.hidden);
+        const now = visible.indexOf(/** @type {any} */ (event.target));
         const moves = {
           ArrowRight: now + 1,
           ArrowDown: now + 1,
@@ -61,7 +62,7 @@ export function tabList(name, options, controls, onSelect) {
         if (!(event.key in moves)) return;
         event.preventDefault();
         event.stopPropagation();
-        const next = tabs.at(moves[event.key] % tabs.length);
+        const next = visible.at(moves[event.key] % visible.length);
         next.focus();
         onSelect(next.dataset.value);
       },
@@ -97,12 +98,13 @@ export function toggle(name, onSelect) {
   return button;
 }
 
-/** A drop-down menu. @param {string} name @param {any} iconElement @param {[string, () => void][]} actions */
-export function menu(name, iconElement, actions) {
+/** A button that opens a panel; Escape, or leaving it, closes the panel. @param {string} name @param {any} iconElement @param {string} kind class of the panel @param {...any} children */
+export function dropDown(name, iconElement, kind, ...children) {
   const details = h(
     "details",
     {
       class: "menu",
+      "data-export": "no",
       onkeydown: (event) => {
         if (event.key !== "Escape" || !details.open) return;
         event.stopPropagation();
@@ -110,28 +112,36 @@ export function menu(name, iconElement, actions) {
         details.querySelector("summary").focus();
       },
       onfocusout: (event) => {
-        if (!details.contains(event.relatedTarget)) details.open = false;
+        if (event.relatedTarget && !details.contains(event.relatedTarget)) details.open = false;
       },
     },
     h("summary", {}, iconElement, name),
+    h("div", { class: kind }, children),
+  );
+  const closeOutside = (/** @type {Event} */ event) => {
+    if (!details.isConnected) document.removeEventListener("pointerdown", closeOutside);
+    else if (!details.contains(/** @type {Node} */ (event.target))) details.open = false;
+  };
+  details.addEventListener("toggle", () => details.open && document.addEventListener("pointerdown", closeOutside));
+  return details;
+}
+
+/** A drop-down menu. @param {string} name @param {any} iconElement @param {[string, () => void][]} actions */
+export function menu(name, iconElement, actions) {
+  const buttons = actions.map(([text, action]) =>
     h(
-      "div",
-      { class: "menu-items" },
-      actions.map(([text, action]) =>
-        h(
-          "button",
-          {
-            type: "button",
-            onclick: () => {
-              details.open = false;
-              action();
-            },
-          },
-          text,
-        ),
-      ),
+      "button",
+      {
+        type: "button",
+        onclick: () => {
+          details.open = false;
+          action();
+        },
+      },
+      text,
     ),
   );
+  const details = dropDown(name, iconElement, "menu-items", buttons);
   return details;
 }
 
@@ -208,43 +218,6 @@ export class Announcer {
     if (wait) this.timer = window.setTimeout(show, wait);
     else show();
   }
-}
-
-/** The title: input and output of the model. @param {any} scene */
-export function title(scene) {
-  const { source } = scene.texts;
-  const target = scene.texts.target || scene.picture?.answer;
-  const sides = scene.sides;
-  const long = Math.max(source.length, target?.length ?? 0) > 150;
-  /** @param {string} text @param {string} kind @param {string | undefined} direction */
-  const line = (text, kind, direction) =>
-    text
-      ? h(
-          "span",
-          { class: `line ${kind}`, dir: direction ?? "auto", title: long ? text.slice(0, 2000) : null },
-          text.slice(0, 600),
-        )
-      : null;
-  const mixed = target && sides.source?.direction !== sides.target?.direction;
-  return h(
-    "div",
-    {
-      class: [
-        "texts",
-        long && "long",
-        Math.max(source.length, target?.length ?? 0) > 400 && "very-long",
-        mixed && "mixed",
-      ]
-        .filter(Boolean)
-        .join(" "),
-    },
-    h(
-      "h1",
-      {},
-      line(source, "source", sides.source?.direction) ?? scene.title,
-      line(target, "target", sides.target?.direction),
-    ),
-  );
 }
 
 /**

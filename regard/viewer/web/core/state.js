@@ -7,8 +7,10 @@
  * @typedef {{
  *   selected: HeadRef, other: HeadRef | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
  *   scale: string | null, colors: string, theme: string, view: string, node: number | null,
- *   overlayKind: string | null, label: number | null, follow: boolean, minus: boolean
- * }} View `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
+ *   overlayKind: string | null, label: number | null, follow: boolean, minus: boolean, entries: boolean, search: boolean,
+ *   off: string | null, section: number | null
+ * }} View `entries`: labels are entries of the vocabulary; `search`: the search tree is open; `off`: the head that the experiment
+ *   starts without; `section`: the section that opens in the step-by-step view. `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
  *   label that it explains, `follow` whether the patch under the pointer is the query.
  */
 
@@ -49,6 +51,9 @@ export function writeHash(view) {
   if (view.overlayKind) parts.set("over", view.overlayKind);
   if (view.label !== null) parts.set("label", String(view.label));
   if (!view.follow) parts.set("follow", "0");
+  if (view.entries) parts.set("entries", "1");
+  if (view.search) parts.set("search", "1");
+  if (view.off) parts.set("off", view.off);
   return parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%2F", "/");
 }
 
@@ -79,6 +84,9 @@ export function readHash(hash) {
   view.overlayKind = /^\w{1,20}$/.test(parts.get("over") ?? "") ? parts.get("over") : null;
   view.label = readIntegers(parts.get("label"), 1)?.[0] ?? null;
   view.follow = parts.get("follow") !== "0";
+  view.entries = parts.get("entries") === "1";
+  view.search = parts.get("search") === "1" || parts.get("view") === "search";
+  view.off = readHeadRef(parts.get("off")) ? parts.get("off") : null;
   return view;
 }
 
@@ -87,7 +95,7 @@ export const DEFAULT_VIEW = {
   view: "attention",
   other: null,
   minus: false,
-  form: "map",
+  form: "lines",
   words: false,
   pin: null,
   zoom: null,
@@ -98,6 +106,10 @@ export const DEFAULT_VIEW = {
   overlayKind: null,
   label: null,
   follow: true,
+  entries: false,
+  search: false,
+  off: null,
+  section: null,
 };
 
 /** A view with listeners, which receive the keys that changed. */

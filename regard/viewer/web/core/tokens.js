@@ -2,12 +2,19 @@
 
 import { wordStarts } from "../weights/maths.js";
 
-/** @typedef {{tokens: string[], words: (number | null)[], direction: "ltr" | "rtl", title?: string}} Side */
+/**
+ * The tokens of one side of a map. `entries`: by index, the entry of the vocabulary where it differs from the token.
+ * @typedef {{tokens: string[], words: (number | null)[], direction: "ltr" | "rtl", called?: string, title?: string,
+ *   entries?: Record<string, string>}} Side
+ */
 
 const SYMBOLS = { "\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣", "\u00a0": "␣", "": "∅" };
 // Control characters, zero-width and bidirectional formatting characters, and lone surrogates.
 const INVISIBLE =
   /[\u0000-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
+
+/** Entries of unknown tokens. */
+const UNKNOWN = /^(<unk>|\[UNK\]|<\|unk\|>)$/;
 
 /** Makes whitespace and invisible characters of a token visible. @param {string} token @returns {string} */
 export function makeVisible(token) {
@@ -33,6 +40,19 @@ export function bidiIsolate(text) {
   return `\u2068${text}\u2069`;
 }
 
+/** Replaces the hyphens of a formatted number by minus signs. @param {string} text */
+export const withMinus = (text) => text.replaceAll("-", "−");
+
+/** Formats a probability as a percentage. @param {number} probability */
+export function formatProbability(probability) {
+  const percent = 100 * probability;
+  if (percent === 0 || percent === 100) return `${percent}%`;
+  if (percent < 0.001) return `${withMinus(percent.toExponential(0))}%`;
+  // Never rounded to 100%.
+  if (percent > 99.9) return `${Math.min(99.999, Math.floor(1000 * percent) / 1000)}%`;
+  return `${percent < 1 ? Number(percent.toPrecision(1)) : percent.toFixed(1)}%`;
+}
+
 /**
  * Formats a weight with six digits; with three if it was computed from quantized numbers.
  * @param {number} weight @param {boolean} [rounded]
@@ -40,7 +60,7 @@ export function bidiIsolate(text) {
 export function formatWeight(weight, rounded = false) {
   if (weight === 0 || weight === 1) return String(weight);
   if (rounded) return weight < 0.001 ? "under 0.001" : weight.toFixed(3);
-  return weight < 1e-4 ? weight.toExponential(4) : weight.toPrecision(6);
+  return weight < 1e-4 ? withMinus(weight.toExponential(4)) : weight.toPrecision(6);
 }
 
 /** Formats a difference of weights, with its sign. @param {number} difference @param {boolean} [rounded] */
@@ -50,16 +70,23 @@ export function formatSigned(difference, rounded = false) {
 
 /** Formats a weight with two or three digits. @param {number} weight */
 export function formatShort(weight) {
-  if (weight > 0 && weight < 0.001) return weight.toExponential(0);
+  if (weight > 0 && weight < 0.001) return withMinus(weight.toExponential(0));
   return weight.toFixed(weight < 0.1 ? 3 : 2);
+}
+
+/** The label of a token: its text or its entry in the vocabulary. Unknown tokens are always marked. @param {string} token @param {string | undefined} entry @param {boolean} showsEntries */
+export function tokenLabel(token, entry, showsEntries) {
+  if (entry === undefined) return makeVisible(token);
+  if (showsEntries) return makeVisible(entry);
+  return UNKNOWN.test(entry) ? `${truncate(makeVisible(token), 16)} ${entry}` : makeVisible(token);
 }
 
 /** An axis of a map: the labels of its tokens, or of its words. */
 export class Axis {
-  /** @param {string} name @param {Side} side @param {boolean} merged */
-  constructor(name, side, merged) {
+  /** @param {string} name @param {Side} side @param {boolean} merged @param {boolean} [showsEntries] labels are entries of the vocabulary */
+  constructor(name, side, merged, showsEntries = false) {
     this.name = name;
-    this.title = side.title ?? name;
+    this.title = side.called ?? side.title ?? name;
     this.rtl = side.direction === "rtl";
     this.merged = merged;
     /** Start index of each word among the tokens. */
@@ -70,7 +97,7 @@ export class Axis {
       ? Array.from({ length: this.starts.length - 1 }, (_, i) =>
           makeVisible(side.tokens.slice(this.starts[i], this.starts[i + 1]).join("")),
         )
-      : side.tokens.map(makeVisible);
+      : side.tokens.map((token, i) => tokenLabel(token, side.entries?.[i], showsEntries));
   }
 
   get length() {

@@ -8,25 +8,42 @@ import { logSoftmax, topIndices } from "./search.js";
  * @typedef {import("./interventions.js").Intervention} Intervention
  * @typedef {import("./tokenizer/page_tokenizer.js").PageTokenizer} PageTokenizer
  * @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} PredictionStep
- * @typedef {{text: string, logprob: number | null, steps: PredictionStep[], map: any}} Outcome
+ * @typedef {{text: string, logprob: number | null, steps: PredictionStep[], input_steps: PredictionStep[], next_token: any, map: any}} Outcome
+ * `input_steps` and `next_token`: of a language model
+ * @typedef {Omit<Outcome, "map"> & {vector?: Float64Array}} Reading `vector`: the embedding of an encoder without a head
  */
 
 /** Alternatives listed per prediction; tokens that a language model generates. */
 const [TOP_COUNT, CONTINUATION_TOKENS] = [5, 12];
+/** Alternatives for the next token; tokens of a text up to which each has its probability, and is masked in turn. */
+const [NEXT_TOP_COUNT, MAX_INPUT_STEPS, MAX_MASKED_TOKENS] = [7, 256, 32];
+/** Temperatures of the next-token distribution. */
+const TEMPERATURES = Array.from({ length: 20 }, (_, i) => Number((0.1 * (i + 1)).toFixed(1)));
+const NO_STEPS = { input_steps: [], next_token: null };
 
-/** @param {PageEngine} engine @param {any} request @param {any} scene header of the page's own scene @returns {{before: Outcome, after: Outcome}} */
+/** @param {PageEngine} engine @param {any} request @param {any} scene header of the page's own scene @returns {{before: Outcome, after: Outcome, similarity: number | null}} */
 export function runExperiment(engine, { source, target = null, prefix = null, instead = null, changes = [], shown = null }, scene) {
   checkInterventions(engine, changes);
   const before = runOutcome(engine, source, { target, prefix: "", changes: [], shown, scene });
   if (instead === null) checkRows(engine, changes, before.look);
   const after = runOutcome(engine, instead ?? source, { target, prefix: prefix ?? "", changes, shown, scene });
-  return { before: before.outcome, after: after.outcome };
+  const [a, b] = [before.vector, after.vector];
+  return { before: before.outcome, after: after.outcome, similarity: a && b ? a.reduce((sum, x, i) => sum + x * b[i], 0) : null };
+}
+
+/** The output on the first screen of a scene (regard/viewer/outcomes.py). @param {PageEngine} engine @param {Look} look */
+export function sceneOutput(engine, look) {
+  const { head } = engine.header;
+  const kinds = { classify: "labels", answer: "answer", mask: "mask" };
+  const kind = engine.isTranslator ? "translation" : engine.isGenerator ? "continuation" : (kinds[head] ?? "embedding");
+  const { vector, ...outcome } = readOutcome(engine, look, []);
+  return { kind, ...outcome, input_steps: [] };
 }
 
 /**
  * @param {PageEngine} engine @param {string} source
  * @param {{target: string | null, prefix: string, changes: Intervention[], shown: any, scene: any}} request
- * @returns {{outcome: Outcome, look: Look}}
+ * @returns {{outcome: Outcome, look: Look, vector?: Float64Array}}
  */
 function runOutcome(engine, source, { target, prefix, changes, shown, scene }) {
   if (engine.image) {
@@ -34,38 +51,87 @@ function runOutcome(engine, source, { target, prefix, changes, shown, scene }) {
     return { outcome: { ...readImageOutcome(engine, look), map: shownMap(engine, look, shown) }, look };
   }
   const look = engine.isGenerator ? engine.look(source + prefix, { changes }) : engine.look(source, { target, prefix, changes });
-  return { outcome: { ...readOutcome(engine, look, changes), map: shownMap(engine, look, shown) }, look };
+  const { vector, ...outcome } = readOutcome(engine, look, changes);
+  return { outcome: { ...outcome, map: shownMap(engine, look, shown) }, look, vector };
 }
 
-/** @param {PageEngine} engine @param {Look} look @param {Intervention[]} changes @returns {Omit<Outcome, "map">} */
+/** @param {PageEngine} engine @param {Look} look @param {Intervention[]} changes @returns {Reading} */
 function readOutcome(engine, look, changes) {
-  const logprobs = look.pass.logits.map(logSoftmax);
   const tokenizer = engine.targetTokenizer;
   if (engine.isTranslator) {
+    const logprobs = look.pass.logits.map(logSoftmax);
     const targets = [...look.ids[1].slice(1), engine.special.eos];
-    return { text: look.target, logprob: totalOf(logprobs, targets), steps: predictions(tokenizer, logprobs, targets) };
+    return { text: look.target, logprob: totalOf(logprobs, targets), steps: predictions(tokenizer, logprobs, targets), ...NO_STEPS };
   }
   const [ids] = look.ids;
-  if (engine.isGenerator) {
-    return { text: continuation(engine, ids, changes), logprob: totalOf(logprobs, ids.slice(1)), steps: predictions(tokenizer, logprobs, ids.slice(1)) };
-  }
+  if (engine.isGenerator) return readContinuation(engine, ids, changes);
   const { head } = engine.header;
-  if (head === "classify") return readLabel(engine, logprobs[0]);
-  return { text: "", logprob: null, steps: head === "mask" ? predictions(tokenizer, logprobs, ids) : [] };
+  if (head === "classify") return readLabel(engine, logSoftmax(look.pass.logits[0]));
+  const empty = { text: "", logprob: null, steps: [], ...NO_STEPS };
+  if (head === "none") return { ...empty, vector: unitMean(look.pass.logits) };
+  return head === "mask" ? { ...empty, steps: predictions(tokenizer, maskedLogits(engine, look, changes).map(logSoftmax), ids) } : empty;
 }
 
-/** The most likely labels. @param {PageEngine} engine @param {Float32Array} logprobs @returns {Omit<Outcome, "map">} */
+/** The continuation of a text, with the distribution of its next token. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes @returns {Reading} */
+function readContinuation(engine, ids, changes) {
+  const tokenizer = engine.targetTokenizer;
+  const { text, added } = continuation(engine, ids, changes);
+  const logprobs = engine.forward([[...ids, ...added]], new Set(), changes).logits.map(logSoftmax);
+  const first = ids.length - 1;
+  return {
+    text,
+    logprob: totalOf(logprobs.slice(first), added),
+    steps: predictions(tokenizer, logprobs.slice(first, first + Math.max(1, added.length)), added),
+    input_steps: first <= MAX_INPUT_STEPS ? predictions(tokenizer, logprobs.slice(0, first), ids.slice(1)) : [],
+    next_token: nextToken(tokenizer, ids, logprobs[first]),
+  };
+}
+
+/** @param {PageTokenizer} tokenizer @param {number[]} ids @param {Float32Array} logprobs */
+function nextToken(tokenizer, ids, logprobs) {
+  const best = topIndices(logprobs, NEXT_TOP_COUNT);
+  const context = ids.slice(-8);
+  const start = tokenizer.decode(context).length;
+  const normalizer = (/** @type {number} */ temperature) => {
+    const top = logprobs[best[0]] / temperature;
+    return top + Math.log(logprobs.reduce((sum, logprob) => sum + Math.exp(logprob / temperature - top), 0));
+  };
+  return {
+    tokens: best.map((id) => tokenizer.decode([id]) || tokenizer.label(id)),
+    texts: best.map((id) => tokenizer.decode([...context, id]).slice(start)),
+    logprobs: best.map((id) => logprobs[id]),
+    log_normalizers: TEMPERATURES.map(normalizer),
+    temperatures: TEMPERATURES,
+  };
+}
+
+/** The logits of a masked language model for every token: of a text without masked tokens, with this token masked. @param {PageEngine} engine @param {Look} look @param {Intervention[]} changes */
+function maskedLogits(engine, look, changes) {
+  const { mask } = engine.special;
+  const [ids] = look.ids;
+  if (mask === null || mask === undefined || ids.includes(mask) || ids.length > MAX_MASKED_TOKENS) return look.pass.logits;
+  return ids.map((_, i) => engine.forward([ids.map((id, j) => (i === j ? mask : id))], new Set(), changes).logits[i]);
+}
+
+/** The mean of vectors, with unit length. @param {Float32Array[]} rows */
+function unitMean(rows) {
+  const mean = Float64Array.from(rows[0], (_, i) => rows.reduce((sum, row) => sum + row[i], 0));
+  const length = Math.hypot(...mean);
+  return mean.map((x) => x / length);
+}
+
+/** The most likely labels. @param {PageEngine} engine @param {Float32Array} logprobs @returns {Reading} */
 function readLabel({ header: { labels } }, logprobs) {
   const likeliest = topIndices(logprobs, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], Math.exp(logprobs[i])]));
   const [[text, probability]] = likeliest;
-  return { text, logprob: null, steps: [{ token: text, probability, likeliest }] };
+  return { text, logprob: null, steps: [{ token: text, probability, likeliest }], ...NO_STEPS };
 }
 
-/** The label of an image; of a segmenter, the fraction of pixels per label. @param {PageEngine} engine @param {Look} look @returns {Omit<Outcome, "map">} */
+/** The label of an image; of a segmenter, the fraction of pixels per label. @param {PageEngine} engine @param {Look} look @returns {Reading} */
 function readImageOutcome(engine, { pass: { output, logits } }) {
   const { head, labels } = engine.header;
   if (head === "classify" && labels.length) return readLabel(engine, logSoftmax(logits[0]));
-  if (head !== "segment") return { text: "", logprob: null, steps: [] };
+  if (head !== "segment") return { text: "", logprob: null, steps: [], ...NO_STEPS };
   const count = output.shape[1];
   const pixels = output.data.length / count;
   const areas = new Float32Array(count);
@@ -75,16 +141,17 @@ function readImageOutcome(engine, { pass: { output, logits } }) {
     areas[best] += 1 / pixels;
   }
   const likeliest = topIndices(areas, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], areas[i]]));
-  return { text: "", logprob: null, steps: [{ token: "pixels", probability: null, likeliest }] };
+  return { text: "", logprob: null, steps: [{ token: "pixels", probability: null, likeliest }], ...NO_STEPS };
 }
 
-/** The text that a language model generates greedily. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes */
+/** The text that a language model generates greedily, and its ids. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes */
 function continuation(engine, ids, changes) {
   const options = { ...engine.header.search, method: "greedy", max_len: CONTINUATION_TOKENS, max_ratio: 0, max_extra: CONTINUATION_TOKENS, unknown: engine.targetTokenizer.kind !== "word" };
   const [best] = engine.search(ids, changes, options, []).results;
   // The last tokens of the prompt determine how the next token is decoded.
   const context = ids.slice(engine.addSpecialTokens([]).length).slice(-8);
-  return engine.targetTokenizer.decode([...context, ...best.ids]).slice(engine.targetTokenizer.decode(context).length);
+  const text = engine.targetTokenizer.decode([...context, ...best.ids]).slice(engine.targetTokenizer.decode(context).length);
+  return { text, added: best.ids };
 }
 
 /** @param {Float32Array[]} logprobs @param {number[]} targets */

@@ -85,7 +85,11 @@ export class PageEngine {
   encodeSource(source) {
     if (!source.trim()) throw new Error("The text is empty: there is nothing to look at. Enter a sentence.");
     const added = this.isTranslator ? Math.max(this.addSpecialTokens([]).length, this.decoderInput([]).length) : this.addSpecialTokens([]).length;
-    const ids = this.addSpecialTokens(this.encode(source, this.sourceTokenizer, this.isTranslator ? "source" : "text", added));
+    const { mask } = this.special;
+    // The space before a mask belongs to the masked word.
+    const parts = mask === null || mask === undefined ? [source] : source.split("<mask>").map((part, i, all) => (i < all.length - 1 ? part.replace(/ +$/, "") : part));
+    const inner = parts.flatMap((part, i) => [...(i ? [mask] : []), ...this.encode(part, this.sourceTokenizer, this.isTranslator ? "source" : "text", added)]);
+    const ids = this.addSpecialTokens(inner);
     if (!ids.length) throw new Error("The text has no tokens. Enter a sentence.");
     return ids;
   }
@@ -144,7 +148,7 @@ export class PageEngine {
     const labels = (/** @type {number[]} */ list, tokenizer = this.sourceTokenizer) => list.map((id) => tokenizer.label(id));
     const axis = surround(inner, labels(ids.slice(0, head)), labels(ids.slice(last)));
     if (!this.isTranslator) {
-      const query = { tokens: ["query"], words: [-1] };
+      const query = { tokens: ["query"], words: [-1], entries: {} };
       return { source, target: "", ids: [ids], axes: { text: axis, query }, pass: this.forward([ids], recorded, changes), search: null, options };
     }
     const added = Math.max(this.addSpecialTokens([]).length, this.decoderInput([]).length);
@@ -223,7 +227,7 @@ export class PageEngine {
       const { constraints, prefix } = this.searchInput(look.ids[0], options, []);
       const source = look.axes.source.tokens.map((token, i) => token || this.sourceTokenizer.label(look.ids[0][i]));
       const tree = searchHeader(look.search, options, this.targetTokenizer, { eos: this.special.eos, limit: constraints.limit, prefix, source, attention: this.sharpestCross(look.pass) });
-      scene.decode = { ...tree.header, looked: tree.weights && addBlob(tree.weights.data, tree.weights.shape) };
+      scene.decode = { ...tree.header, weights: tree.weights && addBlob(tree.weights.data, tree.weights.shape) };
     }
     return { scene, blobs };
   }

@@ -1,6 +1,6 @@
 /** Requests of a page: the same as those of regard/viewer/page/text_requests.py. */
 
-import { runExperiment } from "./experiments.js";
+import { runExperiment, sceneOutput } from "./experiments.js";
 
 /** @typedef {import("./page_engine.js").PageEngine} PageEngine */
 
@@ -13,7 +13,7 @@ export function respond(engine, template, request) {
     const { source, target, search } = request.look;
     const look = engine.look(source, { target: target?.trim() ? target : null, options: search });
     const { scene, blobs } = engine.buildScene(look, template);
-    return { body: { scene }, blobs };
+    return { body: { scene: { ...scene, output: sceneOutput(engine, look) } }, blobs };
   }
   if (request.try) return { body: runExperiment(engine, request.try, template), blobs: [] };
   throw new Error("Unsupported request. Supported: look, try.");

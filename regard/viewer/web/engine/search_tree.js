@@ -11,7 +11,7 @@
 const [MAX_CANDIDATES, MAX_NODES, MAX_REFUSED] = [12, 1500, 3];
 
 /** @param {number} x */
-const rounded = (x) => Math.round(x * 1e5) / 1e5;
+const rounded = (x) => Number(x.toPrecision(6));
 
 /** The index of a result among the candidates of each step. @param {SearchResult} search @param {import("./search.js").Hypothesis} result @param {number} eos @returns {number[]} */
 function pathOf({ steps }, { ids, logprobs }, eos) {
@@ -65,7 +65,7 @@ function growTree({ steps }, paths) {
 /**
  * @param {SearchResult} search @param {SearchOptions} options @param {PageTokenizer} tokenizer of the output
  * @param {{eos: number, limit: number, prefix: number[], source: string[], attention: string | null}} input
- * @returns {{header: any, weights: {data: Float32Array, shape: number[]} | null}} the header, without the blob `looked`
+ * @returns {{header: any, weights: {data: Float32Array, shape: number[]} | null}} the header, without the blob `weights`
  */
 export function searchHeader(search, options, tokenizer, { eos, limit, prefix, source, attention }) {
   const paths = search.results.map((result) => pathOf(search, result, eos));
@@ -99,7 +99,7 @@ export function searchHeader(search, options, tokenizer, { eos, limit, prefix, s
     stopped: search.stopped,
     source,
     attention,
-    left_out: omitted,
+    omitted,
     nodes: nodes.map((node, i) => {
       const before = node.parent === null ? "" : texts[node.parent];
       const extendsText = texts[i].startsWith(before);

@@ -26,7 +26,7 @@ export function buildWalk(engine, look) {
     inputs: step.inputs.map((/** @type {any} */ one) => (one?.input ? { ...one, shape: [1, sizes[one.input]] } : one)),
     output: step.output && { ...step.output, shape: step.output.shape.map((/** @type {number} */ n, /** @type {number} */ i) => sizes[step.output.axes[i]] ?? n) },
   }));
-  const sides = Object.fromEntries(Object.keys(sizes).filter((name) => look.axes[name]).map((name) => [name, look.axes[name]]));
+  const sides = Object.fromEntries(Object.keys(sizes).filter((name) => look.axes[name]).map((name) => [name, { tokens: look.axes[name].tokens, words: look.axes[name].words }]));
   return { sides, focus: sharpestHead(engine, look), names: outputNames(engine, look), note: template.note, sections: template.sections, steps, inputs, params: null, outputs: null };
 }
 

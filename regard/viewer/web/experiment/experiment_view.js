@@ -62,7 +62,7 @@ export class ExperimentView {
     this.row = 0;
     this.texts = { instead: this.scene.texts.source, prefix: "" };
     this.keepsTarget = false;
-    /** The response of the model to the latest request. @type {{before: Outcome, after: Outcome} | null} */
+    /** The response of the model to the latest request. @type {{before: Outcome, after: Outcome, similarity?: number | null} | null} */
     this.response = null;
     this.requestId = 0;
     /** @type {Cell | null} */
@@ -80,8 +80,9 @@ export class ExperimentView {
     this.output = h("div", { class: "outcomes", hidden: true }, this.outcomes);
     this.errorElement = h("p", { class: "request-error", role: "alert", hidden: true });
     this.titles = [h("h2", {}, "Before"), h("h2", {}, "After")];
+    this.offNote = h("p", { class: "off-note" });
     this.panels = this.figures.map((figure, i) =>
-      h("article", { class: "panel", "data-mark": i ? "second" : "first", onkeydown: (event) => this.key(event, i) }, this.titles[i], figure.element),
+      h("article", { class: "panel", "data-mark": i ? "second" : "first", onkeydown: (event) => this.key(event, i) }, this.titles[i], i ? this.offNote : null, figure.element),
     );
     this.changesElement = h("div", { class: "largest-changes" });
     this.figureElement = h("div", { class: "card" }, this.output, h("div", { class: "panels two" }, this.panels));
@@ -130,7 +131,7 @@ export class ExperimentView {
       return h("section", { class: "group", "aria-labelledby": id }, element, children);
     };
     const where = h("div", { class: "head-choice" }, this.attention, this.head);
-    const parts = [this.mask, this.scale, ...(this.hasModel ? [this.positions, this.headToggle, this.layerToggle, this.feedForwardToggle] : [])];
+    const parts = [this.headToggle, this.mask, this.scale, ...(this.hasModel ? [this.positions, this.layerToggle, this.feedForwardToggle] : [])];
     const row = group(
       "Edit attention row",
       h("p", { class: "which" }, this.rowChoice, h("span", {}, " attends only to "), this.onlyKey),
@@ -174,7 +175,7 @@ export class ExperimentView {
       "p",
       { class: "note", role: "note" },
       h("strong", {}, "This page contains the attention weights, not the model. "),
-      "To see the effect on the output, and to disable heads, layers and positions, save the page with ",
+      "To see the effect on the output, and to disable layers and positions, save the page with ",
       h("code", {}, "--with-model"),
       ", or open the live page: ",
       h("code", {}, this.scene.picture ? "regard look MODEL IMAGE --live" : "regard look MODEL --live"),
@@ -316,8 +317,9 @@ export class ExperimentView {
     if (this.response) this.announcer.announce(this.summary(this.response));
   }
 
-  /** @param {{before: Outcome, after: Outcome}} response */
-  summary({ before, after }) {
+  /** @param {{before: Outcome, after: Outcome, similarity?: number | null}} response */
+  summary({ before, after, similarity }) {
+    if (typeof similarity === "number") return `Similarity of the embeddings before and after: ${formatShort(similarity)}.`;
     if (before.text !== after.text) return `Before: ${before.text || "no output"}. After: ${after.text || "no output"}.`;
     return after.text ? `The output is unchanged: ${after.text}.` : "This model has no output text, only maps.";
   }
@@ -327,7 +329,13 @@ export class ExperimentView {
     const { attention } = this.selected;
     await this.attentions.load(attention);
     if (attention !== this.selected.attention) return;
-    if (changed === null || changed.has("selected")) {
+    const { off } = this.state.view;
+    if (off && (changed === null || changed.has("off"))) {
+      this.disabled.heads.add(off);
+      // It has been applied: pressing the button again starts the experiment anew.
+      this.state.set({ off: null });
+    }
+    if (changed === null || changed.has("selected") || off) {
       this.editedRow = null;
       const { pin } = this.state.view;
       const { rows } = this.attentions.axesOf(attention, false);
@@ -373,10 +381,18 @@ export class ExperimentView {
       figure.show(this.figureInputs[i]);
       figure.mark(this.cursor, this.highlightedRow(i));
     });
+    setChildren(this.offNote, this.isOff ? `${this.disabled.heads.has(`${attention}:${head}`) ? "This head" : "This attention"} is off: its weights are not used, and it adds nothing to the tokens.` : null);
+    this.panels[1].toggleAttribute("data-off", this.isOff);
     this.showControls(axes);
     this.showOutput();
-    setChildren(this.changesElement, largestChanges(this.figureInputs[0], this.figureInputs[1]));
+    setChildren(this.changesElement, this.isOff ? null : largestChanges(this.figureInputs[0], this.figureInputs[1]));
     performance.mark("regard-tried");
+  }
+
+  /** Whether the selected head adds nothing. */
+  get isOff() {
+    const { attention, head } = this.selected;
+    return this.disabled.heads.has(`${attention}:${head}`) || this.disabled.layers.has(attention);
   }
 
   /** The map after interventions that need no model. @param {any} plain */
@@ -470,8 +486,14 @@ export class ExperimentView {
 
   showOutput() {
     const { response } = this;
-    setAttributes(this.output, { hidden: !response || (!response.before.text && !response.before.steps.length) });
+    const hasSimilarity = typeof response?.similarity === "number";
+    setAttributes(this.output, { hidden: !response || (!response.before.text && !response.before.steps.length && !hasSimilarity) });
     if (!response) return;
+    if (hasSimilarity) {
+      setChildren(this.outcomes[0], h("h2", {}, "Embedding of the text"), h("p", {}, "Cosine similarity before and after: ", h("strong", {}, response.similarity.toFixed(4)), ". 1 means that the change has no effect."));
+      setChildren(this.outcomes[1]);
+      return;
+    }
     setChildren(this.outcomes[0], outcomeElements(response.before, null));
     setChildren(this.outcomes[1], outcomeElements(response.after, response.before));
   }

@@ -4,7 +4,8 @@ import { COLORS, SCALES } from "../core/colors.js";
 import { h, picker, setAttributes, setChildren, uniqueId } from "../core/dom.js";
 import { makeVisible } from "../core/tokens.js";
 import { imageHeadLabel, imageLayerLabel } from "./image_overview.js";
-import { icon, tabList, toggle } from "../core/shell.js";
+import { dropDown, icon, tabList, toggle } from "../core/shell.js";
+import { patchLabel } from "./image_reading.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("./image_query.js").QueryRef} QueryRef */
@@ -47,8 +48,14 @@ export class ImageControls {
     this.follow = toggle("Follow the pointer", (on) => imageQuery.state.set({ follow: on, ...(on ? { pin: null } : {}) }));
     this.scale = picker("Scale", SCALES, (scale) => imageQuery.state.set({ scale }));
     this.colors = picker("Colors", COLORS, (colors) => imageQuery.state.set({ colors }));
-    this.pickers = h("div", { class: "pickers", "data-export": "no" }, h("label", {}, "Scale ", this.scale), h("label", {}, "Colors ", this.colors));
-    this.bar = h("div", { class: "bar", "data-export": "no" }, this.tabs.element, h("div", { class: "toggles" }, this.follow, this.asTable));
+    /** The measures of the head are added by the view. */
+    this.settings = dropDown(
+      "Settings",
+      icon("M4 7h10M18 7h2M4 17h2M10 17h10M16 5v4M8 15v4"),
+      "settings-panel",
+      h("div", { class: "pickers" }, h("label", {}, "Scale ", this.scale), h("label", {}, "Colors ", this.colors)),
+    );
+    this.bar = h("div", { class: "bar", "data-export": "no" }, this.tabs.element, h("div", { class: "toggles" }, this.follow, this.asTable), this.settings);
   }
 
   /** Shows the current selection. @param {boolean} isTable whether the overlay is shown as a table */
@@ -76,7 +83,6 @@ export class ImageControls {
     setAttributes(this.asTable, { "aria-pressed": String(isTable), hidden: !["attention", "rollout"].includes(overlayKind) });
     this.scale.value = view.scale ?? "linear";
     this.colors.value = view.colors;
-    this.pickers.hidden = !["attention", "rollout"].includes(overlayKind);
   }
 
   /** Describes the overlay, where the query cannot be selected. */
@@ -90,6 +96,14 @@ export class ImageControls {
     return this.imageQuery.labelRollouts.has(this.imageQuery.selectedLabel) ? "Gradient-weighted rollout: evidence for the label." : "Rollout of the label’s query.";
   }
 
+  /** Names the query that the pointer selects: the patch under it, or the entire image while it is elsewhere. */
+  showPointer() {
+    const { cursor, overlayKind, imageAttention, state, followsPointer } = this.imageQuery;
+    const whole = overlayKind === "rollout" ? "entire image" : this.imageQuery.imageRowLabel(state.view.selected.attention);
+    const text = cursor !== null && followsPointer ? patchLabel(cursor, imageAttention.columns) : `${whole} (point at a patch to change it)`;
+    if (this.pointerOption.textContent !== text) this.pointerOption.textContent = text;
+  }
+
   /** @param {any} attention @param {QueryRef} query */
   fillQueryOptions(attention, query) {
     const isRollout = this.imageQuery.overlayKind === "rollout";
@@ -99,13 +113,14 @@ export class ImageControls {
     const speaks = this.imageQuery.image.speaks[attention.name];
     setChildren(
       this.querySelect,
-      h("option", { value: "pointer" }, "patch under the pointer"),
+      (this.pointerOption = h("option", { value: "pointer" })),
       h("option", { value: "whole" }, isRollout ? "entire image" : speaks === null ? "mean over patches" : `entire image (${this.imageQuery.imageRowLabel(attention.name)})`),
       tokens.length
         ? h("optgroup", { label: group }, tokens.map((/** @type {string} */ name, /** @type {number} */ i) => h("option", { value: i }, makeVisible(name))))
         : null,
       this.imageQuery.pinned !== null && query && "patch" in query ? h("option", { value: "patch" }, this.imageQuery.queryLabel(query, "")) : null,
     );
+    this.showPointer();
     this.querySelect.value = this.imageQuery.pinned === null ? (this.imageQuery.state.view.follow ? "pointer" : "whole") : query && "patch" in query ? "patch" : String(this.imageQuery.pinned);
   }
 }

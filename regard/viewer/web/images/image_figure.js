@@ -9,7 +9,7 @@ import { colorRamp, scaleToUnit } from "../core/colors.js";
 import { h, s, setAttributes, setChildren } from "../core/dom.js";
 
 /** Opacity of the overlay, and the gray levels of black and white below it. */
-const OVERLAY_OPACITY = 0.65;
+const OVERLAY_OPACITY = 0.8;
 const GRAY_OF_BLACK = 26;
 const GRAY_OF_WHITE = 204;
 /** Opacity of labels, and of labels that are not selected. */
@@ -37,11 +37,15 @@ export function overlayColormap(colors, scale, maximum) {
       for (let i = 0; i < weights.length; i++) {
         const at = from(weights[i]);
         for (let c = 0; c < 3; c++) pixels[4 * i + c] = shades[at + c];
-        pixels[4 * i + 3] = 255 * opacity;
+        // Over an image, small weights are nearly transparent, so that the image stays visible.
+        pixels[4 * i + 3] = opacity === 1 ? 255 : 255 * opacityOf(at / 3 / 255, opacity);
       }
     },
   };
 }
+
+/** Opacity of a fraction of the color range. @param {number} fraction @param {number} opacity of the largest weight */
+const opacityOf = (fraction, opacity) => opacity * (0.25 + 0.75 * fraction);
 
 /** Paints weights of patches into a canvas, one pixel per patch. @param {HTMLCanvasElement} canvas @param {number} rows @param {number} columns @param {ArrayLike<number>} weights @param {string} colors @param {string} scale @param {number} [opacity] */
 export function paintPatches(canvas, rows, columns, weights, colors, scale, opacity = 1) {
@@ -62,7 +66,8 @@ export function paintLegend(canvas, colors) {
   const shades = colorRamp(colors, true);
   const gray = (GRAY_OF_BLACK + GRAY_OF_WHITE) / 2;
   for (let i = 0; i < 256; i++) {
-    for (let c = 0; c < 3; c++) image.data[4 * i + c] = OVERLAY_OPACITY * shades[3 * i + c] + (1 - OVERLAY_OPACITY) * gray;
+    const opacity = opacityOf(i / 255, OVERLAY_OPACITY);
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = opacity * shades[3 * i + c] + (1 - opacity) * gray;
     image.data[4 * i + 3] = 255;
   }
   context.putImageData(image, 0, 0);

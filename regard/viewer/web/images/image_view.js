@@ -7,6 +7,7 @@ import { ImageAttention } from "./image_attention.js";
 import { ImageQuery } from "./image_query.js";
 import { ImageControls } from "./image_controls.js";
 import { PatchFigure } from "./image_figure.js";
+import { imageThumbnail } from "./patch_picker.js";
 import { ImageOverview, QueryMaps, imageHeadLabel, imageLayerLabel } from "./image_overview.js";
 import {
   LabelList,
@@ -30,7 +31,7 @@ const OVERLAY_KEYS = { p: "picture", a: "attention", r: "rollout", m: "mask" };
 export function initialImageView(scene) {
   if (!scene.picture) return {};
   const { over: overlayKind, token, label } = scene.opens;
-  return { view: "images", overlayKind, label, pin: token === null ? null : [token, token], colors: "iris" };
+  return { view: "attention", overlayKind, label, pin: token === null ? null : [token, token], colors: "iris" };
 }
 
 export class ImageView {
@@ -69,6 +70,8 @@ export class ImageView {
     this.makeStage();
     this.reading = h("section", { class: "reading", "aria-label": "Reading" });
     this.labels = h("div", { class: "label-lists" });
+    /** Shown in the output section of the page. */
+    this.outputElement = h("div", { class: "image-output" }, imageThumbnail(host), this.labels);
     this.element = h(
       "div",
       { class: "images" },
@@ -78,7 +81,7 @@ export class ImageView {
         { class: this.scene.opens?.all ? "columns all-first" : "columns" },
         this.overview.element,
         this.stage,
-        h("aside", { class: "side", "aria-label": "Details" }, this.labels, this.reading, this.measures.element),
+        h("aside", { class: "side", "aria-label": "Details" }, this.reading, this.measures.note),
       ),
     );
     new ResizeObserver(() => this.figure.layout()).observe(this.figure.element);
@@ -92,14 +95,27 @@ export class ImageView {
     });
     this.container = h("div", { class: "figure-container" });
     this.statusElement = h("p", { class: "image-status" });
-    const { panel, bar, pickers } = this.controls;
-    panel.append(this.container, this.statusElement);
+    const { panel, bar, settings } = this.controls;
+    settings.lastElementChild.append(this.measures.element);
+    this.actions = h(
+      "p",
+      { class: "actions", "data-export": "no" },
+      h("button", { type: "button", class: "small", onclick: () => this.turnOff() }, "Turn this head off"),
+      this.scene.walk ? h("button", { type: "button", class: "small", onclick: () => this.state.set({ view: "steps" }) }, "Show the arithmetic") : null,
+    );
+    panel.append(this.actions, this.container, this.statusElement);
     panel.addEventListener("keydown", (event) => this.key(event));
     this.legend = h("div", { class: "legend" });
-    this.foot = h("div", { class: "foot" }, this.legend, pickers);
+    this.foot = h("div", { class: "foot" }, this.legend);
     this.queries = new QueryMaps(this.imageQuery, (label) => this.selectQuery(label === null ? "pointer" : String(label)));
     this.figureElement = h("div", { class: "card" }, panel, this.foot, this.queries.element);
     this.stage = h("section", { class: "stage", "aria-label": "Image" }, bar, this.figureElement);
+  }
+
+  /** Opens the experiment without the selected head. */
+  turnOff() {
+    const { attention, head } = this.state.view.selected;
+    this.state.set({ view: "experiment", off: `${attention}:${head}` });
   }
 
   // Drawing
@@ -197,6 +213,8 @@ export class ImageView {
     const scale = view.scale ?? "linear";
     if (!this.ready || (this.imageQuery.overlayKind === "attention" && !this.attentions.isLoaded(view.selected.attention))) return;
     this.overlay = this.imageQuery.computeOverlay();
+    this.controls.showPointer();
+    this.actions.hidden = this.imageQuery.overlayKind !== "attention" || view.selected.head === "mean";
     const figure = this.isTable && this.overlay ? this.table : this.figure;
     if (this.container.firstChild !== figure.element) setChildren(this.container, figure.element);
     if (figure === this.table) this.table.show(/** @type {any} */ (this.figureData));

@@ -23,6 +23,11 @@ function imageCanvas(host, gray) {
   return canvas;
 }
 
+/** The image in color. @param {import("../core/host.js").Host} host */
+export function imageThumbnail(host) {
+  return smallImage(host.scene, imageCanvas(host, false));
+}
+
 /** Weights over patches as an overlay of the image. @param {import("../core/host.js").Host} host @param {string} side of the weights @param {Float64Array} weights */
 export function patchOverlay(host, side, weights) {
   const [rows, columns] = host.scene.picture.grid;

@@ -1,6 +1,6 @@
 /** The candidates of a search: their texts, their order and their outcomes. */
 
-import { makeVisible, truncate } from "../core/tokens.js";
+import { makeVisible, truncate, withMinus } from "../core/tokens.js";
 
 /**
  * @typedef {{step: number, parent: number | null, token: string, piece: string, whole: boolean, logprob: number, total: number,
@@ -42,6 +42,21 @@ export function buildCandidates(search) {
   return nodes;
 }
 
+/**
+ * The finished hypotheses: the results, then those that finished with a lower score.
+ * @param {{results: {text: string, score: number, node: number | null}[]}} search @param {Candidate[]} nodes
+ * @returns {{text: string, score: number, node: number | null, isResult: boolean}[]}
+ */
+export function finishedHypotheses(search, nodes) {
+  const listed = new Set(search.results.map(({ node }) => node));
+  const others = nodes.filter((candidate) => candidate.ends && !isDiscarded(candidate) && !listed.has(candidate.index));
+  others.sort((a, b) => b.score - a.score);
+  return [
+    ...search.results.map((result) => ({ ...result, isResult: true })),
+    ...others.map(({ index, text, score }) => ({ text, score, node: index, isResult: false })),
+  ];
+}
+
 /** @param {Candidate} candidate */
 export function isDiscarded(candidate) {
   return candidate.state === "pruned" || candidate.state === "refused";
@@ -70,9 +85,12 @@ export function outcomeOf(candidate) {
   return candidate.isInResult ? "Kept: part of a result" : "Kept: leads to no result";
 }
 
-/** Formats a score, with more digits if it is small. @param {number} value @param {number} [digits] */
-export function formatScore(value, digits = Math.abs(value) < 0.1 ? 4 : 2) {
-  return Number(value.toFixed(digits)) === 0 ? "0" : value.toFixed(digits).replace("-", "−");
+/** Formats a score; small ones with two significant digits, because a log-probability is 0 only for certain tokens. @param {number} value @param {number} [digits] after the point */
+export function formatScore(value, digits) {
+  const size = Math.abs(value);
+  if (value === 0) return "0";
+  const text = size < 0.001 ? size.toExponential(1) : size.toFixed(digits ?? (size < 0.1 ? 4 : 2));
+  return (value < 0 ? "−" : "") + withMinus(text);
 }
 
 /** The candidates from the first step to this one. @param {Candidate[]} nodes @param {Candidate} candidate @returns {Candidate[]} */

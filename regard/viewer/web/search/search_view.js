@@ -9,6 +9,7 @@ import {
   STATES,
   buildCandidates,
   edgeWidth,
+  finishedHypotheses,
   formatScore,
   importance,
   isDeadEnd,
@@ -40,14 +41,15 @@ export class SearchView {
     this.search = this.scene.decode;
     this.rtl = this.scene.sides.predicted?.direction === "rtl";
     this.nodes = buildCandidates(this.search);
-    this.steps = this.search.left_out.length;
+    this.steps = this.search.omitted.length;
     /** @type {number | null} */
     this.cursor = null;
     this.showsPruned = true;
+    this.form = "tree";
     /** Attention weights of each step, row after row. @type {Float32Array | null} */
     this.rows = null;
     this.panel = h("div", { role: "tabpanel", id: uniqueId("search") });
-    this.forms = tabList("Show as", SEARCH_FORMS, this.panel.id, (form) => this.state.set({ form: form === "table" ? "table" : "map" }));
+    this.forms = tabList("Show as", SEARCH_FORMS, this.panel.id, (form) => this.setForm(form));
     this.pruned = toggle("Pruned", (on) => {
       this.showsPruned = on;
       this.draw();
@@ -63,14 +65,14 @@ export class SearchView {
       h("style", {}, SEARCH_STYLE),
       h("div", { class: "bar", "data-export": "no" }, this.forms.element, h("div", { class: "toggles" }, this.pruned)),
       h("p", { class: "summary" }, this.summary()),
-      h("div", { class: "search-columns" }, this.figureElement, h("aside", { class: "side", "aria-label": "Details" }, this.details, this.resultList, this.constraints())),
+      h("div", { class: "search-columns" }, this.figureElement, h("aside", { class: "side", "aria-label": "Details of the search" }, this.details, this.resultList, this.constraints())),
     );
     this.pruned.hidden = !this.nodes.some(isDiscarded);
   }
 
   /** Describes the search in a few sentences. */
   summary() {
-    const { method, beam, length_penalty: length, coverage_penalty: coverage, left_out: left, stopped } = this.search;
+    const { method, beam, length_penalty: length, coverage_penalty: coverage, omitted: left, stopped } = this.search;
     const widths = { beam: `, beam width ${beam}`, sample: beam > 1 ? `, ${beam} samples` : "", greedy: "" };
     const missing = left.reduce((/** @type {number} */ sum, /** @type {number} */ count) => sum + count, 0);
     const ranked = length === 1 ? "mean log-probability per token" : length === 0 ? "log-probability" : `log-probability divided by length^${length}`;
@@ -110,17 +112,25 @@ export class SearchView {
 
   /** @param {Set<string> | null} changed */
   async update(changed) {
-    const { looked } = this.search;
-    if (looked && !this.rows) this.rows = new Float32Array(await this.host.blob(looked.at));
-    if (!changed || ["form", "theme"].some((key) => changed.has(key))) this.draw();
+    const { weights } = this.search;
+    if (weights && !this.rows) this.rows = new Float32Array(await this.host.blob(weights.at));
+    if (!changed || changed.has("theme")) this.draw();
     else this.mark();
     this.scheduler.add("search", 0, () => false); // an empty job clears the page's busy state
   }
 
   layout() {}
 
+  /** @param {string} form tree or table */
+  setForm(form) {
+    const hadFocus = this.panel.contains(document.activeElement);
+    this.form = form;
+    this.draw();
+    if (hadFocus) /** @type {HTMLElement | null} */ (this.panel.querySelector("[tabindex]"))?.focus({ preventScroll: true });
+  }
+
   draw() {
-    const form = this.state.view.form === "table" ? "table" : "tree";
+    const { form } = this;
     setAttributes(this.panel, { "aria-labelledby": this.forms.mark(form) });
     setAttributes(this.pruned, { "aria-pressed": String(this.showsPruned) });
     this.legend.hidden = form === "table";
@@ -135,7 +145,7 @@ export class SearchView {
 
   tree() {
     const nodes = this.visibleNodes;
-    this.treeLayout = layoutTree(nodes, this.steps);
+    this.treeLayout = layoutTree(nodes, this.steps, this.panel.clientWidth || Infinity);
     const { width, height, separatorY } = this.treeLayout;
     /** @type {Map<number, SVGElement>} */
     this.items = new Map();
@@ -214,7 +224,7 @@ export class SearchView {
   /** The attention weights of the step that proposed a candidate. @param {Candidate} candidate @returns {{token: string, weight: number, own: boolean}[]} */
   attentionOf(candidate) {
     if (!this.rows || candidate.row === null) return [];
-    const width = this.search.looked.shape[1];
+    const width = this.search.weights.shape[1];
     const own = pathOf(this.nodes, candidate).slice(0, -1).map((other) => other.label);
     const tokens = [...this.search.source.map(makeVisible), ...(width > this.search.source.length ? own : [])];
     return tokens.map((token, i) => ({ token, weight: this.rows[candidate.row * width + i], own: i >= this.search.source.length }));
@@ -276,15 +286,15 @@ export class SearchView {
     this.shadeSource(candidate);
   }
 
-  /** Lists the results, best first; equal samples are listed once. @param {Candidate} candidate */
+  /** Lists the finished hypotheses, best first; equal samples are listed once. @param {Candidate} candidate */
   listResults(candidate) {
-    const { results } = this.search;
+    const results = finishedHypotheses(this.search, this.nodes);
     const distinct = results.filter((result, i) => results.findIndex((other) => other.node === result.node) === i);
     const times = (/** @type {number | null} */ node) => results.filter((result) => result.node === node).length;
-    const item = (/** @type {{text: string, score: number, node: number | null}} */ { text, score, node }) =>
+    const item = (/** @type {{text: string, score: number, node: number | null, isResult: boolean}} */ { text, score, node, isResult }) =>
       h(
         "li",
-        {},
+        { "data-result": isResult },
         h(
           "button",
           { type: "button", "aria-pressed": String(node === candidate.index), onclick: () => node !== null && (this.choose(node), this.scrollTo(node)) },
@@ -292,7 +302,7 @@ export class SearchView {
           h("span", { class: "score" }, formatScore(score)),
         ),
       );
-    setChildren(this.resultList, h("h2", {}, distinct.length > 1 ? "Results, best first" : "Results"), h("ol", {}, distinct.map(item)));
+    setChildren(this.resultList, h("h2", {}, distinct.length > 1 ? "Finished hypotheses, best first" : "Result"), h("ol", {}, distinct.map(item)));
   }
 
   /** Shades the source tokens by the attention weights of a candidate's step. @param {Candidate} candidate */
@@ -353,7 +363,7 @@ export class SearchView {
       b: () => this.search.results[0]?.node,
     };
     const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-    if (event.key.toLowerCase() === "n") this.state.set({ form: "table" });
+    if (event.key.toLowerCase() === "n") this.setForm("table");
     else if (!move) return;
     else {
       const next = move() ?? null;

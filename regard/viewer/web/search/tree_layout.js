@@ -1,6 +1,6 @@
 /** The layout of a search tree. */
 
-import { importance, isDiscarded } from "./candidates.js";
+import { formatScore, importance, isDiscarded } from "./candidates.js";
 
 /** @typedef {import("./candidates.js").Candidate} Candidate */
 
@@ -9,6 +9,7 @@ export const LANE = 40;
 const DISCARDED_LANE = 27;
 export const TOP = 30;
 const GAP = 38;
+const MIN_GAP = 14;
 export const FONT = 15;
 export const DISCARDED_FONT = 13.5;
 
@@ -20,12 +21,23 @@ function nodeLabelWidth(label, size) {
   return labelContext.measureText(label).width;
 }
 
+/** Width of the score next to a finished candidate. @param {Candidate} candidate */
+const scoreWidth = (candidate) => (candidate.ends && candidate.score !== null ? 11 + nodeLabelWidth(formatScore(candidate.score), 13) : 0);
+
 /**
  * Computes the layout of a tree. Each step is a column. Hypotheses that are kept stay in one lane as long as possible, the
  * best one in the first; discarded candidates are placed below.
- * @param {Candidate[]} nodes @param {number} steps
+ * Columns move together if the tree is wider than the available width.
+ * @param {Candidate[]} nodes @param {number} steps @param {number} [available]
  */
-export function layoutTree(nodes, steps) {
+export function layoutTree(nodes, steps, available = Infinity) {
+  const natural = layoutWithGap(nodes, steps, GAP);
+  if (natural.width <= available) return natural;
+  return layoutWithGap(nodes, steps, Math.max(MIN_GAP, GAP - (natural.width - available) / Math.max(1, steps - 1)));
+}
+
+/** @param {Candidate[]} nodes @param {number} steps @param {number} gap between columns */
+function layoutWithGap(nodes, steps, gap) {
   const byStep = Array.from({ length: steps }, (_, step) => nodes.filter((candidate) => candidate.step === step));
   /** @type {Map<number, number>} */
   const lanes = new Map();
@@ -51,10 +63,12 @@ export function layoutTree(nodes, steps) {
   const discardedTop = TOP + (lastLane + 1) * LANE + 14;
   let x = 34;
   let rows = 0;
+  /** The right edge of the boxes and scores. */
+  let right = x;
   for (const column of byStep) {
     const sizes = new Map(column.map((candidate) => [candidate.index, Math.max(34, nodeLabelWidth(candidate.label, isDiscarded(candidate) ? DISCARDED_FONT : FONT) + (isDiscarded(candidate) ? 14 : 26))]));
     const widest = Math.max(...sizes.values(), 34);
-    const ends = column.some((candidate) => candidate.ends) ? 40 : 0;
+    const ends = Math.max(0, ...column.map(scoreWidth));
     columns.push(x);
     const left = column.filter(isDiscarded);
     rows = Math.max(rows, left.length);
@@ -63,12 +77,13 @@ export function layoutTree(nodes, steps) {
       const height = discarded ? 22 : 30;
       const y = discarded ? discardedTop + left.indexOf(candidate) * DISCARDED_LANE : TOP + lanes.get(candidate.index) * LANE + (LANE - height) / 2;
       boxes.set(candidate.index, { x, y, width: sizes.get(candidate.index), height });
+      right = Math.max(right, x + sizes.get(candidate.index) + scoreWidth(candidate));
     }
-    x += widest + Math.max(GAP, ends + 12);
+    x += widest + Math.max(gap, ends + 12);
   }
   const height = rows ? discardedTop + rows * DISCARDED_LANE + 4 : discardedTop - 10;
   return {
-    boxes, columns, width: x - GAP + 44, height, separatorY: rows ? discardedTop - 8 : 0,
+    boxes, columns, width: right + 8, height, separatorY: rows ? discardedTop - 8 : 0,
     /** Path of the edge from the parent to a candidate. @param {Candidate} candidate */
     edge(candidate) {
       const to = boxes.get(candidate.index);

@@ -30,7 +30,7 @@ export function displayedRow(view, n) {
     let at = 0;
     if (side in view.walk.sides) {
       at = Math.min(view.selectedToken(side), shape[axis] - 1);
-      token = bidiIsolate(makeVisible(view.walk.sides[side].tokens[at]));
+      token = bidiIsolate(view.tokenName(side, at));
       tokenSide = side;
     } else if (side === "heads") {
       // Grouped-query attention: several query heads share a key and value head.

@@ -470,7 +470,7 @@ export function formatNumber(x) {
   if (x === 0) return "0";
   if (!(Math.abs(x) < 1e38)) return Number.isNaN(x) ? "NaN" : x > 0 ? "∞" : "−∞";
   const size = Math.abs(x);
-  const text = size >= 1e5 || size < 1e-4 ? size.toExponential(2) : size < 1 ? size.toPrecision(3) : size.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : 3);
+  const text = size >= 1e5 || size < 1e-4 ? size.toExponential(2).replace("-", "−") : size < 1 ? size.toPrecision(3) : size.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : 3);
   return x < 0 ? `−${text}` : text;
 }
 

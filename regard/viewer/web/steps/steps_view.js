@@ -6,7 +6,7 @@ import { derivationElement } from "./derivation.js";
 import { displayedRow } from "./displayed_row.js";
 import { patchOverlay, placePatchButtons } from "../images/patch_picker.js";
 import { h, picker, setAttributes, setChildren, tokenText } from "../core/dom.js";
-import { bidiIsolate, formatWeight, makeVisible } from "../core/tokens.js";
+import { bidiIsolate, formatWeight, makeVisible, truncate, withMinus } from "../core/tokens.js";
 import STEPS_STYLE from "./steps.css";
 
 /** @typedef {import("./trace.js").Step} Step */
@@ -21,7 +21,7 @@ const STEPS_PER_SLICE = 8;
 const TOLERANCE = 1e-5;
 
 /** Formats a difference. @param {number} x */
-const formatGap = (x) => (x === 0 ? "0" : x.toExponential(0));
+const formatGap = (x) => (x === 0 ? "0" : withMinus(x.toExponential(0)));
 
 export class StepsView {
   /** @param {import("../core/shell.js").Context} context */
@@ -51,6 +51,7 @@ export class StepsView {
     this.trace = null;
     this.checkedCount = 0;
     this.verdict = h("p", { class: "verdict" });
+    this.substitute = h("p", { class: "note", role: "note", hidden: true });
     this.chips = h("div", { class: "sides" });
     this.choice = h("div", { class: "choice" });
     this.list = h("ol", { class: "sections" });
@@ -60,6 +61,7 @@ export class StepsView {
       h("style", {}, STEPS_STYLE),
       h("section", { class: "selection-bar", "aria-label": "Selected tokens and heads", "data-export": "no" }, this.chips, this.choice),
       this.verdict,
+      this.substitute,
       this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
       this.list,
     );
@@ -107,12 +109,12 @@ export class StepsView {
       this.chips,
       selectable.map(([name, side]) => {
         const known = this.host.scene.sides[name];
-        const title = known?.called ?? name.charAt(0).toUpperCase() + name.slice(1);
+        const title = (known?.called ?? name.charAt(0).toUpperCase() + name.slice(1)) + (name === "target" && this.host.scene.sides.predicted ? " (input → prediction)" : "");
         const buttons = side.tokens.map((/** @type {string} */ token, /** @type {number} */ t) =>
           h(
             "button",
             { type: "button", role: "radio", class: "chip-token", "data-side": name, "data-token": t, onclick: () => this.selectToken(name, t) },
-            tokenText(makeVisible(token), known?.direction === "rtl"),
+            tokenText(truncate(this.tokenName(name, t), 40), known?.direction === "rtl"),
           ),
         );
         const group = h(
@@ -130,6 +132,17 @@ export class StepsView {
         return h("div", { class: "token-side" }, h("p", { class: "side-name", "aria-hidden": "true" }, title), choice);
       }),
     );
+  }
+
+  /**
+   * The name of a token. A row of the decoder is named by its input and by the token that it predicts, which is its name in
+   * the cross-attention.
+   * @param {string} side @param {number} token
+   */
+  tokenName(side, token) {
+    const name = makeVisible(this.walk.sides[side].tokens[token]);
+    const predicted = this.host.scene.sides.predicted?.tokens[token];
+    return side === "target" && predicted !== undefined ? `${name} → ${makeVisible(predicted)}` : name;
   }
 
   /** The selected token of a side: of a derived side, the one that corresponds to the other's. @param {string} side */
@@ -157,7 +170,7 @@ export class StepsView {
     if (rows === columns && rows === side) this.state.set({ pin: [token, token] });
     else if (rows === side || columns === side) this.state.set({ pin: [this.tokens[rows], this.tokens[columns]] });
     this.redraw();
-    this.announcer.announce(`Selected ${bidiIsolate(makeVisible(this.walk.sides[side].tokens[token]))}.`);
+    this.announcer.announce(`Selected ${bidiIsolate(this.tokenName(side, token))}.`);
   }
 
   /** The sides of an attention. @param {string} name @returns {{rows: string, columns: string}} */
@@ -251,7 +264,22 @@ export class StepsView {
       if (fits(columns, pin[1]) && columns !== rows) this.tokens[columns] = pin[1];
       if (fits(rows, pin[0])) this.tokens[rows] = pin[0];
     }
-    if (changed === null || changed.has("selected") || changed.has("pin")) this.redraw(changed === null || changed.has("selected"));
+    const { section } = this.state.view;
+    const opensSection = section !== null && (changed === null || changed.has("section"));
+    if (changed === null || changed.has("selected") || changed.has("pin")) this.redraw(!opensSection && (changed === null || changed.has("selected")));
+    if (opensSection) {
+      this.showSection(Math.min(section, this.sections.length - 1));
+      this.state.set({ section: null });
+    }
+    this.showSubstitute();
+  }
+
+  /** Says so if the page has no numbers of the attention that the other views show. */
+  showSubstitute() {
+    const shown = this.state.view.selected.attention;
+    const has = shown === null || this.sections.some((one) => one.attention === shown);
+    this.substitute.hidden = has;
+    if (!has) setChildren(this.substitute, `This page has no numbers of ${shown}, which the attention view shows: below is ${this.selected.attention}.`);
   }
 
   /** Redraws after a change of the selection. @param {boolean} [opensSection] whether to open the section of the selected attention */
@@ -275,14 +303,19 @@ export class StepsView {
         this.draw(n);
       }
     });
-    // Initially the first and the last section are open too.
-    if (!this.isInitialized) for (const n of [0, this.sections.length - 1]) this.sectionElements[n].details.open = true;
     if (opensSection) {
       const position = this.sections.findIndex((section) => this.isRelevant(section) && section.attention === attention);
-      if (position >= 0 && this.isInitialized) this.sectionElements[position].item.scrollIntoView({ block: "start" });
-      this.isInitialized = true;
+      if (position >= 0) this.showSection(position);
     }
     this.showVerdict();
+  }
+
+  /** Opens a section and scrolls to it, unless its title is visible. @param {number} n */
+  showSection(n) {
+    const { details, item } = this.sectionElements[n];
+    details.open = true;
+    const { top } = item.getBoundingClientRect();
+    if (top < 0 || top > 0.7 * window.innerHeight) item.scrollIntoView({ block: "start" });
   }
 
   /** Draws the steps of a section. @param {number} n */
@@ -364,7 +397,7 @@ export class StepsView {
         "footer",
         {},
         h("code", {}, step.where),
-        this.trace.paramsOf(n).map(({ sign, name, shape }) => h("span", { class: "param" }, h("i", {}, sign), ` ${shape.join("×")} `, h("code", {}, name))),
+        this.trace.paramsOf(n).map(({ sign, name, shape, full_shape: full }) => h("span", { class: "param" }, h("i", {}, sign), ` ${(full ?? shape).join("×")} `, h("code", {}, name), full ? ` (${shape[0]} ${shape[0] === 1 ? "row" : "rows"} in this page)` : null)),
         step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "identical to the model's values" : `within ${formatGap(step.differs)} of the model's values`),
       ),
     );
@@ -463,7 +496,7 @@ export class StepsView {
             h("span", { class: "name" }, h("bdi", {}, names?.[i] ?? String(i))),
             " ",
             h("span", { class: "track" }, h("span", { class: "bar", style: `width: ${(100 * data[at]).toFixed(2)}%` })),
-            h("span", { class: "number" }, data[at] > 0 && data[at] < 0.0005 ? data[at].toExponential(0) : data[at].toFixed(3)),
+            h("span", { class: "number" }, data[at] > 0 && data[at] < 0.0005 ? withMinus(data[at].toExponential(0)) : data[at].toFixed(3)),
           ),
         ),
       ),

@@ -25,8 +25,9 @@ import {
 
 /**
  * @typedef {import("./operations.js").Tensor} Tensor
- * @typedef {{sign: string, name: string, offset?: number, tensor?: number, input?: string, shape: number[]}} Param a parameter:
- * an offset in the numbers of the walk, or an index of the tensors of the page's model; or an input of the model
+ * @typedef {{sign: string, name: string, offset?: number, tensor?: number, input?: string, shape: number[], full_shape?: number[]}} Param a
+ * parameter: an offset in the numbers of the walk, or an index of the tensors of the page's model; or an input of the model.
+ * `full_shape`: of a table of which the page has only the rows that are used
  * @typedef {number | Param | null} Input index of a step, or a parameter
  * @typedef {{
  *   id: string, section: number, title: string, formula?: string, where?: string, op: string, inputs: Input[],
@@ -213,7 +214,7 @@ export class Trace {
       const above = op === "rms_norm" ? formatNumber(x.data[at]) : `(${formatNumber(x.data[at])} − ${formatTerm(mean)})`;
       const i = gainAt(op, x, at, weight ?? bias);
       const after = [weight && ` · ${formatTerm(weight.data[i])}`, bias && ` + ${formatTerm(bias.data[i])}`];
-      return sum([`${above} / √(${formatNumber(variance)} + ${eps.toExponential(0)})`], "", "", after.filter(Boolean).join(""));
+      return sum([`${above} / √(${formatNumber(variance)} + ${eps.toExponential(0).replace("-", "−")})`], "", "", after.filter(Boolean).join(""));
     }
     if (op === "upsample_bilinear2d") {
       return sum(bilinearCells(x, options.output_size[0], options.output_size[1], at).map(([i, share]) => `${formatNumber(share)}·${this.text(inputs[0], i)}`));

@@ -1,5 +1,6 @@
 /** Attention maps of heads, of the mean over heads and of words, for any length. */
 
+import { labelHead } from "./head_labels.js";
 import { addMergedRow, argmax, argmaxAbs, computeWeights, extractHead, readBlob } from "./maths.js";
 import { Kernel } from "./kernel.js";
 import { Axis } from "../core/tokens.js";
@@ -220,6 +221,10 @@ export class Attentions {
     this.maps = new Map();
     /** @type {Map<string, Axis>} */
     this.axes = new Map();
+    /** Whether labels are entries of the vocabulary, such as ##ing. */
+    this.showsEntries = false;
+    /** @type {Map<string, import("./head_labels.js").HeadLabel>} */
+    this.labels = new Map();
   }
 
   /** Whether there is such a head. @param {HeadRef} ref */
@@ -230,8 +235,8 @@ export class Attentions {
 
   /** @param {string} side @param {boolean} merged */
   axis(side, merged) {
-    const key = `${side} ${merged}`;
-    if (!this.axes.has(key)) this.axes.set(key, new Axis(side, this.scene.sides[side], merged));
+    const key = `${side} ${merged} ${this.showsEntries}`;
+    if (!this.axes.has(key)) this.axes.set(key, new Axis(side, this.scene.sides[side], merged, this.showsEntries));
     return this.axes.get(key);
   }
 
@@ -259,6 +264,18 @@ export class Attentions {
       }),
     );
     this.arrays.set(name, array);
+  }
+
+  /** The label of a head whose attention is loaded; null for the mean of heads. @param {HeadRef} ref */
+  labelOf(ref) {
+    if (ref.head === "mean") return null;
+    const key = `${ref.attention}:${ref.head}`;
+    if (!this.labels.has(key)) {
+      const { rows, columns, kind } = this.byName.get(ref.attention);
+      const { sides } = this.scene;
+      this.labels.set(key, labelHead(this.map(ref, false), sides[rows].tokens, sides[columns].tokens, kind));
+    }
+    return this.labels.get(key);
   }
 
   /** The map of a head whose attention is loaded. @param {HeadRef} ref @param {boolean} merged @returns {AttentionMap} */

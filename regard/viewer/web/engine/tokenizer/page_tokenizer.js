@@ -55,7 +55,10 @@ export class PageTokenizer {
   /** The piece of the text of each id. @param {string} text @returns {Piece[]} */
   encodePieces(text) {
     const chars = [...text];
-    return this.encode(text).spans.map(([start, end]) => stripLeadingSpace(chars, start, end));
+    const { ids, spans } = this.encode(text);
+    // The piece of a token that is only the space before a word is empty.
+    const isEmpty = (/** @type {number} */ i) => this.names[ids[i]] === "▁" && chars.slice(...spans[i]).join("") !== " ";
+    return spans.map(([start, end], i) => (isEmpty(i) ? { text: "", start, end: start } : stripLeadingSpace(chars, start, end)));
   }
 
   /** For each id, its piece of the decoded text. @param {number[]} ids @returns {Piece[]} */

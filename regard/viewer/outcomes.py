@@ -1,0 +1,228 @@
+"""Outcomes: the output of a model for the input of a look, with the probabilities of its predictions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.data import Tokenizer
+from regard.decode import DecodeConfig
+from regard.pipelines import TextEncoder, TextGenerator, Translator
+from regard.viewer.image_look import ImageLook
+from regard.viewer.text_look import Look
+
+# Alternatives listed per prediction, and for the next token of a language model.
+TOP_K, NEXT_TOP_K = 5, 7
+# Tokens that a language model generates.
+CONTINUATION_TOKENS = 12
+# Tokens of a text up to which every token is masked in turn (masked language models).
+MAX_MASKED_TOKENS = 32
+# Tokens of a text up to which each has its probability (language models).
+MAX_INPUT_STEPS = 256
+# Temperatures of the next-token distribution in a page.
+TEMPERATURES = tuple(round(0.1 * i, 1) for i in range(1, 21))
+
+
+class PredictionStep(NamedTuple):
+    """A prediction: the token (or label), its probability, and the most likely alternatives."""
+
+    token: str
+    probability: float | None
+    likeliest: dict[str, float]
+
+
+class NextToken(NamedTuple):
+    """The distribution of the token after a text: the most likely tokens, each with the text that it appends.
+
+    At temperature T, a token of log-probability l has the probability exp(l / T − n), where n is the `log_normalizers`
+    entry of T: the logarithm of Σ exp(l / T) over the vocabulary.
+    """
+
+    tokens: list[str]
+    texts: list[str]
+    logprobs: list[float]
+    log_normalizers: list[float]
+    """one per entry of TEMPERATURES"""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The output of a model: a translation, a continuation, an answer or a label (empty for other encoders).
+
+    `steps` are its predictions: the tokens of the translation or continuation; the label; for a masked language model,
+    one per token of the text, predicted with this token masked. `logprob` is the log-probability of the translation or
+    the continuation.
+    """
+
+    text: str
+    logprob: float | None
+    steps: list[PredictionStep] = field(repr=False)
+    look: Look | ImageLook = field(repr=False)
+    """the attention maps"""
+    input_steps: list[PredictionStep] = field(default_factory=list, repr=False)
+    """language models: the tokens of the text, from the second on; empty for long texts"""
+    next_token: NextToken | None = field(default=None, repr=False)
+    """language models: the distribution of the token after the text"""
+    vector: Float[np.ndarray, "E"] | None = field(default=None, repr=False)
+    """encoders without a head: the embedding of the text"""
+
+
+@torch.no_grad()
+def compute_outcome(seen: Look | ImageLook, pipeline: Any = None, generator: Any = None) -> Outcome:
+    """The output of the model of a look, for the same input.
+
+    `pipeline` is the model, by default that of the look; `generator` generates text in its place (see experiments.py).
+
+    >>> compute_outcome(look(translator, "The cat sleeps.")).text  # doctest: +SKIP
+    'Le chat dort.'
+    """
+    if isinstance(seen, ImageLook):
+        return label_outcome(seen.probabilities, seen) if seen.probabilities else Outcome("", None, _areas(seen), seen)
+    pipeline = pipeline or seen.pipeline
+    if isinstance(pipeline, Translator):
+        return _translation_outcome(pipeline, seen)
+    if isinstance(pipeline, TextGenerator):
+        return _continuation_outcome(pipeline, seen, generator or pipeline)
+    return _encoder_outcome(pipeline, seen)
+
+
+def _translation_outcome(translator: Translator, seen: Look) -> Outcome:
+    source, target = seen.ids
+    targets = [*target[1:], translator.special.eos]
+    # The ids of the look, not those of its text: a model may output other pieces than its tokenizer would choose.
+    forced = len(translator.special.make_decoder_input([]))
+    probabilities = translator.model(*translator.teacher_forced([(source, target[forced:])])).float().softmax(-1)
+    steps = _steps(translator.target_tokenizer, probabilities, targets)
+    return Outcome(seen.translation, _logprob(probabilities, targets), steps, seen)
+
+
+def _continuation_outcome(language_model: TextGenerator, seen: Look, generator: Any) -> Outcome:
+    (ids,) = seen.ids
+    config = DecodeConfig(method="greedy", max_len=CONTINUATION_TOKENS)
+    limit = language_model.length_limit
+    added: list[int] = []
+    text = ""
+    if limit is None or len(ids) < limit:
+        best = generator.generate([seen.source], config, truncate=True)[0][0]
+        text, added = best.text, list(best.hypothesis.ids)
+    logits = language_model.model(language_model.pack([[*ids, *added]])).float()
+    first = len(ids) - 1
+    tokenizer = language_model.tokenizer
+    probabilities = logits[first:].softmax(-1)
+    steps = _steps(tokenizer, probabilities[: max(1, len(added))], added)
+    input_steps = _steps(tokenizer, logits[:first].softmax(-1), ids[1:]) if first <= MAX_INPUT_STEPS else []
+    following = _next_token(tokenizer, ids, logits[first].log_softmax(-1))
+    return Outcome(text, _logprob(probabilities, added), steps, seen, input_steps, following)
+
+
+def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor, "V"]) -> NextToken:
+    best, indices = logprobs.topk(min(NEXT_TOP_K, len(logprobs)))
+    context = list(ids[-8:])
+    start = len(tokenizer.decode(context))
+    texts = [text[start:] for text in tokenizer.decode_batch([[*context, i] for i in indices.tolist()])]
+    tokens = [tokenizer.decode([i]) or tokenizer.vocabulary[i] for i in indices.tolist()]
+    normalizers = [float((logprobs.double() / one).logsumexp(0)) for one in TEMPERATURES]
+    return NextToken(tokens, texts, best.tolist(), normalizers)
+
+
+def _encoder_outcome(encoder: TextEncoder, seen: Look) -> Outcome:
+    head, (ids,) = encoder.model.config.head, seen.ids
+    if head == "classify":
+        return label_outcome(encoder.classify([seen.source], truncate=True)[0].probabilities, seen)
+    if head == "answer":
+        return Outcome(seen.translation, None, [], seen)
+    if head != "mask":
+        return Outcome("", None, [], seen, vector=encoder.embed([seen.source], truncate=True)[0])
+    mask = encoder.special.mask
+    texts = [ids]
+    if mask is not None and mask not in ids and len(ids) <= MAX_MASKED_TOKENS:
+        texts = [[*ids[:i], mask, *ids[i + 1 :]] for i in range(len(ids))]
+    logits = encoder.model(encoder.pack(texts)).float()
+    if len(texts) > 1:
+        logits = logits.unflatten(0, (len(ids), len(ids))).diagonal().T
+    return Outcome("", None, _steps(encoder.tokenizer, logits.softmax(-1), ids), seen)
+
+
+def label_outcome(probabilities: Mapping[str, float], seen: Look | ImageLook) -> Outcome:
+    """The outcome of a classifier."""
+    best = dict(sorted(probabilities.items(), key=lambda one: -one[1])[:TOP_K])
+    if not best:
+        return Outcome("", None, [], seen)
+    label, probability = next(iter(best.items()))
+    return Outcome(label, None, [PredictionStep(label, probability, best)], seen)
+
+
+def _areas(seen: ImageLook) -> list[PredictionStep]:
+    """For a segmenter: the fraction of pixels per label."""
+    labels, output = seen.run.model.config.labels, seen.run.output
+    if seen.run.model.config.head != "segment" or not isinstance(output, Tensor):
+        return []
+    shares = torch.bincount(output[0].argmax(0).flatten(), minlength=len(labels)) / output[0, 0].numel()
+    best, indices = shares.topk(min(TOP_K, len(labels)))
+    return [PredictionStep("pixels", None, {labels[i]: share for i, share in zip(indices.tolist(), best.tolist())})]
+
+
+def _logprob(probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> float:
+    return float(probabilities.double()[range(len(targets)), list(targets)].log().sum())
+
+
+def _steps(tokenizer: Tokenizer, probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> list[PredictionStep]:
+    """One step per row; rows beyond the last target have no token."""
+    names = tokenizer.vocabulary
+
+    def token_text(token_id: int) -> str:
+        return tokenizer.decode([token_id]) or names[token_id]
+
+    steps = []
+    best, indices = probabilities.topk(min(TOP_K, probabilities.shape[1]))
+    for i, (top_probabilities, ids) in enumerate(zip(best.tolist(), indices.tolist())):
+        likeliest: dict[str, float] = {}
+        for token_id, probability in zip(ids, top_probabilities):
+            # Two tokens may decode to the same text, with and without a space before it.
+            text = token_text(token_id)
+            likeliest[text if text not in likeliest else names[token_id]] = probability
+        if i < len(targets):
+            steps.append(PredictionStep(token_text(targets[i]), float(probabilities[i, targets[i]]), likeliest))
+        else:
+            steps.append(PredictionStep("", None, likeliest))
+    return steps
+
+
+def outcome_header(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as JSON for the page, without attention maps."""
+    following = outcome.next_token
+    return {
+        "text": outcome.text,
+        "logprob": outcome.logprob,
+        "steps": [_step_header(one) for one in outcome.steps],
+        "input_steps": [_step_header(one) for one in outcome.input_steps],
+        "next_token": None if following is None else {**following._asdict(), "temperatures": list(TEMPERATURES)},
+    }
+
+
+def _step_header(step: PredictionStep) -> dict[str, Any]:
+    return {
+        "token": step.token,
+        "probability": step.probability,
+        "likeliest": [[token, probability] for token, probability in step.likeliest.items()],
+    }
+
+
+def output_header(seen: Look | ImageLook) -> dict[str, Any] | None:
+    """The output of the model on the first screen of a page: its kind and its predictions; None without a model."""
+    if isinstance(seen, Look) and seen.pipeline is None:
+        return None
+    pipeline = None if isinstance(seen, ImageLook) else seen.pipeline
+    kind = "labels"
+    if isinstance(pipeline, Translator):
+        kind = "translation"
+    elif isinstance(pipeline, TextGenerator):
+        kind = "continuation"
+    elif isinstance(pipeline, TextEncoder):
+        kinds = {"classify": "labels", "answer": "answer", "mask": "mask"}
+        kind = kinds.get(pipeline.model.config.head, "embedding")
+    return {"kind": kind, **outcome_header(compute_outcome(seen)), "input_steps": []}

@@ -1,0 +1,255 @@
+/** The output of the model at the top of the page: the sentence, the output, and the probability of every prediction. */
+
+import { h, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
+import { formatProbability, makeVisible, truncate, withMinus } from "../core/tokens.js";
+import OUTPUT_STYLE from "./output.css";
+
+/**
+ * @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} Step
+ * @typedef {{tokens: string[], texts: string[], logprobs: number[], log_normalizers: number[], temperatures: number[]}} NextToken
+ * @typedef {{kind: string, text: string, logprob: number | null, steps: Step[], input_steps: Step[], next_token: NextToken | null}} Output
+ */
+
+/** Maximum number of tokens with probabilities. */
+const MAX_OUTPUT_TOKENS = 200;
+/** Maximum length of a token in the bars. */
+const MAX_BAR_LABEL = 28;
+
+/** Probabilities of the next token at a temperature. @param {NextToken} next @param {number} temperature @returns {number[]} */
+export function temperedProbabilities(next, temperature) {
+  const normalizer = next.log_normalizers[next.temperatures.indexOf(temperature)];
+  return next.logprobs.map((logprob) => Math.exp(logprob / temperature - normalizer));
+}
+
+/** The index of the most interesting step: the least certain one that is not a special token. @param {Step[]} steps */
+export function leastCertain(steps) {
+  const isSpecial = (/** @type {Step} */ { token }) => /^<.*>$|^\[[A-Z]+\]$/.test(token);
+  let best = 0;
+  steps.forEach((step, i) => {
+    const better = (step.probability ?? 2) < (steps[best].probability ?? 2) || isSpecial(steps[best]);
+    if (!isSpecial(step) && better) best = i;
+  });
+  return best;
+}
+
+export class OutputSection {
+  /**
+   * @param {import("../core/host.js").Host} host
+   * @param {{point: (step: number | null) => void, append: ((text: string) => void) | null}} handlers `point`: a token of the
+   * output is under the pointer; `append`: appends text to the input of the model, if there is one
+   */
+  constructor(host, handlers) {
+    const { scene } = host;
+    this.scene = scene;
+    this.handlers = handlers;
+    /** @type {Output | null} */
+    this.output = scene.output ?? null;
+    this.steps = (this.output?.steps ?? []).slice(0, MAX_OUTPUT_TOKENS);
+    this.hasForm = host.fields.includes("source");
+    this.temperature = 1;
+    /** @type {HTMLElement | null} */
+    this.panel = null;
+    /** Whether the bars are those of the token after the text. */
+    this.showsNext = Boolean(this.output?.next_token);
+    const masked = this.steps.findIndex(({ token }) => /^(<mask>|\[MASK\])$/.test(token));
+    this.selected = masked >= 0 ? masked : leastCertain(this.steps);
+    this.bars = h("section", { class: "prediction", id: uniqueId("prediction"), "aria-label": "Probabilities" });
+    this.tokens = this.tokenButtons();
+    this.element = h("div", { class: "output-section" }, h("style", {}, OUTPUT_STYLE), this.heading(), this.hasBars ? this.bars : null);
+    if (this.hasBars) this.select(this.selected);
+  }
+
+  get hasBars() {
+    return this.output !== null && (this.steps.length > 0 || this.output.next_token !== null);
+  }
+
+  /** Whether the tokens of the output, or of a text with masked tokens, can be selected. */
+  get hasTokens() {
+    return ["translation", "continuation", "mask"].includes(this.output?.kind) && this.steps.length > 0;
+  }
+
+  /** The label of each step and whether a space precedes it. @returns {{label: string, space: boolean}[]} */
+  labels() {
+    const side = this.scene.sides[this.output.kind === "translation" ? "predicted" : "text"];
+    const fits = this.output.kind !== "continuation" && side?.tokens.length === this.output.steps.length;
+    return this.steps.map(({ token }, i) => {
+      if (!fits) return { label: makeVisible(token), space: /^\s|^$/.test(token) || this.output.kind !== "continuation" };
+      return { label: makeVisible(side.tokens[i]), space: side.words[i] < 0 || side.words[i] !== side.words[i - 1] };
+    });
+  }
+
+  tokenButtons() {
+    if (!this.hasTokens) return [];
+    return this.labels().map(({ label }, i) => {
+      const { probability } = this.steps[i];
+      const button = h(
+        "button",
+        {
+          type: "button",
+          class: /^<.*>$|^\[[A-Z]+\]$/.test(label) ? "output-token special" : "output-token",
+          "data-step": i,
+          "aria-label": probability === null ? label : `${truncate(label, MAX_BAR_LABEL)}, probability ${formatProbability(probability)}`,
+          "aria-describedby": this.bars.id,
+          onpointerenter: () => this.point(i),
+          onpointerleave: () => this.handlers.point(null),
+          onfocus: () => this.point(i),
+          onblur: () => this.handlers.point(null),
+          onclick: () => this.point(i),
+          onkeydown: (event) => this.key(event),
+        },
+        label,
+        h("span", { class: "certainty", "aria-hidden": "true" }),
+      );
+      button.style.setProperty("--probability", String(probability ?? 0));
+      return button;
+    });
+  }
+
+  heading() {
+    const { source, target } = this.scene.texts;
+    const { sides } = this.scene;
+    const answer = target || (this.output?.kind === "labels" ? this.output.text : "") || this.scene.picture?.answer;
+    const long = Math.max(source.length, answer?.length ?? 0) > 150;
+    /** @param {any} children @param {string} kind @param {string | undefined} direction */
+    const line = (children, kind, direction) => h("span", { class: `line ${kind}`, dir: direction ?? "auto", title: long && typeof children === "string" ? children.slice(0, 2000) : null }, children);
+    const words = this.tokens.length ? this.labels().map(({ space }, i) => [space && i ? " " : null, this.tokens[i]]) : null;
+    if (words && this.output.steps.length > this.steps.length) words.push([" …", null]);
+    const isMask = this.output?.kind === "mask" && words;
+    // Where the sentence can be edited, the field shows it; where tokens can be selected, they show the text.
+    const sourceLine = source ? line(source.slice(0, 600), this.hasForm || isMask ? "source visually-hidden" : "source", sides.source?.direction) : null;
+    const targetText = this.output?.kind === "continuation" ? this.output.text : answer;
+    const targetLine = targetText ? line(targetText.slice(0, 600), words ? "target visually-hidden" : "target", sides.target?.direction) : null;
+    const tokens = words ? h("p", { class: `line ${isMask ? "source" : "target"} output-tokens`, role: "group", "aria-label": "Tokens with probabilities", dir: (sides.predicted ?? sides.text)?.direction ?? "auto" }, words) : null;
+    const mixed = answer && sides.source?.direction !== sides.target?.direction && sides.target;
+    const classes = ["texts", long && "long", Math.max(source.length, answer?.length ?? 0) > 400 && "very-long", mixed && "mixed"];
+    const forced = this.scene.compared?.some((/** @type {any} */ one) => one.own_output);
+    return h(
+      "div",
+      { class: classes.filter(Boolean).join(" ") },
+      h("h1", {}, sourceLine || targetLine ? [sourceLine, sourceLine && targetLine ? " " : null, targetLine] : this.scene.title),
+      tokens,
+      typeof this.scene.similarity === "number" ? this.similarity() : null,
+      forced ? h("p", { class: "secondary" }, "All models are given this translation (teacher forcing), so that their rows are the same. What each outputs itself is written above its map.") : null,
+    );
+  }
+
+  /** The similarity of two embedded texts. */
+  similarity() {
+    const { similarity } = this.scene;
+    const bar = h("span", { class: "bar" });
+    bar.style.width = `${100 * Math.max(0, similarity)}%`;
+    return h("p", { class: "similarity" }, "Cosine similarity of the two texts ", h("span", { class: "track" }, bar), h("strong", {}, withMinus(similarity.toFixed(3))));
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    const now = this.tokens.indexOf(/** @type {any} */ (event.target));
+    const moves = { ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now - 1, ArrowUp: now - 1, Home: 0, End: this.tokens.length - 1 };
+    if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.tokens[Math.max(0, Math.min(this.tokens.length - 1, moves[event.key]))].focus();
+  }
+
+  /** @param {number} step */
+  point(step) {
+    this.showsNext = false;
+    this.select(step);
+    this.handlers.point(step);
+  }
+
+  /** Shows the alternatives of a step. @param {number} step */
+  select(step) {
+    this.selected = step;
+    this.tokens.forEach((button, i) => {
+      setAttributes(button, { tabindex: i === step ? 0 : -1, "data-on": !this.showsNext && i === step });
+    });
+    if (this.showsNext) return this.showNext();
+    const { token, probability, likeliest } = this.steps[step];
+    const isMask = this.output.kind === "mask";
+    const own = likeliest.some(([name]) => name === token) || probability === null || token === "" || /^(<mask>|\[MASK\])$/.test(token);
+    const all = own ? likeliest : [...likeliest, /** @type {[string, number]} */ ([token, probability])];
+    const label = this.tokens.length ? this.tokens[step].firstChild.textContent : makeVisible(token);
+    const title = this.output.kind === "labels" ? ["Labels"] : isMask ? ["Guesses for ", h("q", {}, truncate(label, MAX_BAR_LABEL)), " if masked"] : ["Candidates for ", h("q", {}, truncate(label, MAX_BAR_LABEL))];
+    setChildren(
+      this.bars,
+      h("h2", {}, title),
+      this.barList(all.map(([name, share]) => ({ name, share, on: name === token }))),
+      this.output.next_token ? h("button", { type: "button", class: "small", onclick: () => this.backToNext() }, "Show the next token") : null,
+    );
+  }
+
+  backToNext() {
+    this.showsNext = true;
+    this.select(this.selected);
+  }
+
+  /** Shows the distribution of the token after the text. */
+  showNext() {
+    const { next_token: next } = this.output;
+    const list = h("div", {});
+    const draw = () => {
+      const shares = temperedProbabilities(next, this.temperature);
+      setChildren(list, this.barList(next.tokens.map((name, i) => ({ name, share: shares[i], on: false, append: next.texts[i] })), shares));
+    };
+    const value = h("output", {}, this.temperature.toFixed(1));
+    const slider = h("input", {
+      type: "range",
+      min: next.temperatures[0],
+      max: next.temperatures.at(-1),
+      step: 0.1,
+      "aria-label": "Temperature",
+      oninput: () => {
+        this.temperature = Number(Number(slider.value).toFixed(1));
+        value.textContent = this.temperature.toFixed(1);
+        draw();
+      },
+    });
+    slider.value = String(this.temperature);
+    draw();
+    setChildren(
+      this.bars,
+      h("h2", {}, "Next token"),
+      list,
+      h("label", { class: "temperature", "data-export": "no" }, "Temperature ", slider, value),
+      this.handlers.append ? h("p", { class: "secondary" }, "Select a token to append it to the text.") : null,
+    );
+  }
+
+  /** @param {{name: string, share: number, on: boolean, append?: string}[]} entries @param {number[]} [shares] of which the rest is listed */
+  barList(entries, shares) {
+    const rtl = (this.scene.sides.predicted ?? this.scene.sides.text)?.direction === "rtl";
+    const rest = shares ? 1 - shares.reduce((sum, share) => sum + share, 0) : 0;
+    return h(
+      "ol",
+      { class: "ranks" },
+      entries.map(({ name, share, on, append }) => {
+        const bar = h("span", { class: "bar" });
+        bar.style.width = `${100 * share}%`;
+        const label = tokenText(truncate(makeVisible(name), MAX_BAR_LABEL), rtl);
+        const canAppend = append && this.handlers.append;
+        return h(
+          "li",
+          { class: on ? "on" : "" },
+          h("span", { class: "name" }, canAppend ? h("button", { type: "button", class: "append", onclick: () => this.handlers.append(append) }, label) : label),
+          h("span", { class: "track" }, bar),
+          h("span", { class: "weight" }, formatProbability(share)),
+        );
+      }),
+      rest > 0.0005 ? h("li", {}, h("span", { class: "name secondary" }, "all others"), h("span", { class: "track" }), h("span", { class: "weight" }, formatProbability(rest))) : null,
+    );
+  }
+
+  /** Adds a panel next to the texts, if there is one. @param {HTMLElement | null} panel */
+  addPanel(panel) {
+    this.panel = panel;
+    if (panel) this.element.append(panel);
+  }
+
+  /** In other views, only the texts are shown. @param {boolean} compact */
+  setCompact(compact) {
+    this.bars.hidden = compact;
+    if (this.panel) this.panel.hidden = compact;
+    this.element.toggleAttribute("data-compact", compact);
+  }
+}
