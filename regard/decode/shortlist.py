@@ -34,8 +34,9 @@ class Shortlist:
         self, source: Sequence[int], special: SpecialTokens, prefix: Sequence[int] = ()
     ) -> Int[np.ndarray, "a"]:
         """The allowed tokens of a sentence, sorted."""
-        specials = [getattr(special, field.name) for field in fields(special)]  # much faster than astuple
-        always = [token for token in (*specials, *prefix) if token is not None]
+        names = [field.name for field in fields(special) if field.name != "other_eos"]
+        specials = [getattr(special, name) for name in names]  # much faster than astuple
+        always = [token for token in (*specials, *special.other_eos, *prefix) if token is not None]
         targets = self.targets[np.asarray(source, np.int64)].ravel()
         tokens = np.concatenate((targets, self.frequent, np.array(always, np.int64)))
         is_allowed = np.zeros(self.target_vocab, np.bool_)
