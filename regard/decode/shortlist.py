@@ -1,7 +1,7 @@
 """Vocabulary shortlists: the target tokens that may translate a source sentence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,9 +34,7 @@ class Shortlist:
         self, source: Sequence[int], special: SpecialTokens, prefix: Sequence[int] = ()
     ) -> Int[np.ndarray, "a"]:
         """The allowed tokens of a sentence, sorted."""
-        names = [field.name for field in fields(special) if field.name != "other_eos"]
-        specials = [getattr(special, name) for name in names]  # much faster than astuple
-        always = [token for token in (*specials, *special.other_eos, *prefix) if token is not None]
+        always = [*special.ids, *prefix]
         targets = self.targets[np.asarray(source, np.int64)].ravel()
         tokens = np.concatenate((targets, self.frequent, np.array(always, np.int64)))
         is_allowed = np.zeros(self.target_vocab, np.bool_)

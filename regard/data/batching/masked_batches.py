@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ class MaskedBatches:
         if not len(parts):
             raise RegardError("All texts are empty: there are no tokens to mask.", hint="Provide other texts.")
         self.seed, self.mask_fraction, self.mask = seed, mask_fraction, special.mask
-        self._special = np.array([token for token in astuple(special) if token is not None])
+        self._special = np.array(special.ids)
         options: dict[str, Any] = dict(vocab=vocab, special=special, budget=budget, max_len=max_len, seed=seed)
         options |= dict(constant_shapes=constant_shapes, mask_fraction=mask_fraction)
         self._arguments = texts, options

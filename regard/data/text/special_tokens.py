@@ -42,6 +42,12 @@ class SpecialTokens:
         """All tokens that end an output."""
         return (self.eos, *self.other_eos)
 
+    @property
+    def ids(self) -> list[int]:
+        """All ids that are set."""
+        one_each = (self.pad, self.unk, self.sos, self.eos, self.mask, self.begin, self.end, self.forced, self.between)
+        return [*(token for token in one_each if token is not None), *self.other_eos]
+
     def add_special_tokens(self, ids: list[int]) -> list[int]:
         """Surround the ids of an input text with `begin` and `end`."""
         return [*_optional(self.begin), *ids, *_optional(self.end)]
