@@ -182,7 +182,7 @@ PUBLIC = {
         "model_from_weights",
         "pipeline_kind",
         "read_config",
-        "read_languages",
+        "read_pipeline_settings",
         "read_tokenizers",
         "save",
         "vocab_sizes",

@@ -37,6 +37,10 @@ def run(argv: list[str]) -> int:
         raise RegardError(
             f"{options.out} already contains a model.", "Choose another --out, or delete that folder first."
         )
+    if options.model.suffix == ".gguf":
+        raise RegardError(
+            f"{options.model}: GGUF files are not supported.", "Import the model's Hugging Face folder instead."
+        )
     if options.model.is_file() and options.model.suffix != ".safetensors":
         if options.tokenizer is None:
             raise RegardError(

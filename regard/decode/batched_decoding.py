@@ -90,7 +90,7 @@ def decode_all(
     if config.shortlist:
         shortlist = require_shortlist(shortlist)
         token_lists, vocab = _token_lists(shortlist, sources, special, prefixes, lexical), shortlist.target_vocab
-    reason = plain_search_reason(model, config, history=history, lexical=lexical is not None)
+    reason = plain_search_reason(model, config, history=history, lexical=lexical is not None, special=special)
     note_choice(reason, len(sources))
     if not reason:
         return decode_sentences(

@@ -132,6 +132,7 @@ def beam(
     finished = FinishedHypotheses.empty(B, config.n_best, int(constraints.limit.max()) + 1, device)
     state = model.start(source)
     last = torch.full((B, 1), special.sos, device=device)
+    pool = (1 + len(special.ends)) * K
     t = 0
     while len(rows) > 0:
         if config.coverage_penalty:
@@ -143,16 +144,18 @@ def beam(
         beams = logits.shape[1]  # 1 at the first step, then K
         log_p = constraints.log_probs(logits, t)
         if constraints.lexical is None:
-            candidates, parent = _best_candidates(live, log_p, 2 * K)
+            candidates, parent = _best_candidates(live, log_p, pool)
             check_no_nan(candidates.log_prob)
-            rank = torch.arange(2 * K, device=device)
+            rank = torch.arange(pool, device=device)
         else:
-            candidates, parent, rank = _allocated_candidates(live, log_p, 2 * K, constraints.lexical, special.eos)
+            candidates, parent, rank = _allocated_candidates(live, log_p, pool, constraints.lexical, special.eos)
 
+        candidates = replace(candidates, ids=constraints.unify_ends(candidates.ids))
         ends = candidates.ids[..., -1] == special.eos
         finishes = ends & (rank < K)
         finished = finished.add(candidates, _score(candidates, finishes, lengths, config))
-        # The K best unfinished candidates, in order. At most one candidate per beam is <eos>, so 2K contain K others.
+        # The K best unfinished candidates, in order. A beam has at most one candidate per end token, so the pool
+        # contains K others.
         unfinished = candidates.log_prob.masked_fill(ends, -torch.inf)
         if constraints.lexical is not None:
             unfinished = _first_ranked(unfinished, rank, K)
@@ -166,7 +169,7 @@ def beam(
 
         if history:
             scores = _score(candidates, torch.ones_like(ends), lengths, config)
-            refused = _refused_tokens(live, logits, log_p, constraints, t, 2 * K)
+            refused = _refused_tokens(live, logits, log_p, constraints, t, pool)
             steps = _steps(candidates, parent, ends, finishes, chosen, unfinished, scores, refused)
             for row, step in zip(rows.tolist(), steps):
                 histories[row].steps.append(step)

@@ -110,10 +110,12 @@ class Constraints:
         if is_forced.any():
             token = forced.clamp(min=0)[:, None, None].expand(-1, log_p.shape[1], 1)
             only = torch.full_like(log_p, -torch.inf).scatter(-1, token, log_p.gather(-1, token))
-        for token_id in self._banned | ({self.special.eos} if t < self.min_len else set()):
+        for token_id in self._banned | (set(self.special.ends) if t < self.min_len else set()):
             log_p[..., token_id] = -torch.inf
         if self.lexical is not None:
             allowed = self.lexical.allowed(t, log_p.shape[-1], self.special.eos)
+            for other in self.special.other_eos:
+                allowed[..., other] = allowed[..., self.special.eos]
             refused = ~torch.from_numpy(allowed).to(log_p.device)
             log_p.masked_fill_(refused, -torch.inf)
             if only is not None:
@@ -137,7 +139,7 @@ class Constraints:
             return "prefix"
         if t >= self.limit[row]:
             return "limit"
-        if token == self.special.eos and t < self.min_len:
+        if token in self.special.ends and t < self.min_len:
             return "min_len"
         if self.lexical is None or token in self._banned:
             return "special"
@@ -147,7 +149,13 @@ class Constraints:
     def _banned(self) -> set[int]:
         """Special tokens that are never generated."""
         banned = {self.special.pad, self.special.sos} | (set() if self.allow_unknown else {self.special.unk})
-        return banned - {self.special.eos}  # in some tokenizers the same id as <pad> or <sos>
+        return banned - set(self.special.ends)  # in some tokenizers the same id as <pad> or <sos>
+
+    def unify_ends(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """The tokens, with `eos` for every other token that ends an output."""
+        for other in self.special.other_eos:
+            tokens = torch.where(tokens == other, self.special.eos, tokens)
+        return tokens
 
 
 def log_softmax(logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:

@@ -170,6 +170,7 @@ def _decode_stepwise(
         check_no_nan(token_log_p)
         if recorder is not None:
             recorder.add_step(rows, logits, log_p, last, constraints, t)
+        last = constraints.unify_ends(last)
         is_live = is_live & (token_log_p > -torch.inf)  # -inf: no token is allowed, and the output ends without <eos>
         ids[rows, :, t] = torch.where(is_live, last, special.pad)
         log_ps[rows, :, t] = token_log_p

@@ -227,6 +227,12 @@ def _evaluate_language_model(model: TextGenerator, files: Sequence[str], quiet: 
 def _evaluate_text_classifier(
     encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], truncate: bool, quiet: bool
 ) -> dict[str, Any]:
+    if encoder.model.config.problem_type != "single_label":
+        raise RegardError(
+            f"Models with problem_type = {encoder.model.config.problem_type!r} cannot be evaluated: their outputs are "
+            "not the probabilities of alternatives.",
+            "Use regard classify, and compare its output.",
+        )
     names, examples = encoder.model.config.labels, read_labeled_texts(files, columns)
     targets = np.array(label_ids(examples, names))  # an error for labels that the model does not have
     probabilities = []

@@ -131,6 +131,11 @@ def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
             f"CTranslate2 does not support {describe_unsupported(config, fields)}.",
             "Export to onnx, or train with --for ctranslate2.",
         )
+    if special.other_eos:
+        raise RegardError(
+            f"CTranslate2 supports one end token; this model has {len(special.ends)}: {special.ends}.",
+            "Export to onnx or huggingface.",
+        )
     if special.end not in (None, special.eos):
         raise RegardError(
             "CTranslate2 ends a source with the same token as a target; this model does not.", "Export to onnx."

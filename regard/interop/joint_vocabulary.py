@@ -59,11 +59,13 @@ def join_tokenizers(source: Tokenizer, target: Tokenizer, offset: int) -> Tokeni
 def join_special(special: SpecialTokens, offset: int) -> SpecialTokens:
     """The special ids of a model with a joint vocabulary: those of the decoder are shifted by `offset`.
 
-    >>> join_special(SpecialTokens(end=3), 100)
-    SpecialTokens(pad=100, unk=1, sos=102, eos=103, mask=None, begin=None, end=3, forced=None, between=None)
+    >>> join_special(SpecialTokens(end=3), 100)  # doctest: +NORMALIZE_WHITESPACE
+    SpecialTokens(pad=100, unk=1, sos=102, eos=103, mask=None, begin=None, end=3, forced=None, between=None,
+    other_eos=())
     """
     decoder_ids = {name: getattr(special, name) for name in ("pad", "sos", "eos", "forced")}
-    return dataclasses.replace(special, **{name: i + offset for name, i in decoder_ids.items() if i is not None})
+    shifted = {name: i + offset for name, i in decoder_ids.items() if i is not None}
+    return dataclasses.replace(special, **shifted, other_eos=tuple(i + offset for i in special.other_eos))
 
 
 def join_config(config: TransformerConfig) -> TransformerConfig:

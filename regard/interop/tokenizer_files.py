@@ -11,6 +11,7 @@ tokenizer_config.json and special_tokens_map.json define the roles of special to
 """
 
 import dataclasses
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -42,8 +43,12 @@ from regard.interop.sentencepiece_files import (
 )
 from regard.interop.tensor_files import read_json
 
+logger = logging.getLogger("regard")
+
 _SAVE_AS_JSON = "Save the tokenizer as tokenizer.json with transformers."
 _MARIAN_FILES = ("source.spm", "target.spm")
+# Classes that use tokenizer.json as it is.
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -126,10 +131,13 @@ def read_tokenizer(folder: str | Path) -> ImportedTokenizer:
         if path.name != "tokenizer.json":
             begin = _boundary_role(settings, "add_bos_token", "bos", tokens.begin)
             end = _boundary_role(settings, "add_eos_token", "eos", tokens.end)
-            set_special_template(library, special.get(begin), special.get(end), special.get(tokens.between))
+            added = special.get(begin), special.get(end), special.get(tokens.between)
+            set_special_template(library, *added, segments=tokens.end == "sep")
         # Some files set truncation and padding to a fixed length.
         library.no_truncation()
         library.no_padding()
+        if path.name == "tokenizer.json":
+            _warn_of_ignored_flags(library, family, settings)
     return ImportedTokenizer(source, target, special)
 
 
@@ -148,7 +156,9 @@ def write_tokenizer(
     folder = Path(folder)
     library = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     boundaries = special.begin, special.end
-    if boundary_ids(library) != boundaries or special.between not in (None, separator_id(library)):
+    has_segments = 1 in library.encode("a", "a").type_ids
+    is_separated = special.between in (None, separator_id(library))
+    if boundary_ids(library) != boundaries or not is_separated or (segments and not has_segments):
         set_special_template(library, *boundaries, special.between, segments=segments)
     roles = {"bos": special.sos, "eos": special.eos, "unk": special.unk, "pad": special.pad, "mask": special.mask}
     if special.mask is not None:
@@ -257,9 +267,18 @@ def _read_family(folder: Path) -> str:
     tokenizer, config = read_json(folder / "tokenizer_config.json"), read_json(folder / "config.json")
     for name in (tokenizer.get("tokenizer_class"), config.get("tokenizer_class"), config.get("model_type")):
         family = re.sub(r"tokenizer(fast)?$|[-_]", "", name.lower()) if isinstance(name, str) else ""
-        if family not in ("", "pretrained", "tokenizersbackend"):  # generic classes
+        if name not in _GENERIC_CLASSES and family:
             return family
     return ""
+
+
+def _warn_of_ignored_flags(library: tokenizers.Tokenizer, family: str, settings: ForeignConfig) -> None:
+    """Warn if add_bos_token or add_eos_token contradicts tokenizer.json, which transformers 5 prefers."""
+    if family not in _FLAG_FAMILIES:
+        return
+    for key, added in zip(("add_bos_token", "add_eos_token"), boundary_ids(library)):
+        if settings.table.get(key) is not None and settings.get_bool(key, False) != (added is not None):
+            logger.warning("%s: %s = %s is ignored; tokenizer.json decides.", settings.origin, key, settings.table[key])
 
 
 def _boundary_role(settings: ForeignConfig, key: str, role: str, default: str) -> str:
@@ -352,7 +371,43 @@ def _encode_special_names_as_text(library: tokenizers.Tokenizer) -> None:
 
 
 def _read_library(path: Path, family: str, settings: ForeignConfig) -> tokenizers.Tokenizer:
-    return Tokenizer.load(path, foreign=True).backend_tokenizer
+    """Read tokenizer.json. The class of the tokenizer applies the flags of tokenizer_config.json on top of it."""
+    library = Tokenizer.load(path, foreign=True).backend_tokenizer
+    if settings.table.get("tokenizer_class") in _GENERIC_CLASSES:
+        return library
+    normalizer, pre_tokenizer = library.normalizer, library.pre_tokenizer
+    if family in _SUPPORTED_FAMILIES["vocab.txt"] and isinstance(normalizer, normalizers.BertNormalizer):
+        library.normalizer = _bert_normalizer(settings, clean_text=normalizer.clean_text)
+    elif family in (*_SUPPORTED_FAMILIES["vocab.txt"], "albert") and settings.table.get("do_lower_case") is not None:
+        is_lower = normalizer is not None and normalizer.normalize_str("A") == "a"
+        if settings.get_bool("do_lower_case", True) != is_lower:
+            raise settings.unsupported("do_lower_case", f"the normalizer in {path.name} does the opposite")
+    prefix_space = settings.table.get("add_prefix_space")
+    if family in _PREFIX_SPACE_FAMILIES and prefix_space is not None:
+        if isinstance(pre_tokenizer, pre_tokenizers.ByteLevel):
+            pre_tokenizer.add_prefix_space = settings.get_bool("add_prefix_space", False)
+            library.pre_tokenizer = pre_tokenizer
+        elif settings.get_bool("add_prefix_space", False) != _adds_prefix_space(library):
+            raise settings.unsupported("add_prefix_space", f"the tokenizer in {path.name} does the opposite")
+    return library
+
+
+def _bert_normalizer(settings: ForeignConfig, clean_text: bool = True) -> normalizers.BertNormalizer:
+    """The normalizer of BERT's tokenizer class: its flags, or their defaults, replace those in tokenizer.json."""
+    accents = settings.table.get("strip_accents")
+    return normalizers.BertNormalizer(
+        clean_text=clean_text,
+        lowercase=settings.get_bool("do_lower_case", True),
+        handle_chinese_chars=settings.get_bool("tokenize_chinese_chars", True),
+        # None: accents are stripped if texts are lowercased.
+        strip_accents=None if accents is None else settings.get_bool("strip_accents", False),
+    )
+
+
+def _adds_prefix_space(library: tokenizers.Tokenizer) -> bool:
+    """Whether a tokenizer puts a space in front of a text."""
+    tokens = library.encode("a", add_special_tokens=False).tokens
+    return bool(tokens) and tokens[0].startswith(("\u2581", "\u0120"))
 
 
 def _read_sentencepiece(path: Path, family: str, settings: ForeignConfig) -> tokenizers.Tokenizer:
@@ -432,14 +487,8 @@ def _read_wordpiece(path: Path, family: str, settings: ForeignConfig) -> tokeniz
     if unknown not in names:
         raise RegardError(f"{path}: the entry {unknown} is missing.", "Replace it with an intact copy.")
     vocab = {name: index for index, name in enumerate(names)}
-    accents = settings.table.get("strip_accents")
     library = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown))
-    library.normalizer = normalizers.BertNormalizer(
-        lowercase=settings.get_bool("do_lower_case", True),
-        handle_chinese_chars=settings.get_bool("tokenize_chinese_chars", True),
-        # None: accents are stripped if texts are lowercased.
-        strip_accents=None if accents is None else settings.get_bool("strip_accents", False),
-    )
+    library.normalizer = _bert_normalizer(settings)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
     return library
@@ -483,6 +532,10 @@ _SUPPORTED_FAMILIES: dict[str, tuple[str, ...]] = {
     "vocab.txt": ("bert", "distilbert", "electra"),
     "vocab.json": ("gpt2", "roberta", "bart"),
 }
+# Families whose special tokens around a text depend on add_bos_token and add_eos_token.
+_FLAG_FAMILIES = ("", "gpt2", "llama", "qwen2", "qwen3")
+# Families whose tokenizer class applies add_prefix_space.
+_PREFIX_SPACE_FAMILIES = ("gpt2", "roberta", "bart", "llama", "qwen2")
 
 
 def _read_text(path: Path) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.models import make_model
+from regard.models.parameters import shapes_only
 
 Tensors = list[Tensor]
 logger = logging.getLogger("regard")
@@ -199,7 +200,7 @@ def parameter_shapes(config: Any) -> dict[str, torch.Size]:
     >>> parameter_shapes(GPTConfig(width=10**9, vocab=7))["embedding.tokens.weight"]
     torch.Size([7, 1000000000])
     """
-    with torch.device("meta"):
+    with shapes_only(config):
         return {name: parameter.shape for name, parameter in make_model(config).named_parameters()}
 
 

@@ -21,6 +21,7 @@ from regard.models.config_checks import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Rate, check_ranges
 
 Head = Literal["none", "mask", "classify", "answer"]
+ProblemType = Literal["single_label", "multi_label", "regression"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class BertConfig:
     """layer between pooling and classifier; required for classification from the first token"""
     labels: tuple[str, ...] = ()
     """set from the data"""
+    problem_type: ProblemType = "single_label"
+    """set from an imported model: one of the labels applies (softmax), any number (sigmoid), or each is a value"""
     max_len: Count = 512
     """maximum length of a training text in tokens; not a limit for positions that extrapolate"""
     vocab: Natural = 0

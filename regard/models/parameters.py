@@ -1,12 +1,63 @@
-"""Parameter count of a model, from its config alone: no weights are allocated."""
+"""Parameters of a model without memory: their count from a config alone, and models without initial weights."""
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import RegardError
 from regard.models import FAMILIES, BertConfig, ModelConfig, TransformerConfig, ViTConfig, family_name
+
+
+class SkipInitialization(TorchFunctionMode):
+    """Context in which new parameters are meta tensors and are not initialized; computed buffers are not affected.
+
+    >>> with SkipInitialization():
+    ...     torch.nn.Linear(2, 3).weight.device
+    device(type='meta')
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # Meta tensors have no memory to fill, and torch would import torch._dynamo, which takes a second.
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        if function in _FILL_METHODS and args[0].is_meta:
+            return args[0]
+        return function(*args, **(kwargs | {"device": "meta"} if function is torch.empty else kwargs))
+
+
+_FILL_METHODS = (Tensor.normal_, Tensor.uniform_, Tensor.zero_, Tensor.fill_)
+# Positions without a computed table.
+_UNTABULATED = ("rotary", "learned", "relative", "none")
+# Larger buffers are not computed.
+_MAX_BUFFER_ELEMENTS = 2**24
+
+
+@contextmanager
+def shapes_only(config: Any) -> Iterator[None]:
+    """Context in which a model of this config is built without memory, for the shapes of its parameters.
+
+    >>> from regard.models import GPT, GPTConfig
+    >>> config = GPTConfig(width=8, heads=2, feedforward=8, vocab=10**9)
+    >>> with shapes_only(config):
+    ...     GPT(config).embedding.tokens.weight.shape
+    torch.Size([1000000000, 8])
+    """
+    length = 1
+    if isinstance(config, ViTConfig):
+        length = max(1, config.image_height // config.patch) * max(1, config.image_width // config.patch)
+    elif getattr(config, "positions", "") not in _UNTABULATED:
+        length = config.max_len
+    with ExitStack() as stack:
+        if config.width * length > _MAX_BUFFER_ELEMENTS:
+            stack.enter_context(torch.device("meta"))  # for buffers too; it imports torch._dynamo
+        stack.enter_context(SkipInitialization())
+        yield
 
 
 class ParameterCount(NamedTuple):
@@ -59,7 +110,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 
 def _count(config: Any) -> ParameterCount:
     try:
-        with torch.device("meta"):
+        with shapes_only(config):
             parameters = list(FAMILIES[family_name(config)].model(config).parameters())
     except (RuntimeError, OverflowError, MemoryError, TypeError) as error:
         # A tensor whose size in bytes does not fit into 64 bits.

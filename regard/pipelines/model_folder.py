@@ -5,6 +5,7 @@ config.json           format, family and sizes of the model; special token ids, 
 model.safetensors     weights, in float32 or int8; no executable code
 tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
 shortlist.safetensors target tokens that may translate each source token, if learned (see `regard shortlist`)
+sentence_embedding.safetensors  linear layers of sentence embeddings, if any
 training.json         provenance: recipe, data fingerprints, seed, versions, scores
 """
 
@@ -20,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as weights_to_bytes
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regard.config_reader import fill_config, json_bytes, read_json
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
@@ -29,11 +29,12 @@ from regard.devices import find_device
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.models import FAMILIES, family_name, make_model
-from regard.models.parameters import layer_counts
+from regard.models.parameters import SkipInitialization, layer_counts
 from regard.pipelines.image_model import ImageModel
 from regard.pipelines.int8_weights import dequantize_weights, quantize_weights
 from regard.pipelines.migration import migrate_names
 from regard.pipelines.pipeline import Pipeline
+from regard.pipelines.sentence_embedding import read_sentence_embedding, write_sentence_embedding
 from regard.pipelines.shortlist_file import SHORTLIST_FILE, read_shortlist, write_shortlist
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import TextGenerator
@@ -126,6 +127,8 @@ def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = 
         config[_FINGERPRINTS] = _fingerprints(folder)
     if isinstance(pipeline, Translator) and pipeline.languages:
         config["languages"] = list(pipeline.languages)
+    if isinstance(pipeline, TextEncoder):
+        config |= write_sentence_embedding(folder, pipeline.sentence)
     # The special ids also mark a foreign tokenizer.
     has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
     if has_foreign_tokenizer or pipeline.special != pipeline_kind(pipeline.model.config).special:
@@ -189,9 +192,10 @@ def load(path, device="auto", *, expect=None):
     model = model_from_weights(config, weights, weights_path)
     tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.tokenizer_count else ()
     for tokenizer, size in zip(tokenizers, vocab_sizes(config)):
-        if tokenizer.vocab_size > size or (special is None and tokenizer.vocab_size != size):
+        entries = tokenizer.largest_id + 1
+        if entries > size or (special is None and entries != size):
             raise RegardError(
-                f"{folder}: the tokenizer has {tokenizer.vocab_size} entries, but the model's vocabulary has {size}.",
+                f"{folder}: the tokenizer has {entries} entries, but the model's vocabulary has {size}.",
                 "Check that all files come from the same model.",
             )
     if kind.tokenizer_count:
@@ -199,10 +203,19 @@ def load(path, device="auto", *, expect=None):
     training_path = folder / "training.json"
     training = read_json(training_path) if training_path.exists() else {}
     pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
+    read_pipeline_settings(pipeline, folder)
     if kind.pipeline_class is Translator:
-        shortlist = read_shortlist(folder, *vocab_sizes(config))
-        return dataclasses.replace(pipeline, languages=read_languages(folder), shortlist=shortlist)
+        return dataclasses.replace(pipeline, shortlist=read_shortlist(folder, *vocab_sizes(config)))
     return pipeline
+
+
+def read_pipeline_settings(pipeline: Pipeline, folder: Path) -> None:
+    """Set what a folder contains for its pipeline beside model and tokenizers."""
+    if isinstance(pipeline, Translator):
+        pipeline.languages = read_languages(folder)
+    if isinstance(pipeline, TextEncoder):
+        table = read_json(folder / "config.json")
+        pipeline.sentence = read_sentence_embedding(folder, table, pipeline.model.config.width)
 
 
 def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
@@ -346,7 +359,7 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
         raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared.")
-    other_keys = ("format", "family", "shared_tokenizer", "languages", _FINGERPRINTS, _PRECISION)
+    other_keys = ("format", "family", "shared_tokenizer", "languages", "sentence", _FINGERPRINTS, _PRECISION)
     config = _fill(family.config(), {key: value for key, value in table.items() if key not in other_keys}, path)
     try:
         config.check()
@@ -385,7 +398,7 @@ def model_from_weights(config: Any, weights: Mapping[str, Tensor], origin: str |
     True
     """
     _check_shapes(config, {name: tensor.shape for name, tensor in weights.items()}, origin)
-    with _NoInit():
+    with SkipInitialization():
         model = make_model(config)
     _check_names(dict(model.named_parameters()), weights, origin)
     loaded = {id(meta): nn.Parameter(weights[name].float()) for name, meta in model.named_parameters()}
@@ -393,16 +406,6 @@ def model_from_weights(config: Any, weights: Mapping[str, Tensor], origin: str |
         for name, meta in list(module.named_parameters(recurse=False)):
             setattr(module, name, loaded[id(meta)])
     return model
-
-
-class _NoInit(TorchFunctionMode):
-    """Context in which new parameters are meta tensors; computed buffers are not affected."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"]  # no memory to fill, and torch would import torch._dynamo, which takes seconds
-        return function(*args, **(kwargs | {"device": "meta"} if function is torch.empty else kwargs))
 
 
 def load_weights(

@@ -22,7 +22,10 @@ class SequenceScore:
 
 @dataclass(frozen=True)
 class Classification:
-    """The predicted label of a text or an image, its probability, and the probabilities of all labels."""
+    """The predicted label of a text or an image, its probability, and the probabilities of all labels.
+
+    A model with several labels per text gives each its own probability; a regression model gives values instead.
+    """
 
     label: str
     probability: float

@@ -1,7 +1,9 @@
 """Text encoder pipeline: embeddings, classification, question answering, masked tokens."""
 
+import hashlib
 import io
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -32,7 +34,10 @@ from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import Classification, format_classification
+from regard.pipelines.sentence_embedding import SentenceEmbedding
 from regard.ranges import MAX_INT
+
+logger = logging.getLogger("regard")
 
 # Tokens per batch.
 BATCH_TOKENS = 8192
@@ -51,25 +56,48 @@ class TextEncoder(TextPipeline):
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
     special: SpecialTokens = ENCODER_TOKENS
+    sentence: SentenceEmbedding = field(default_factory=SentenceEmbedding)
+    """pooling of embeddings and the layers after it"""
+    _has_warned_of_cut = False
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
 
     def encode_text(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
-        """The ids of a text with special tokens; `truncate` cuts it to the trained length."""
+        """The ids of a text with special tokens; `truncate` cuts it to the trained length.
+
+        For a masked language model, `<mask>` in the text is the mask token.
+        """
         count = len(self.special.add_special_tokens([]))
-        ids = self.limit_length(self.tokenizer.encode(text), name, truncate, special_count=count)
+        ids = self.limit_length(self._encode_masks(text), name, truncate, special_count=count)
         return self.special.add_special_tokens(ids)
 
-    def encode_masked(self, text: str) -> list[int]:
-        """The ids of a text with special tokens, in which `<mask>` stands for masked tokens."""
+    def _encode_masks(self, text: str) -> list[int]:
+        mask = self.special.mask
+        if self.model.config.head != "mask" or mask is None:
+            return self.tokenizer.encode(text)
         *before, last = text.split(MASK_TOKEN)
         # The space before a mask belongs to the masked word; it is not a separate token.
         parts = [self.tokenizer.encode(part) for part in (*(part.rstrip(" ") for part in before), last)]
-        ids: list[int] = reduce(lambda left, right: [*left, self.special.mask, *right], parts)  # type: ignore[list-item]
-        count = len(self.special.add_special_tokens([]))
-        return self.special.add_special_tokens(self.limit_length(ids, "The text", False, special_count=count))
+        return reduce(lambda left, right: [*left, mask, *right], parts)
+
+    def encode_for_embedding(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
+        """The ids of a text to embed: `encode_text` with the prompt of the model, cut to the length that it embeds."""
+        limit = self.sentence.config.max_len
+        text = self.sentence.config.prompt + text
+        if not limit or limit > self.trained_length:
+            ids = self.encode_text(text, name=name, truncate=truncate)
+        else:
+            content = self.tokenizer.encode(text)
+            kept = content[: max(0, limit - len(self.special.add_special_tokens([])))]
+            if len(kept) < len(content) and not (truncate or self._has_warned_of_cut):
+                self._has_warned_of_cut = True
+                logger.warning("Warning: %s has more tokens than the model embeds (%d); its end is cut.", name, limit)
+            ids = self.special.add_special_tokens(kept)
+        if not ids:
+            raise RegardError(f"{name} is empty, and this model adds no special tokens.", "Pass at least one token.")
+        return ids
 
     def encode_rows(
         self, rows: Sequence[tuple[str, ...]], *, name: str | None = None, truncate: bool = False
@@ -98,23 +126,40 @@ class TextEncoder(TextPipeline):
     def embed(
         self, texts: str | Sequence[str], *, truncate: bool = False
     ) -> Float[np.ndarray, "B E"] | Float[np.ndarray, "E"]:
-        """Unit-length embeddings, one per text; one vector for a single string.
+        """Embeddings, one per text; one vector for a single string.
 
-        An embedding is the mean of the token vectors, or the attention pooling of a model with `pooling = "query"`.
+        An embedding is the mean of the token vectors, or the attention pooling of a model with `pooling = "query"`,
+        normalized to length 1. Models of sentence-transformers have their own pooling and layers after it; see
+        `sentence.config`.
         """
         if isinstance(texts, str):
             return self.embed([texts], truncate=truncate)[0]
-        rows = [self.encode_text(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
-        vectors = np.zeros((len(rows), self.model.config.width), np.float32)
+        rows = [self.encode_for_embedding(text, name=f"text {i}", truncate=truncate) for i, text in enumerate(texts, 1)]
+        vectors = np.zeros((len(rows), self.embedding_width), np.float32)
         self.model.eval()
+        self.sentence.to(self.device)
         for indices, (packed,) in _batches(EncodedTexts(Sequences.from_lists(rows))):
             encoded = self.model.encode(packed.to(self.device)).float()
             if self.model.config.pooling == "query":
                 pooled = self.model.query_pool(encoded, packed.to(self.device).offsets).float()
+                embeddings = self.sentence.project(pooled)
             else:
-                pooled = torch.stack([tokens.mean(0) for tokens in encoded.split(packed.offsets.lengths.tolist())])
-            vectors[indices] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
+                embeddings = self.sentence(encoded, packed.offsets.lengths.tolist())
+            vectors[indices] = embeddings.cpu().numpy()
         return vectors
+
+    @property
+    def embedding_width(self) -> int:
+        """The number of dimensions of an embedding."""
+        return self.sentence.output_width(self.model.config.width)
+
+    def fingerprint(self) -> str:
+        """A hash of the weights, config and tokenizer, and of the sentence embedding if it is not the default one."""
+        fingerprint = super().fingerprint()
+        if self.sentence.is_default:
+            return fingerprint
+        settings = fingerprint + repr(self.sentence.config)
+        return hashlib.sha256(settings.encode() + self.sentence.to_bytes()).hexdigest()[:16]
 
     @overload
     def classify(self, texts: str, *, truncate: bool = False) -> Classification: ...
@@ -122,7 +167,11 @@ class TextEncoder(TextPipeline):
     def classify(self, texts: Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> list[Classification]: ...
     @torch.no_grad()
     def classify(self, texts: str | Sequence[str | tuple[str, ...]], *, truncate: bool = False) -> Any:
-        """The label of each text, or pair of texts, with the probability of every label; one result for a string."""
+        """The label of each text, or pair of texts, with the probability of every label; one result for a string.
+
+        Probabilities sum to 1, except for models with `problem_type = "multi_label"` (several labels may apply to a
+        text, or there is only one) and `"regression"` (values instead of probabilities).
+        """
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
         if self.model.config.head != "classify":
@@ -136,9 +185,16 @@ class TextEncoder(TextPipeline):
         encoded = self.encode_rows(rows, truncate=truncate)
         results: list[Classification | None] = [None] * len(rows)
         for indices, logits in self._outputs(encoded):
-            for i, probabilities in zip(indices, logits.softmax(-1).tolist()):
+            for i, probabilities in zip(indices, self._label_scores(logits).tolist()):
                 results[i] = Classification.from_probabilities(self.model.config.labels, probabilities)
         return [result for result in results if result is not None]
+
+    def _label_scores(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        """The probabilities of the labels, or the values of a regression model."""
+        problem = self.model.config.problem_type
+        return (
+            logits if problem == "regression" else logits.sigmoid() if problem == "multi_label" else logits.softmax(-1)
+        )
 
     def embed_file(
         self,
@@ -162,7 +218,7 @@ class TextEncoder(TextPipeline):
         >>> encoder.embed_file("corpus.txt.gz", "vectors.npy")  # doctest: +SKIP
         FileSummary(items=100000, resumed_items=0, seconds=20.1, totals={})
         """
-        width = self.model.config.width
+        width = self.embedding_width
         shards = find_shards(source, output, ".npy")
         is_array = shards[0][1].suffix == ".npy"
 
@@ -179,7 +235,7 @@ class TextEncoder(TextPipeline):
             shards,
             make_processors(make_processor, self, replicas, cluster),
             settings={"task": "embed", "model": self.fingerprint(), "truncate": truncate},
-            check=lambda line, name: self.encode_text(line, name=name, truncate=truncate),
+            check=lambda line, name: self.encode_for_embedding(line, name=name, truncate=truncate),
             header=(lambda rows: _npy_header(rows, width)) if is_array else None,
             allowed_changes=self.truncation_changes,
             overwrite=overwrite,
@@ -269,7 +325,7 @@ class TextEncoder(TextPipeline):
             raise RegardError("This model has no masked language modeling head.", "Train one: regard train --task mask")
         if MASK_TOKEN not in text:
             raise RegardError(f"The text contains no {MASK_TOKEN}.", f"Write {MASK_TOKEN} in place of a token.")
-        ids = self.encode_masked(text)
+        ids = self.encode_text(text, name="The text")
         self.model.eval()
         probabilities = self.model(self.pack([ids])).float().softmax(-1)
         predictions = []

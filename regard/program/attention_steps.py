@@ -9,6 +9,7 @@ from torch import nn
 
 from regard.attention import Concat
 from regard.attention.recording import KINDS
+from regard.errors import RegardError
 from regard.layers.feedforward import FeedForward
 from regard.program.program_steps import Program, Step
 
@@ -115,9 +116,13 @@ class _PartFinder:
                 if step.op == "tanh" and step.module == score
             )
             q, k = (self._input(str(side)) for side in self.steps[self._input(tanh.name)].inputs)
+        elif self._op(name) == "matmul" and self._op(self.steps[name].inputs[1]) == "permute":
+            q, k = str(self.steps[name].inputs[0]), self._input(str(self.steps[name].inputs[1]))
         else:
-            q, transposed = (str(side) for side in self.steps[name].inputs)
-            k = self._input(transposed)
+            raise RegardError(
+                f"The queries and keys of {path} cannot be found in the model's program.",
+                "Use a score that is a dot product of folded queries and keys, or concat.",
+            )
         weights = softmax.name
         if (filled := self._reader(weights, "masked_fill")) is not None:
             masks.append(filled.name)

@@ -47,7 +47,8 @@ def fine_tuning_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Re
     if isinstance(model, BertConfig):
         # A classifier keeps its pooling; an encoder that becomes a classifier uses the pooling of the recipe.
         chosen: Any = model if model.head == "classify" else recipe.model
-        model = dataclasses.replace(model, pooling=chosen.pooling if recipe.task == "classify" else "first")
+        pooling: Any = chosen.pooling if recipe.task == "classify" else "first"
+        model = dataclasses.replace(model, pooling=pooling, problem_type="single_label")
     return dataclasses.replace(recipe, model=model)
 
 

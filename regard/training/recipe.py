@@ -189,7 +189,17 @@ class Recipe:
 SECTIONS = ("data", "tokenizer", "model", "train", "augment")
 # Model settings that are derived from the tokenizers and the data; a recipe cannot set them.
 DERIVED = frozenset(
-    {"source_vocab", "target_vocab", "shared_vocab", "vocab", "labels", "image_height", "image_width", "longest_side"}
+    {
+        "source_vocab",
+        "target_vocab",
+        "shared_vocab",
+        "vocab",
+        "labels",
+        "problem_type",
+        "image_height",
+        "image_width",
+        "longest_side",
+    }
 )
 
 

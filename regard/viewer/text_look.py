@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention import Recorded, record
 from regard.data import Tokenizer
 from regard.data.text.questions import Question
-from regard.data.text.special_tokens import MASK_TOKEN, SpecialTokens
+from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import Link, WordSplitter, find_spans
@@ -357,8 +357,6 @@ def _look_at_text(
     segments: list[int] | None = None
     if isinstance(pipeline, TextGenerator):
         ids = pipeline.encode_prompt(text, name="the text", truncate=truncate)
-    elif context is None and MASK_TOKEN in text and pipeline.special.mask is not None:
-        ids = pipeline.encode_masked(text)
     elif context is None:
         ids = pipeline.encode_text(text, name="the text", truncate=truncate)
     else:

@@ -33,14 +33,17 @@ def main(seconds: str, out: str, *names: str) -> None:
         if child == 0:
             _fuzz(name, seconds, folder)
             os._exit(0)
-        _, status = os.waitpid(child, 0)
+        _, status, usage = os.wait4(child, 0)
         for work in folder.glob("fuzz-*"):
             shutil.rmtree(work)
         findings = len(list((folder / "findings").glob("*.txt")))
         crashes = sum(path.name.startswith(("crash-", "timeout-", "oom-")) for path in folder.iterdir())
         code = os.waitstatus_to_exitcode(status)
+        runs = re.findall(r"number_of_executed_units: (\d+)", (folder / "log").read_text(errors="replace"))
         print(
-            f"{name}: {time.monotonic() - started:.0f} s, exit {code}, {findings} findings, {crashes} crashes",
+            f"{name}: {time.monotonic() - started:.0f} s ({usage.ru_utime + usage.ru_stime:.0f} s of CPU), "
+            f"{runs[-1] if runs else 'unknown'} executions, {usage.ru_maxrss / 1024:.0f} MiB, exit {code}, "
+            f"{findings} findings, {crashes} crashes",
             flush=True,
         )
 

@@ -79,6 +79,10 @@ def _change(table: dict | list, draw: random.Random) -> None:
             container = value
             continue
         break
+    if isinstance(value, str) and value[:1] in ("{", "[") and draw.random() < 0.8:  # JSON in JSON
+        inner = _mutate_json(value.encode(errors="replace"), draw)
+        container[key] = value if inner is None else inner.decode()
+        return
     kind = draw.random()
     if kind < 0.6:
         container[key] = copy.deepcopy(draw.choice(VALUES))  # it may be changed later

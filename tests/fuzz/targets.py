@@ -28,12 +28,17 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import read_links
 from regard.interop import import_huggingface, import_llama2c
-from regard.pipelines import ImageModel, TextEncoder, TextGenerator, load
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, load, pipeline_kind
 from regard.pipelines.resumable_file import ResumableFile
-from regard.training import read_toml, recipe_from_dict
-from regard.training.checkpoint import Checkpoint, restore_state
+from regard.training import TASKS, read_toml, recipe_from_dict
+from regard.training.api import add_shards_task
+from regard.training.checkpoint import Checkpoint, restore_state, unique_parameters
+from regard.training.run.checkpoint_store import CheckpointStore
 from regard.training.run.run_folder import read_state, read_stored_recipe
 from regard.training.run.run_log import RunLog, plot_losses, read_metrics
+from regard.training.runtime.sharded_checkpoint import load_like
+from regard.training.tasks import read_dataset, suggest_recipe
+from regard.training.tasks.task import BatchShape
 from tests.fuzz import valid_files
 
 MEMORY_LIMIT = 1 << 30
@@ -106,6 +111,62 @@ def _resume_run(folder: Path) -> None:
     restore_state(checkpoint.tensors, model, torch.optim.Adam(model.parameters()), None, RegardError)
 
 
+def _resume_checkpoint(folder: Path) -> None:
+    """Read the newest intact checkpoint of a run as a resumed run does."""
+    path = CheckpointStore(folder).find_intact()
+    read_stored_recipe(folder)
+    if path is None:
+        return
+    read_state(path)
+    model = valid_files.make_generator().model
+    checkpoint = load_like(path, unique_parameters(model), model.parameters())
+    restore_state(checkpoint.tensors, model, torch.optim.Adam(model.parameters()), None, RegardError)
+
+
+def _resume_changed_checkpoint(folder: Path) -> None:
+    """The same, with checksums that match the changed file."""
+    valid_files.update_checksums(folder)
+    _resume_checkpoint(folder)
+
+
+def _encode_shards(folder: Path) -> None:
+    """Open token shards and read their batches as `regard train` does."""
+    path = str(folder / "shards")
+    recipe = recipe_from_dict(add_shards_task({"data": {"files": [path]}, "model": {"max_len": 16}}, [path]))
+    dataset = read_dataset(recipe.task, recipe.data, quiet=True)
+    suggest_recipe(recipe.task, dataset)
+    dataset.describe()
+    kind = pipeline_kind(recipe.model)
+    model = TASKS[recipe.task].complete_config(recipe.model, dataset, dataset.tokenizers)
+    encoded = TASKS[recipe.task].encode(
+        dataset, dataset.tokenizers, kind.special, recipe, model, BatchShape(64, 0, constant=False)
+    )
+    for batch, _ in zip(encoded.batches.epoch(0), range(20)):
+        del batch
+
+
+def _shard_file(task: str, name: str) -> Target:
+    """A file of token shards, whose size and SHA-256 in dataset.json are adapted."""
+
+    def read(folder: Path) -> None:
+        valid_files.update_manifest(folder / "shards", name)
+        _encode_shards(folder)
+
+    return Target(valid_files.write_shards(task), f"shards/{name}", read)
+
+
+def _read_parquet(file: Path) -> None:
+    """All readers of tables; an error of one must not keep the others from reading the file."""
+    results = []
+    for read in (read_pairs, read_documents, read_labeled_texts):
+        try:
+            results.append(read([file]))
+        except RegardError as error:
+            results.append(error)
+    if all(isinstance(result, RegardError) for result in results):
+        raise results[0]
+
+
 def _read_metrics(folder: Path) -> None:
     path = folder / "metrics.jsonl"
     content = path.read_bytes()
@@ -128,6 +189,7 @@ _SQUAD = (
     b'{"data": [{"paragraphs": [{"context": "one two", "qas": [{"id": "1", "question": "who", "answers": '
     b'[{"text": "two", "answer_start": 4}]}]}]}]}'
 )
+_STEP = "state/step-00000003"
 _RECIPE = (
     b'task = "translate"\n[data]\nfiles = ["a.tsv"]\n[model]\nfamily = "transformer"\nwidth = 64\n[train]\nlr = 1e-3\n'
     b'steps = 10\ntime = "10m"\n[augment]\ncolor = 0.4\n[tokenizer]\nkind = "bpe"\n'
@@ -168,6 +230,23 @@ TARGETS: dict[str, Target] = {
     "vision/config.json": Target(valid_files.write_model(valid_files.make_image_model), "config.json", _load),
     "run/metrics.jsonl": Target(valid_files.write_run, "metrics.jsonl", _read_metrics),
     "run/checkpoint": Target(valid_files.write_run, "state/last.safetensors", _resume_run),
+    "run/checksums.json": Target(valid_files.write_checkpoint, f"{_STEP}/checksums.json", _resume_checkpoint),
+    "run/state.safetensors": Target(
+        valid_files.write_checkpoint, f"{_STEP}/state.safetensors", _resume_changed_checkpoint
+    ),
+    "run/facts.json": Target(valid_files.write_sharded_checkpoint, f"{_STEP}/facts.json", _resume_changed_checkpoint),
+    "run/shard.safetensors": Target(
+        valid_files.write_sharded_checkpoint,
+        f"{_STEP}/shard-00001-model-00001-of-00001.safetensors",
+        _resume_changed_checkpoint,
+    ),
+    "shards/dataset.json": Target(valid_files.write_shards("translate"), "shards/dataset.json", _encode_shards),
+    "shards/stream.json": Target(valid_files.write_shards("language"), "shards/dataset.json", _encode_shards),
+    "shards/ids": _shard_file("translate", "training-00000.source.bin"),
+    "shards/starts": _shard_file("translate", "training.target.starts.bin"),
+    "shards/stream": _shard_file("language", "training-00000.text.bin"),
+    "shards/validation.jsonl": _shard_file("translate", "validation.jsonl"),
+    "rows.parquet": _data("rows.parquet", _read_parquet, *valid_files.parquet_files()),
     "cache/facts.json": Target(valid_files.write_cache, "facts.json", lambda folder: _open_store(folder)),
     "cache/sizes.npy": Target(valid_files.write_cache, "sizes.npy", lambda folder: _open_store(folder)),
     "journal": Target(valid_files.write_journal, "out.txt.partial.json", _resume_output),

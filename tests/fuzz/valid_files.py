@@ -1,9 +1,11 @@
 """Folders with small valid files, of which a fuzz target replaces one."""
 
 import gzip
+import hashlib
 import io
 import json
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint import save as save_distributed
 
 from regard.config_reader import json_bytes
 from regard.data import Tokenizer, read_images
@@ -24,7 +28,10 @@ from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfi
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, save
 from regard.training.checkpoint import Checkpoint, gather_state
 from regard.training.recipe import Recipe, recipe_to_dict
+from regard.training.run.checkpoint_store import CHECKSUMS, FACTS, LEGACY, CheckpointStore
 from regard.training.run.state import TrainState
+from regard.training.shards.preparation import prepare
+from regard.training.shards.shard_folder import MANIFEST, shard_name, starts_name
 
 TEXT = "one two three four"
 TOKENIZER = Tokenizer.train([TEXT], "word")
@@ -126,9 +133,81 @@ def write_run(folder: Path) -> None:
     optimizer.step()
     state = TrainState({"recipe": recipe_to_dict(Recipe()), "data": {"training": {"pairs": 4}}}, best=(1.0, -2.0))
     content = Checkpoint(gather_state(model, optimizer, None), state.to_json()).to_bytes()
-    write_atomically(folder / "state" / "last.safetensors", content)
+    write_atomically(folder / "state" / LEGACY, content)
     lines = [dict(step=i, kind=kind, nll=2.5, loss=2.5) for i in range(3) for kind in ("train", "validation")]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_checkpoint(folder: Path) -> None:
+    """A run with a checkpoint of one file, with checksums."""
+    write_run(folder)
+    CheckpointStore(folder).save(Checkpoint.load(folder / "state" / LEGACY), step=3)
+    (folder / "state" / LEGACY).unlink()
+
+
+def write_sharded_checkpoint(folder: Path) -> None:
+    """A run with a checkpoint as the ranks of a sharded run write it: facts.json and files of tensors."""
+    write_run(folder)
+    checkpoint = Checkpoint.load(folder / "state" / LEGACY)
+    (folder / "state" / LEGACY).unlink()
+    step = CheckpointStore(folder).start(3)
+    writer = HuggingFaceStorageWriter(str(step), save_distributed=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.distributed is not initialized, as intended
+        save_distributed(checkpoint.tensors, storage_writer=writer, no_dist=True)
+    write_atomically(step / FACTS, json.dumps(checkpoint.facts).encode())
+    update_checksums(folder)
+
+
+def update_checksums(folder: Path) -> None:
+    """Write the checksums of the checkpoint in a folder, as an attacker would after a change."""
+    store = CheckpointStore(folder)
+    files = [path for path in store.path(3).iterdir() if path.name != CHECKSUMS]
+    store.finish(3, {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+
+
+def write_shards(task: str) -> Callable[[Path], None]:
+    """Token shards of a small corpus."""
+
+    def write(folder: Path) -> None:
+        texts = [f"{a} {b}" for a in TEXT.split() for b in TEXT.split()]
+        rows = [{"text": text} for text in texts] if task == "language" else [(text, text[::-1]) for text in texts]
+        prepare(rows, folder / "shards", task=task, tokenizer={"kind": "word"}, quiet=True)
+
+    return write
+
+
+def update_manifest(folder: Path, name: str) -> None:
+    """Write size and SHA-256 of a changed file to dataset.json, and the numbers of tokens that follow from its size."""
+    content = (folder / name).read_bytes()
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    manifest["files"][name] = [len(content), hashlib.sha256(content).hexdigest()]
+    for index, side in enumerate(manifest["sides"]):
+        if name == shard_name(0, side):
+            manifest["tokens"][index] = len(content) // 2
+        elif name == starts_name(side):
+            manifest["training"] = len(content) // 8 - 1
+    (folder / MANIFEST).write_bytes(json_bytes(manifest))
+
+
+def parquet_files() -> list[bytes]:
+    """Parquet files: several row groups; nested columns, other types and null; no rows."""
+    import pyarrow
+    import pyarrow.parquet
+
+    pairs = pyarrow.table({"source": ["one", "two", "one"], "target": ["un", "deux", "un"]})
+    nested = pyarrow.table({"translation": [{"source": "one", "target": "un"}], "score": [0.5], "id": [None]})
+    contents = []
+    for table, options in (
+        (pairs, dict(row_group_size=2, compression="none")),
+        (pairs, dict(compression="zstd", use_dictionary=False, data_page_version="2.0")),
+        (nested, dict(compression="gzip", write_page_index=True)),
+        (pairs.slice(0, 0), {}),
+    ):
+        buffer = io.BytesIO()
+        pyarrow.parquet.write_table(table, buffer, **options)
+        contents.append(buffer.getvalue())
+    return contents
 
 
 def write_exported(make: Callable[[], Any]) -> Callable[[Path], None]:

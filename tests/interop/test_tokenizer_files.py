@@ -9,6 +9,7 @@ import sentencepiece
 import tokenizers
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 
 from regard.data import SpecialTokens, Tokenizer, encode_texts
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, EOS, SEQ2SEQ_TOKENS
@@ -24,7 +25,7 @@ from regard.interop.sentencepiece_files import (
     build_tokenizer,
     read_sentencepiece,
 )
-from regard.interop.tokenizer_files import boundary_ids, read_tokenizer, write_tokenizer
+from regard.interop.tokenizer_files import boundary_ids, read_tokenizer, set_special_template, write_tokenizer
 from regard.pipelines import load, save
 from tests.interop.model_comparison import assert_same_tensors
 from tests.interop.sentencepiece_models import (
@@ -505,3 +506,86 @@ def test_several_special_tokens_before_a_text_are_an_error():
     library.decoder = decoders.Fuse()
     with pytest.raises(RegardError, match="several special tokens before or after each text"):
         boundary_ids(library)
+
+
+# -- flags of tokenizer_config.json beside tokenizer.json -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},  # the default of the class: lower case
+        {"do_lower_case": True},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False},
+    ],
+)
+@pytest.mark.parametrize("saved_lowercase", [False, True])
+def test_flags_of_bert_apply_to_tokenizer_json(options, saved_lowercase, tmp_path):
+    pieces = [*dict.fromkeys([*train_wordpiece(True), *train_wordpiece(False)]), "日", "##本", "É", "é"]
+    library = tokenizers.Tokenizer(models.WordPiece({name: i for i, name in enumerate(pieces)}, unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=saved_lowercase)
+    library.pre_tokenizer, library.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    library.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    folder = write_config(tmp_path, tokenizer_class="BertTokenizer", **options)
+    library.save(str(folder / "tokenizer.json"))
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert_same_tokenizer(hf_tokenizer, read_tokenizer(folder), ["The CAT É", "日本", "Été É é"])
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("flag", [False, True])
+def test_prefix_space_of_gpt2_applies_to_tokenizer_json(flag, saved, tmp_path):
+    write_byte_level(tmp_path, ["<|endoftext|>"])
+    library = tokenizers.Tokenizer(models.BPE.from_file(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")))
+    library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=saved), decoders.ByteLevel()
+    folder = write_config(tmp_path, tokenizer_class="GPT2Tokenizer", add_prefix_space=flag)
+    library.save(str(folder / "tokenizer.json"))
+    assert_same_tokenizer(transformers.AutoTokenizer.from_pretrained(folder), read_tokenizer(folder))
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize(("key", "flag"), [("add_bos_token", True), ("add_bos_token", False), ("add_eos_token", True)])
+def test_ignored_boundary_flags_are_reported(key, flag, adds_bos, tmp_path, caplog):
+    """transformers 5 ignores them beside tokenizer.json."""
+    library = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="a"))
+    if adds_bos:
+        library.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)])
+    roles = {"bos_token": "<s>", "eos_token": "</s>"}
+    folder = write_config(tmp_path, tokenizer_class="PreTrainedTokenizerFast", **{key: flag}, **roles)
+    library.save(str(folder / "tokenizer.json"))
+    with caplog.at_level("WARNING", "regard"):
+        ids = read_tokenizer(folder).source.encode("a").ids
+    assert ids == transformers.AutoTokenizer.from_pretrained(folder).encode("a")
+    is_contradiction = flag != ((0 if key == "add_bos_token" else 1) in ids)
+    assert (f"{key} = {flag} is ignored" in caplog.text) == is_contradiction
+
+
+def test_contradicting_flags_are_errors(tmp_path):
+    library = tokenizers.Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    library.save(str(tmp_path / "tokenizer.json"))
+    for options in (
+        {"tokenizer_class": "AlbertTokenizer", "do_lower_case": True},
+        {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": True},
+    ):
+        write_config(tmp_path, **options)
+        with pytest.raises(RegardError, match=f"{list(options)[1]} = True is unsupported"):
+            read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.json without segments"])
+def test_segments_of_text_pairs_survive_export(file, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*train_wordpiece(True), ""]))
+    folder = write_config(tmp_path, tokenizer_class="BertTokenizer")
+    expected = transformers.BertTokenizer.from_pretrained(folder)("the cat", "a dog")
+    library = read_tokenizer(folder).source
+    if file != "vocab.txt":
+        set_special_template(library, 2, 3)
+    special = SpecialTokens(pad=0, unk=1, sos=2, eos=3, mask=4, begin=2, end=3)
+    write_tokenizer(Tokenizer(library, FOREIGN_KIND), tmp_path / "out", special, segments=True)
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("the cat", "a dog")
+    assert (exported["input_ids"], exported["token_type_ids"]) == (expected["input_ids"], expected["token_type_ids"])
+    assert 1 in expected["token_type_ids"]

@@ -465,3 +465,19 @@ def test_unavailable_device_raises():
 def test_load_and_save_are_public():
     assert regard.load is load
     assert regard.save is save
+
+
+def test_opening_a_model_does_not_import_dynamo():
+    """torch._dynamo takes a second and 140 MiB; initializers on meta tensors would import it."""
+    fixtures = Path(__file__).parent / "fixtures"
+    script = (
+        "import sys; from pathlib import Path; from regard.interop.weight_mapping import parameter_shapes; "
+        "from regard.pipelines import load\n"
+        "for folder in sorted(Path(sys.argv[1]).iterdir()):\n"
+        "    parameter_shapes(load(folder, 'cpu').model.config)\n"
+        "    assert 'torch._dynamo' not in sys.modules, folder\n"
+        "from regard.models import ViTConfig\n"
+        "parameter_shapes(ViTConfig(image_height=224, image_width=224))\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script, str(fixtures)], check=True, timeout=120)

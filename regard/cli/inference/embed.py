@@ -40,7 +40,8 @@ class Options:
     """Embed texts as vectors: regard embed MODEL "A cat sleeps."
 
     A vector is the mean over the tokens of a text, normalized to length 1: the dot product of two vectors is their
-    cosine similarity. With --output, write to a file; if interrupted, the same command resumes.
+    cosine similarity. Models imported from sentence-transformers use their own pooling and layers. With --output, write
+    to a file; if interrupted, the same command resumes.
     """
 
     model: Model
@@ -83,7 +84,7 @@ def run(argv: list[str]) -> int:
             overwrite=options.overwrite,
             progress=on_progress,
         )
-    print_note(f"Wrote {summary.items:,} vectors of width {first.model.config.width} to {options.output}.")
+    print_note(f"Wrote {summary.items:,} vectors of width {first.embedding_width} to {options.output}.")
     return 0
 
 
@@ -99,7 +100,7 @@ def _print_embeddings(options: Options, encoder: TextEncoder, unknown: UnknownCh
     """Print JSON lines as the texts arrive."""
 
     def check(text: str, name: str) -> None:
-        encoder.encode_text(text, name=name, truncate=options.truncate)
+        encoder.encode_for_embedding(text, name=name, truncate=options.truncate)
         unknown.check(text, name)
 
     with open_stream(options.output) as stream:

@@ -101,6 +101,16 @@ class MappedSequences(Sequences):
     def __getitem__(self, index: int) -> Int[np.ndarray, "n"]:
         return super().__getitem__(index if self.rows is None else int(self.rows[index]))
 
+    def has_valid_starts(self) -> bool:
+        """Whether the starts never decrease, and all lengths are below 2³¹."""
+        for first in range(0, len(self.starts), _BLOCK):
+            # Compared, since a difference can overflow.
+            begins, ends = self.starts[first : first + _BLOCK], self.starts[first + 1 : first + _BLOCK + 1]
+            begins = begins[: len(ends)]
+            if (begins > ends).any() or (ends - begins).max(initial=0) > np.iinfo(np.int32).max:
+                return False
+        return True
+
     @property
     def lengths(self) -> Int[np.ndarray, "B"]:
         lengths = np.empty(len(self.starts) - 1, np.int32)

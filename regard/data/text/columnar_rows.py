@@ -1,4 +1,4 @@
-"""Rows of Parquet files and of datasets on the Hugging Face hub, read a few thousand at a time."""
+"""Rows of Parquet files and of datasets on the Hugging Face hub, read a few at a time."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -6,11 +6,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from regard.data.text.compression import MAX_EXPANSION_BYTES, MAX_EXPANSION_RATIO
 from regard.errors import RegardError, require_package
 
 PARQUET = ".parquet"
 HUB_PREFIX = "hf:"
-_ROWS_PER_BATCH = 4096
+# Few, since a dictionary page of some kilobytes can hold a text of megabytes that all rows refer to; not slower than
+# thousands.
+_ROWS_PER_BATCH = 64
 
 
 class ReadPosition:
@@ -32,7 +35,10 @@ def is_hub_reference(file: str | Path) -> bool:
 def parquet_rows(
     file: str | Path, columns: Sequence[str] = (), on_open: Callable[[Any], None] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file as dictionaries; only `columns` are read, if the file has all of them."""
+    """Yield the rows of a Parquet file as dictionaries; only `columns` are read, if the file has all of them.
+
+    The rows may expand as far as compressed data (`MAX_EXPANSION_BYTES`).
+    """
     parquet = require_package("pyarrow.parquet", "parquet")
     position = ReadPosition()
     with _convert_arrow_errors(file):
@@ -41,8 +47,14 @@ def parquet_rows(
             if on_open is not None:
                 on_open(position)
             names = list(columns) if columns and set(columns) <= set(table.schema_arrow.names) else None
-            done, total = 0, max(1, table.metadata.num_rows)
+            done, total, expanded = 0, max(1, table.metadata.num_rows), 0
             for batch in table.iter_batches(_ROWS_PER_BATCH, columns=names):
+                expanded += batch.nbytes
+                if expanded > (limit := max(MAX_EXPANSION_BYTES, MAX_EXPANSION_RATIO * size)):
+                    raise RegardError(
+                        f"{file}: {size:,} bytes expand to more than {limit >> 20:,} MiB.",
+                        "If that is expected, convert the file to JSONL first.",
+                    )
                 yield from batch.to_pylist()
                 done += len(batch)
                 position.position = size * done // total

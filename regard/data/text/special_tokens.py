@@ -15,7 +15,8 @@ class SpecialTokens:
     """Special token ids of a model. The defaults are those of models trained with Regard; imported models set theirs.
 
     `begin` and `end` surround each input text, and `between`, if set, precedes the second text of a pair (RoBERTa).
-    Decoder output starts with `sos`, followed by `forced` if set (forced BOS token), and ends with `eos`.
+    Decoder output starts with `sos`, followed by `forced` if set (forced BOS token), and ends with `eos` or one of
+    `other_eos`.
 
     >>> special = SpecialTokens(begin=7, end=8, between=8)
     >>> special.add_special_tokens([5, 6]) + special.add_special_tokens_to_second([4])
@@ -31,9 +32,15 @@ class SpecialTokens:
     end: Natural | None = None
     forced: Natural | None = None
     between: Natural | None = None
+    other_eos: tuple[Natural, ...] = ()
 
     def __post_init__(self) -> None:
         check_ranges(self, "special.")
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """All tokens that end an output."""
+        return (self.eos, *self.other_eos)
 
     def add_special_tokens(self, ids: list[int]) -> list[int]:
         """Surround the ids of an input text with `begin` and `end`."""

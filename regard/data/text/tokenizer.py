@@ -169,6 +169,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self.backend_tokenizer.get_vocab_size()
 
+    @property
+    def largest_id(self) -> int:
+        """The largest token id. The ids of an imported tokenizer may have gaps, so it may exceed `vocab_size`.
+
+        >>> tokenizer = Tokenizer.train(["one two"], "word")
+        >>> tokenizer.largest_id, tokenizer.vocab_size
+        (5, 6)
+        """
+        return max(self.backend_tokenizer.get_vocab().values(), default=-1)
+
     @cached_property
     def vocabulary(self) -> list[str]:
         """The text of each id, as used to look up pre-trained word vectors and to label plots.
@@ -267,7 +277,12 @@ class Tokenizer:
             if _has_pre_tokenizer(library, _PRE_TOKENIZERS[kind]) and all(
                 library.token_to_id(name) == index for index, name in enumerate(SPECIAL_TOKEN_NAMES)
             ):
-                return Tokenizer(library, kind)
+                tokenizer = Tokenizer(library, kind)
+                if tokenizer.largest_id != tokenizer.vocab_size - 1:
+                    raise RegardError(
+                        f"{path}: the {tokenizer.vocab_size} entries have ids up to {tokenizer.largest_id}.", _RESTORE
+                    )
+                return tokenizer
         raise RegardError(f"{path}: unsupported tokenizer.", hint=f"Supported kinds: {', '.join(TOKENIZER_KINDS)}.")
 
 

@@ -27,7 +27,7 @@ from regard.decode.engine.static_seq2seq import StaticSeq2Seq
 from regard.decode.engine.worker_pool import WorkerPool, can_fork
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
-from regard.decode.protocol import SpecialTokens
+from regard.decode.protocol import SPECIAL, SpecialTokens
 from regard.decode.sampling import OnToken
 from regard.kernels.numba_support import numba_available
 from regard.kernels.triton_support import next_power_of_two
@@ -50,7 +50,9 @@ COMPILED_SENTENCES = 16
 MIN_SENTENCES = 8
 
 
-def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = False, lexical: bool = False) -> str:
+def plain_search_reason(
+    model: Any, config: DecodeConfig, *, history: bool = False, lexical: bool = False, special: SpecialTokens = SPECIAL
+) -> str:
     """Why the plain search decodes this call; "" if the engine does.
 
     >>> from regard.models.transformer import TransformerConfig
@@ -64,6 +66,8 @@ def plain_search_reason(model: Any, config: DecodeConfig, *, history: bool = Fal
         return "the search history is recorded"
     if lexical:
         return "phrases are required or forbidden"
+    if special.other_eos:
+        return "several tokens end an output"
     if config.coverage_penalty:
         return "the coverage penalty needs the attention weights of every step"
     if dispatch.has_context():

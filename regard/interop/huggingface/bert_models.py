@@ -23,8 +23,10 @@ from regard.interop.huggingface.single_stack import (
     ForeignClass,
     Weights,
     read_labels,
+    read_problem_type,
     read_single_stack,
     write_labels,
+    write_problem_type,
     write_single_stack,
 )
 from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, weight_and_bias
@@ -151,14 +153,20 @@ def _read_bert(
     settings.require("pruned_heads", {})
     if head == "mask":
         settings.require("tie_word_embeddings", True)
+    labels = read_labels(settings) if head == "classify" else ()
     has_pooler = head == "none" and pooler == "tanh" and settings.get_bool("add_pooling_layer", True)
     return BertConfig(
         **read_fields(keys, settings),
         **fixed,
         head=head,
         pooler=pooler if head == "classify" or has_pooler else "none",
-        labels=read_labels(settings) if head == "classify" else (),
+        labels=labels,
+        problem_type=read_problem_type(settings, labels) if head == "classify" else "single_label",
     )
+
+
+def _write_classifier(config: BertConfig) -> dict[str, Any]:
+    return write_labels(config.labels) | write_problem_type(config.problem_type, config.labels)
 
 
 def _write_bert(config: BertConfig, head: Head, keys: ConfigKeys = _BERT_KEYS) -> dict[str, Any]:
@@ -167,7 +175,7 @@ def _write_bert(config: BertConfig, head: Head, keys: ConfigKeys = _BERT_KEYS) -
         **write_fields(keys, config),
         "type_vocab_size": config.segments or 1,
         "attention_probs_dropout_prob": 0.0,
-        **(write_labels(config.labels) if head == "classify" else {}),
+        **(_write_classifier(config) if head == "classify" else {}),
     }
 
 
@@ -203,7 +211,7 @@ def _write_distilbert(config: BertConfig, head: Head) -> dict[str, Any]:
         "model_type": "distilbert",
         **write_fields(_DISTILBERT_KEYS, config),
         "attention_dropout": 0.0,
-        **(write_labels(config.labels) if head == "classify" else {}),
+        **(_write_classifier(config) if head == "classify" else {}),
     }
 
 

@@ -222,15 +222,17 @@ def read_encoder_decoder(
 def _read_bart(variant: BartVariant, settings: ForeignConfig, tensors: Weights) -> TransformerConfig:
     settings.require("normalize_before", variant.norm == "pre")
     settings.require("normalize_embedding", variant.embedding_norm)
+    _require_output(settings, tensors)
     shared, tied = _bart_embeddings(settings, tensors)
+    is_large = variant.model_type == "blenderbot"  # its defaults are larger
     fields = read_fields(_BART_KEYS, settings)
     vocab = fields["source_vocab"]
     if variant.positions == "sinusoidal_halves":
         _drop_sinusoids(tensors, fields["width"], settings.origin)
     return TransformerConfig(
         **fields,
-        heads=_common_value(settings, "encoder_attention_heads", "decoder_attention_heads", 16),
-        feedforward=_common_value(settings, "encoder_ffn_dim", "decoder_ffn_dim", 4096),
+        heads=_common_value(settings, "encoder_attention_heads", "decoder_attention_heads", 32 if is_large else 16),
+        feedforward=_common_value(settings, "encoder_ffn_dim", "decoder_ffn_dim", 10240 if is_large else 4096),
         norm=variant.norm,
         positions=variant.positions,
         position_offset=variant.offset,
@@ -243,6 +245,7 @@ def _read_bart(variant: BartVariant, settings: ForeignConfig, tensors: Weights) 
 
 
 def _read_t5(settings: ForeignConfig, tensors: Weights) -> TransformerConfig:
+    _require_output(settings, tensors)
     is_gated, function = _t5_activation(settings)
     fields = read_fields(_T5_KEYS, settings)
     return TransformerConfig(
@@ -305,9 +308,18 @@ def _read_special(name: str, settings: ForeignConfig, tokens: Mapping[str, int])
 def _common_value(settings: ForeignConfig, key: str, other: str, default: int) -> int:
     """An integer that must be the same for two keys."""
     value = settings.get_count(key, default)
-    if settings.get_count(other, value) != value:
-        raise settings.unsupported(other, f"encoder and decoder must agree, and {key} = {value}")
+    if settings.get_count(other, default) != value:
+        raise settings.replace({other: settings.get(other, default)}).unsupported(
+            other, f"encoder and decoder must agree, and {key} = {value}"
+        )
     return value
+
+
+def _require_output(settings: ForeignConfig, tensors: Weights) -> None:
+    """Raise an error if the output layer is missing, and is not the embedding."""
+    has_head = settings.get("architectures") not in [[name] for name in BARE_CLASSES]
+    if has_head and _OUTPUT not in tensors and not settings.get_bool("tie_word_embeddings", True):
+        raise settings.unsupported("tie_word_embeddings", f"{_OUTPUT} is missing")
 
 
 def _bart_embeddings(settings: ForeignConfig, tensors: Weights) -> tuple[bool, bool]:

@@ -29,6 +29,7 @@ from regard.interop.weight_mapping import (
 from regard.layers.multihead import BiasPlacement
 from regard.layers.positions import HIGH_FREQ_FACTOR, LOW_FREQ_FACTOR
 from regard.models.gpt import GPTConfig
+from regard.ranges import MAX_INT
 
 # -- mapping tables ---------------------------------------------------------------------------------------------------
 
@@ -167,14 +168,15 @@ def _read_rope(settings: ForeignConfig) -> dict[str, Any]:
 
 
 def _write_rope(config: GPTConfig) -> dict[str, Any]:
-    table: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rotary_base}
+    """The keys of transformers 5, and those of earlier versions and other programs."""
+    base = {"rope_theta": config.rotary_base}
     if config.rotary_factor == 1.0:
-        return table
-    table |= {"rope_type": "linear", "factor": config.rotary_factor}
+        return {"rope_parameters": {"rope_type": "default", **base}, **base}
+    scaling: dict[str, Any] = {"rope_type": "linear", "factor": config.rotary_factor}
     if config.rotary_context:
-        table |= {"rope_type": "llama3", "low_freq_factor": LOW_FREQ_FACTOR, "high_freq_factor": HIGH_FREQ_FACTOR}
-        table |= {"original_max_position_embeddings": config.rotary_context}
-    return table
+        scaling |= {"rope_type": "llama3", "low_freq_factor": LOW_FREQ_FACTOR, "high_freq_factor": HIGH_FREQ_FACTOR}
+        scaling |= {"original_max_position_embeddings": config.rotary_context}
+    return {"rope_parameters": {**scaling, **base}, **base, "rope_scaling": scaling}
 
 
 def _check_no_windows(settings: ForeignConfig, layers: int) -> None:
@@ -187,8 +189,27 @@ def _check_no_windows(settings: ForeignConfig, layers: int) -> None:
         raise settings.unsupported("use_sliding_window", "sliding-window attention is not implemented")
 
 
+# Settings of similar architectures (Granite, Gemma, Cohere, MiniCPM) and the values that change nothing.
+_OTHER_ARCHITECTURES = {
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": None,
+    "query_pre_attn_scalar": None,
+    "logits_scaling": 1.0,
+    "logit_scale": 1.0,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "scale_emb": 1.0,
+    "scale_depth": None,
+}
+
+
 def _read_llama(settings: ForeignConfig, model_type: LlamaType) -> GPTConfig:
     fields = read_fields(_LLAMA_KEYS if model_type == "llama" else _QWEN_KEYS, settings)
+    for key, neutral in _OTHER_ARCHITECTURES.items():
+        settings.require(key, neutral)
+    if model_type == "llama" and settings.get_natural("sliding_window", MAX_INT) < fields["max_len"]:
+        raise settings.unsupported("sliding_window", "sliding-window attention is not implemented")
     attention, feedforward = (settings.get_bool(key, False) for key in ("attention_bias", "mlp_bias"))
     if model_type != "llama":
         _check_no_windows(settings, fields["layers"])
@@ -209,7 +230,7 @@ def _write_llama(config: GPTConfig, model_type: LlamaType) -> dict[str, Any]:
     table = {
         "model_type": model_type,
         **write_fields(_LLAMA_KEYS, config),
-        "rope_parameters": _write_rope(config),
+        **_write_rope(config),
         "num_key_value_heads": config.kv_heads or config.heads,
         "head_dim": config.head_width or config.width // config.heads,
     }

@@ -6,16 +6,21 @@ model.safetensors            the weights; also sharded, with an index
 pytorch_model.bin            the weights as a pickle, opened only if it holds nothing but tensors
 tokenizer.json               the tokenizer; or other files, listed in `tokenizer_files`
 preprocessor_config.json     image models: normalization of pixels
+modules.json                 sentence-transformers: pooling and other modules, see `sentence_modules`
 
 The config.json of a timm folder has other keys, among them `architecture`.
 """
 
 import dataclasses
+import difflib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tokenizers
 from safetensors.torch import save as weights_to_bytes
+from tokenizers import normalizers
 from torch import Tensor
 
 from regard.config_reader import json_bytes
@@ -30,7 +35,15 @@ from regard.interop.huggingface.encoder_decoder_models import (
     read_encoder_decoder,
     write_encoder_decoder,
 )
+from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
 from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
+from regard.interop.huggingface.sentence_modules import (
+    MODULES_FILE,
+    lowercase_normalizer,
+    read_sentence_modules,
+    transformer_folder,
+    write_sentence_modules,
+)
 from regard.interop.huggingface.timm_models import read_timm_model
 from regard.interop.huggingface.vit_models import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.interop.joint_vocabulary import join_config, join_special, join_tokenizers, join_weights
@@ -45,8 +58,16 @@ from regard.interop.tokenizer_files import (
     write_marian_tokenizers,
     write_tokenizer,
 )
-from regard.models import ViTConfig, family_name
-from regard.pipelines import ImageModel, Pipeline, Translator, make_pipeline, model_from_weights, vocab_sizes
+from regard.models import BertConfig, ViTConfig, family_name
+from regard.pipelines import (
+    ImageModel,
+    Pipeline,
+    TextEncoder,
+    Translator,
+    make_pipeline,
+    model_from_weights,
+    vocab_sizes,
+)
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # Keys of the two languages in tokenizer_config.json, as in Marian's.
@@ -86,6 +107,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
         return _import_timm(folder, {}, read_tensor_file(folder))
     if not folder.is_dir():
         raise RegardError(f"{folder}: the folder does not exist.", "Pass a folder with config.json.")
+    top_folder, folder = folder, transformer_folder(folder)
     path = folder / "config.json"
     table = read_json(path)
     if "architecture" in table or (not path.exists() and (folder / SAFETENSORS_FILE).exists()):
@@ -93,42 +115,55 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     name = _read_class_name(table, path)
     generation = read_json(folder / "generation_config.json")
     table |= {key: value for key, value in generation.items() if value is not None}  # takes precedence
-    settings = ForeignConfig(table, str(path))
+    checked = ForeignConfig(table, str(path))
     # Quantized weights, and models with custom code instead of their class, are not supported.
-    settings.require("quantization_config", None)
-    settings.require("auto_map", None)
+    checked.require("quantization_config", None)
+    checked.require("auto_map", None)
     if name in VIT_CLASSES:
         preprocessor = ForeignConfig(read_json(folder / PREPROCESSOR_FILE), str(folder / PREPROCESSOR_FILE))
         config, weights = read_vit_model(name, table, preprocessor, read_tensors(folder), str(path))
         return _make_image_model(config, weights, name, folder)
     if tokenizer is None:
         imported = read_tokenizer(folder)
+        if (top_folder / MODULES_FILE).exists():
+            _add_normalizer(imported.source, lowercase_normalizer(folder))
     else:
         library = tokenizer.backend_tokenizer
         imported = ImportedTokenizer(library, library, special_ids(library, folder))
-    tokens = _special_tokens(folder, table, imported)
+    tokens, other_eos = _special_tokens(table, imported)
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
+    if not isinstance(config, BertConfig):
+        special = dataclasses.replace(special, other_eos=other_eos)
     sizes = vocab_sizes(config)
     for library, size in zip((imported.source, imported.target), sizes):
-        entries = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
+        entries = Tokenizer(library, FOREIGN_KIND).largest_id + 1
         if entries > size:
             raise RegardError(
                 f"{folder}: the tokenizer has {entries} entries, but the model has a vocabulary of {size}.",
                 "Check that tokenizer and weights belong to the same model.",
             )
     size = min(sizes)
-    invalid = {key: index for key, index in dataclasses.asdict(special).items() if index is not None and index >= size}
+    roles: dict[str, Any] = dataclasses.asdict(special) | {"other_eos": None}
+    named = [*roles.items(), *(("eos", index) for index in special.other_eos)]
+    invalid = [(key, index) for key, index in named if index is not None and index >= size]
     if invalid:
-        ids = ", ".join(f"{key} = {index}" for key, index in invalid.items())
+        ids = ", ".join(f"{key} = {index}" for key, index in invalid)
         raise RegardError(f"{folder}: special ids outside the vocabulary of {size}: {ids}.", "Fix config.json.")
     model = model_from_weights(config, weights, folder)
     source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
     target = source if imported.target is imported.source else Tokenizer(imported.target, FOREIGN_KIND)
-    pipeline = make_pipeline(model.eval(), (source, target), {"imported": {"class": name, "folder": folder.name}})
+    provenance: dict[str, Any] = {"class": name, "folder": folder.name}
+    if not isinstance(config, BertConfig):
+        provenance |= {"generation": settings} if (settings := read_generation_settings(table, special, path)) else {}
+    if (template := read_chat_template(folder)) is not None:
+        provenance["chat_template"] = template
+    pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
         tokenizer_config = read_json(folder / "tokenizer_config.json")
         languages = [tokenizer_config.get(key) for key in _LANGUAGE_KEYS]
         pipeline.languages = tuple(name for name in languages if isinstance(name, str)) if all(languages) else ()
+    if isinstance(pipeline, TextEncoder):
+        pipeline.sentence = read_sentence_modules(top_folder, config.width, config.max_len) or pipeline.sentence
     return dataclasses.replace(pipeline, special=special)
 
 
@@ -162,14 +197,26 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
         config = join_config(config)
     table, generation, tensors = writers[family](config, special, weights)
+    if special.other_eos:
+        for written in (table, generation):
+            written["eos_token_id"] = list(special.ends)
     if is_marian:
         write_marian_tokenizers(source, target, folder, special, max_len=config.max_len)
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
-    if isinstance(pipeline, Translator) and pipeline.languages:
+    imported = pipeline.training.get("imported")
+    imported = imported if isinstance(imported, dict) else {}
+    additions = {"chat_template": imported["chat_template"]} if "chat_template" in imported else {}
+    if isinstance(pipeline, Translator):
+        additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
+    if additions:
         path = folder / "tokenizer_config.json"
-        write_atomically(path, json_bytes({**read_json(path), **dict(zip(_LANGUAGE_KEYS, pipeline.languages))}))
+        write_atomically(path, json_bytes({**read_json(path), **additions}))
+    if generation:
+        generation = {**imported.get("generation", {}), **generation}
+    if isinstance(pipeline, TextEncoder) and config.head in ("none", "mask"):
+        write_sentence_modules(folder, pipeline.sentence, config.width, config.max_len)
     if generation:
         write_atomically(folder / "generation_config.json", json_bytes(generation))
     return _write_model(folder, table, tensors)
@@ -200,25 +247,63 @@ def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
     if "format" in table and "family" in table:
         raise RegardError(f"{path.parent}: already a model folder of Regard.", "Use it without importing it.")
     names, supported = table.get("architectures"), [*ARCHITECTURES, *VIT_CLASSES]
-    hint = f"Supported classes: {', '.join(supported)}."
-    if not isinstance(names, list) or len(names) != 1:
-        raise RegardError(f"{path}: architectures = {names!r}; expected a list of one class.", hint)
-    if names[0] not in supported:
-        raise RegardError(f"{path}: unsupported class {names[0]}.", hint)
-    return names[0]
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise RegardError(
+            f"{path}: architectures = {names!r}; expected a list of one class.", 'For example: ["BertModel"].'
+        )
+    name = names[0]
+    if name not in supported:
+        nearest = difflib.get_close_matches(name, supported, n=5, cutoff=0.0)
+        raise RegardError(
+            f"{path}: unsupported class {name}.",
+            f"The nearest of {len(supported)} supported classes: {', '.join(nearest)}.",
+        )
+    # transformers builds the model of the type; the class is only a record of how it was saved.
+    expected, model_type = _model_types(name), table.get("model_type")
+    if model_type is not None and model_type not in expected:
+        raise RegardError(
+            f"{path}: model_type = {model_type!r} does not match the class {name} (expected {' or '.join(expected)}).",
+            "Such a model cannot be imported. If model_type is wrong, fix the file.",
+        )
+    return name
 
 
-def _special_tokens(folder: Path, table: Mapping[str, Any], imported: ImportedTokenizer) -> dict[str, int]:
-    """Special ids by role; `begin`, `end` and `between` are those that the tokenizer adds to texts."""
+def _model_types(name: str) -> tuple[str, ...]:
+    """The values of `model_type` that belong to a class.
+
+    >>> _model_types("MBartForConditionalGeneration"), _model_types("XLMRobertaModel")
+    (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
+    """
+    prefixes = {"XLMRoberta": "xlm-roberta", "DistilBert": "distilbert"}
+    family = re.split("Model|For|LMHead|MTModel", name)[0]
+    model_type = prefixes.get(family, family.lower())
+    same = ("xlm-roberta", "roberta", "camembert")  # only their tokenizers differ
+    return (model_type, *(other for other in same if other != model_type)) if model_type in same else (model_type,)
+
+
+def _add_normalizer(library: tokenizers.Tokenizer, first: normalizers.Normalizer | None) -> None:
+    """Add a step in front of the normalizer of a tokenizer."""
+    if first is not None:
+        steps = [first] if library.normalizer is None else [first, library.normalizer]
+        library.normalizer = normalizers.Sequence(steps)
+
+
+def _special_tokens(table: Mapping[str, Any], imported: ImportedTokenizer) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Special ids by role, and those of further tokens that end an output.
+
+    `begin`, `end` and `between` are those that the tokenizer adds to texts.
+    """
     tokens = dict(imported.special)
+    other_eos: tuple[int, ...] = ()
     for role in ROLES:
         index = table.get(f"{role}_token_id")
-        if isinstance(index, list):  # several eos tokens: prefer the tokenizer's
-            index = tokens[role] if tokens.get(role) in index else next(iter(index), None)
+        if isinstance(index, list):
+            ids = list(dict.fromkeys(i for i in index if type(i) is int and i >= 0))
+            index = tokens[role] if tokens.get(role) in ids else next(iter(ids), None)  # prefer the tokenizer's
+            if role == "eos":
+                other_eos = tuple(i for i in ids if i != index)
         if type(index) is int and index >= 0:
             tokens[role] = index
     begin, end = boundary_ids(imported.source)
-    if begin is None and read_json(folder / "tokenizer_config.json").get("add_bos_token") is True:
-        begin = tokens.get("bos")
     added = {"begin": begin, "end": end, "between": separator_id(imported.source)}
-    return tokens | {key: index for key, index in added.items() if index is not None}
+    return tokens | {key: index for key, index in added.items() if index is not None}, other_eos

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported
+from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported, foreign_value
 from regard.interop.weight_mapping import MappingTable, parameter_shapes, read_model_weights, write_weights
+from regard.models.bert import ProblemType
 
 logger = logging.getLogger("regard")
 
@@ -51,13 +52,50 @@ class ForeignClass(NamedTuple):
     write: Callable[[Any], dict[str, Any]]
 
 
+# Kinds of classifiers, and their names in Regard.
+PROBLEM_TYPES: dict[str, ProblemType] = {
+    "single_label_classification": "single_label",
+    "multi_label_classification": "multi_label",
+    "regression": "regression",
+}
+_IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+def read_problem_type(settings: ForeignConfig, labels: Sequence[str]) -> ProblemType:
+    """What the outputs of a classifier are. Like transformers, a single label has a probability of its own.
+
+    A cross-encoder of sentence-transformers names the activation of its output.
+
+    >>> read_problem_type(ForeignConfig({}, "config.json"), ["LABEL_0"])
+    'multi_label'
+    """
+    default = "multi_label_classification" if len(labels) == 1 else "single_label_classification"
+    cross_encoder = settings.get("sentence_transformers", {})
+    activation = cross_encoder.get("activation_fn") if isinstance(cross_encoder, Mapping) else None
+    if len(labels) == 1 and settings.get("sbert_ce_default_activation_function", activation) == _IDENTITY:
+        default = "regression"
+    problem_type = settings.get_choice("problem_type", PROBLEM_TYPES, default)
+    if problem_type == "single_label" and len(labels) == 1:
+        raise settings.unsupported("problem_type", "there is only one label")
+    return problem_type
+
+
+def write_problem_type(problem_type: str, labels: Sequence[str]) -> dict[str, Any]:
+    """The kind of a classifier as keys of a Hugging Face config."""
+    if problem_type == "multi_label" and len(labels) == 1:
+        return {}  # the default
+    keys: dict[str, Any] = {"problem_type": foreign_value(PROBLEM_TYPES, problem_type)}
+    if problem_type == "regression" and len(labels) == 1:
+        keys["sentence_transformers"] = {"activation_fn": _IDENTITY}
+    return keys
+
+
 def read_labels(settings: ForeignConfig) -> tuple[str, ...]:
-    """The label names of a single-label classifier.
+    """The label names of a classifier.
 
     >>> read_labels(ForeignConfig({"id2label": {"0": "bad", "1": "good"}}, "config.json"))
     ('bad', 'good')
     """
-    settings.require("problem_type", "single_label_classification")
     names = settings.table.get("id2label")
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(settings.get_count("num_labels", 2)))
@@ -67,6 +105,17 @@ def read_labels(settings: ForeignConfig) -> tuple[str, ...]:
         raise RegardError(
             f"{settings.origin}: id2label = {names!r}; expected names for the labels 0, 1, 2, …", "Fix the file."
         ) from None
+
+
+def read_exclusive_labels(settings: ForeignConfig) -> tuple[str, ...]:
+    """The label names of a classifier of which exactly one label applies; another kind is an error."""
+    labels = read_labels(settings)
+    if read_problem_type(settings, labels) != "single_label":
+        key = "problem_type" if settings.get("problem_type") else "num_labels"
+        raise settings.replace({"num_labels": len(labels)}).unsupported(
+            key, "expected a classifier with two or more labels, of which one applies"
+        )
+    return labels
 
 
 def write_labels(labels: Sequence[str]) -> dict[str, Any]:
@@ -138,7 +187,7 @@ def _computation_fields(config: Any) -> dict[str, Any]:
     if "groups" in fields:
         fields["groups"] = config.groups or config.layers
         if config.head != "classify":
-            del fields["labels"]
+            del fields["labels"], fields["problem_type"]
         if config.head in ("mask", "answer"):  # their output does not depend on the pooler
             del fields["pooler"]
     return fields

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.huggingface.single_stack import Weights, read_labels
+from regard.interop.huggingface.single_stack import Weights, read_exclusive_labels
 from regard.interop.huggingface.vit_models import DEFAULT_PIXEL_STATISTICS, to_linear_patches
 from regard.interop.weight_mapping import (
     MappingRow,
@@ -316,7 +316,7 @@ def _labels(settings: ForeignConfig, count: int) -> tuple[str, ...]:
     names = settings.table.get("label_names")
     if isinstance(names, list):
         names = {str(i): name for i, name in enumerate(names)}
-    return read_labels(settings.replace({"id2label": names, "num_labels": count})) if count else ()
+    return read_exclusive_labels(settings.replace({"id2label": names, "num_labels": count})) if count else ()
 
 
 def _pixel_statistics(settings: ForeignConfig, key: str) -> tuple[float, ...]:

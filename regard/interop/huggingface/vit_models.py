@@ -13,7 +13,7 @@ from regard.interop.huggingface.single_stack import (
     ENCODER_KEYS,
     ForeignClass,
     Weights,
-    read_labels,
+    read_exclusive_labels,
     read_single_stack,
     write_labels,
     write_single_stack,
@@ -98,7 +98,7 @@ def _read(settings: ForeignConfig, head: VisionHead, registers: int = 0, distill
         pooled_map=has_pooler,
         distilled=distilled,
         head=head,
-        labels=read_labels(settings) if head == "classify" else (),
+        labels=read_exclusive_labels(settings) if head == "classify" else (),
     )
 
 

@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import family_name
 from regard.optional_packages import require_package
-from regard.pipelines import Translator, check_kind, make_pipeline, read_config, read_languages, read_tokenizers
+from regard.pipelines import check_kind, make_pipeline, read_config, read_pipeline_settings, read_tokenizers
 
 GRAPHS = {
     "transformer": ("encoder", "decoder_step"),
@@ -186,6 +186,5 @@ def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
     tokenizers = () if family == "vit" else read_tokenizers(folder, foreign=special is not None)
     graphs = [folder / f"{name}.onnx" for name in sessions]
     pipeline = make_pipeline(model_class(config, sessions, graphs), tokenizers, {}, special)
-    if isinstance(pipeline, Translator):
-        pipeline.languages = read_languages(folder)
+    read_pipeline_settings(pipeline, folder)
     return pipeline

@@ -13,6 +13,7 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.files import FULL_DISK, sync_directory, write_atomically
+from regard.ranges import format_value
 from regard.training.checkpoint import Checkpoint, DamagedCheckpointError, read_facts
 
 STATE_FOLDER, CHECKSUMS = "state", "checksums.json"
@@ -161,12 +162,17 @@ def read_checkpoint_facts(path: Path) -> dict[str, Any]:
 def verify(path: Path) -> int:
     """Check the files of a checkpoint against its checksums, and return its step; an error says what is damaged."""
     if path.name == LEGACY:
-        return int(Checkpoint.load(path).facts["step"])
+        step = Checkpoint.load(path).facts.get("step")
+        if type(step) is not int:
+            raise DamagedCheckpointError(path, f"its step is {format_value(step)}")
+        return step
     try:
         table = json.loads((path / CHECKSUMS).read_text(encoding="utf-8"))
         step, checksums = int(table["step"]), dict(table["sha256"])
+        if other := [name for name in checksums if Path(name).name != name]:
+            raise DamagedCheckpointError(path, f"{CHECKSUMS} names a file outside of the folder: {other[0]}")
         damaged = [name for name, expected in checksums.items() if sha256(path / name) != expected]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedCheckpointError(path, f"{CHECKSUMS} is invalid: {error}") from None
     except OSError as error:
         raise DamagedCheckpointError(path, f"{error.filename}: {error.strerror}") from None

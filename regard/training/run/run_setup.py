@@ -16,7 +16,7 @@ from regard.data.batching.pair_batches import Batch
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig, ViTConfig, family_name, make_model
-from regard.pipelines import Translator, load_weights, make_pipeline, pipeline_kind, read_tokenizers
+from regard.pipelines import TextEncoder, Translator, load_weights, make_pipeline, pipeline_kind, read_tokenizers
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
 from regard.training.optim.schedules import parse_duration
@@ -248,6 +248,8 @@ def prepare_run(
     pipeline = make_pipeline(model, tokenizers, dict(provenance), special)
     if isinstance(origin, Translator) and not recipe.data.languages:
         pipeline.languages = origin.languages
+    if isinstance(origin, TextEncoder) and isinstance(pipeline, TextEncoder):
+        pipeline.sentence = origin.sentence
     return spec, Rank0Resources(dataset, validation, pipeline, note, origin is not None, vectors)
 
 

@@ -5,6 +5,7 @@ Format and resharding are those of torch.distributed.checkpoint with its safeten
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -98,11 +99,20 @@ def _load_shards(folder: Path, patterns: _Patterns) -> dict[str, Tensor]:
     try:
         metadata: dict[str, Any] = reader.read_metadata().state_dict_metadata
         for name, entry in metadata.items():
+            # Each value is stored once. So the files bound the memory, whatever offsets they claim.
+            is_complete = math.prod(entry.size) == sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+            if not is_complete or any(offset < 0 for chunk in entry.chunks for offset in chunk.offsets):
+                raise DamagedCheckpointError(folder, f"parts of {name} are missing")
             pattern, dtype = patterns.find(name, entry.size), entry.properties.dtype
             if pattern is None or pattern.shape != entry.size:
                 tensors[name] = torch.empty(entry.size, dtype=dtype)
             else:
                 tensors[name] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)
+    except RegardError:
+        raise
+    except Exception as error:  # the reader does not check the offsets and names in the files
+        raise DamagedCheckpointError(folder, f"{type(error).__name__}: {error}") from None
+    try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as intended in one process
             load_distributed(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())

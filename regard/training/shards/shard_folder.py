@@ -13,7 +13,9 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.progress import OnProgress
+from regard.ranges import Natural, format_value
 from regard.training.recipe import TokenizerConfig
+from regard.training.shards.corpora import CORPORA
 
 MANIFEST, VALIDATION, SAMPLE = "dataset.json", "validation.jsonl", "sample.jsonl"
 FORMAT = 1
@@ -40,13 +42,13 @@ class Manifest:
     dtype: str = "<u2"
     """type of the token ids: little-endian integers of 2 or 4 bytes"""
     shards: int = 0
-    training: int = 0
+    training: Natural = 0
     """number of training examples"""
-    characters: int = 0
+    characters: Natural = 0
     """number of characters of the training examples"""
     tokens: tuple[int, ...] = ()
     """number of training tokens of each side"""
-    validation: int = 0
+    validation: Natural = 0
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     """number of examples that cleaning dropped, by reason (a field of CleaningCounts)"""
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
@@ -126,12 +128,16 @@ def read_manifest(folder: Path) -> Manifest:
             tokenizer=fill_config(TokenizerConfig(), nested["tokenizer"], path, "tokenizer."),
             special=fill_config(SpecialTokens(), nested["special"], path, "special."),
         )
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise RegardError(f"{path}: tokenizer, special, files or dropped are invalid.", _PREPARE_AGAIN) from None
-    is_plain = all(Path(name).name == name and name not in ("", ".", "..") for name in files)
+    corpus = CORPORA.get(manifest.task)
+    if corpus is None or (manifest.sides, manifest.is_stream) != (corpus.sides, corpus.is_stream):
+        raise RegardError(
+            f"{path}: sides or is_stream do not belong to the task {format_value(manifest.task)}.", _PREPARE_AGAIN
+        )
+    is_plain = all(Path(name).name == name and name not in ("", ".", "..") and "\0" not in name for name in files)
     if (
         manifest.dtype not in _DTYPES
-        or not manifest.sides
         or not 0 < manifest.shards <= len(files)
         or len(manifest.tokens) != len(manifest.sides)
         or not is_plain
@@ -193,8 +199,8 @@ def open_tokens(folder: Path, manifest: Manifest, side: str, vocab: int) -> Mapp
 def open_sequences(folder: Path, manifest: Manifest, side: str, vocab: int) -> MappedSequences:
     """The training sequences of one side."""
     sequences = MappedSequences(open_tokens(folder, manifest, side, vocab), folder / starts_name(side))
-    lengths, starts = sequences.lengths, sequences.starts
-    if starts[0] != 0 or starts[-1] != len(sequences.ids) or lengths.min(initial=0) < 0:
+    starts = sequences.starts
+    if starts[0] != 0 or starts[-1] != len(sequences.ids) or not sequences.has_valid_starts():
         raise RegardError(f"{folder / starts_name(side)}: corrupt (the starts do not increase).", _PREPARE_AGAIN)
     return sequences
 

@@ -1,6 +1,5 @@
 """A dataset of token shards: memory-mapped training examples, and the validation split as text."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.config_reader import parse_json
 from regard.data import Tokenizer
 from regard.data.batching.mapped_sequences import MappedSequences, MappedTokens
 from regard.data.text.cleaning import CleaningCounts
@@ -172,15 +172,15 @@ def shards_task(files: Any) -> str | None:
 
 def read_examples(path: Path, manifest: Manifest) -> list[Any]:
     """The examples in a JSONL file of the folder: texts, or pairs of texts."""
-    examples = []
+    examples, is_pair = [], len(manifest.sides) > 1
     for number, line in enumerate(read_file(path).splitlines(), 1):
         try:
-            value = json.loads(line)
-        except ValueError:
+            value = parse_json(line.decode())
+        except (ValueError, RecursionError):
             value = None
-        texts = [value] if isinstance(value, str) else value
+        texts = value if is_pair else [value]
         is_valid = isinstance(texts, list) and len(texts) == len(manifest.sides)
         if not is_valid or not all(isinstance(text, str) for text in texts):
             raise RegardError(f"{path}, line {number}: not a valid example.", "Prepare the data again.")
-        examples.append(value if isinstance(value, str) else tuple(value))
+        examples.append(tuple(texts) if is_pair else value)
     return examples

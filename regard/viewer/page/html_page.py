@@ -70,7 +70,7 @@ def render_page(scene: Scene, model: PageModel | None = None) -> bytes:
         parts += [b'<script type="text/plain" id="blob-%d">' % index, base64.b64encode(blob), b"</script>\n"]
     if model is None:
         return _wrap(parts, scene.header["title"])
-    summary = {name: model.header[name] for name in ("fields", "precision", "change", "tensors")}
+    summary = {name: model.header[name] for name in ("fields", "precision", "change", "head", "tensors")}
     parts.append(f'<script type="application/json" id="model">{_json(summary)}</script>\n'.encode())
     full = json.dumps(model.header | {"walk": scene.walk_template}, separators=(",", ":"), allow_nan=False)
     header = base64.b64encode(zlib.compress(full.encode(), 9))

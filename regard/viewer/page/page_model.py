@@ -53,6 +53,8 @@ def model_for_page(look: Look | ImageLook, include: bool | Precision | None = No
     """The model of a page, or None; by default a small model is included, with float16 weights."""
     if include is False or (include is None and look.pipeline is None):
         return None
+    if look.pipeline is None:
+        raise RegardError("This look has no model, which the page would contain.", "Create it with regard.look.")
     model = look.run.model if isinstance(look, ImageLook) else look.pipeline.model
     size = 2 * sum(parameter.numel() for parameter in model.parameters())
     if include is None and size > MAX_DEFAULT_BYTES:
@@ -60,7 +62,7 @@ def model_for_page(look: Look | ImageLook, include: bool | Precision | None = No
     precision: Precision = "float16" if size <= MAX_FLOAT16_BYTES else "int8"
     try:
         return build_page_model(look, include if isinstance(include, str) else precision)
-    except RegardError:
+    except (RegardError, RuntimeError):  # torch.export raises a RuntimeError
         if include is None:  # an operation or a tokenizer without a primitive
             return None
         raise
@@ -85,6 +87,8 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         model = look.pipeline.model
         if getattr(model.config, "head", "") == "answer":
             raise RegardError("A page cannot contain a question answering model.", "Use --no-with-model.")
+        if look.pipeline.special.other_eos:
+            raise RegardError("A page cannot contain a model with several end tokens.", "Use --no-with-model.")
         if not look.maps:
             raise RegardError("A page cannot contain a model without attention.", "Use --no-with-model.")
         programs, maps = page_programs(model), look.maps
@@ -169,9 +173,12 @@ def page_programs(model: nn.Module) -> dict[str, NamedProgram]:
     """The programs of `forward` and of decoding, cached per model."""
     if model not in _programs:
         programs = {"forward": NamedProgram(forward_program(model), ("output",))}
-        for name, one in batch_entries(model).items():
+        # The example inputs of decoding are on the CPU.
+        is_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        on_cpu = model if is_cpu else copy.deepcopy(model).cpu()
+        for name, one in batch_entries(on_cpu).items():
             if name in _DECODING:
-                program = build_program(capture(model, one.call, one.inputs, one.sizes))
+                program = build_program(capture(on_cpu, one.call, one.inputs, one.sizes))
                 programs[name] = NamedProgram(program, one.outputs)
         _programs[model] = programs
     return _programs[model]

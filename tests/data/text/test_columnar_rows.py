@@ -69,6 +69,16 @@ def test_corrupt_and_missing_files(tmp_path):
         read_pairs([file])
 
 
+def test_rows_that_refer_to_one_long_text_are_an_error(tmp_path):
+    """A dictionary page holds the text once: some kilobytes expand to gigabytes."""
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 4096, pyarrow.int32()), ["x" * (1 << 20)])
+    file = tmp_path / "bomb.parquet"
+    parquet.write_table(pyarrow.table({"text": texts}), file, store_schema=False, compression="zstd")
+    assert file.stat().st_size < 10_000
+    with pytest.raises(RegardError, match=r"bomb\.parquet: .* bytes expand to more than 64 MiB\. If that is expected"):
+        read_documents([file])
+
+
 @pytest.mark.parametrize(
     ("package", "file", "extra"), [("pyarrow.parquet", "a.parquet", "parquet"), ("datasets", "hf:a", "datasets")]
 )

@@ -282,6 +282,17 @@ def test_file_that_fails_when_a_text_is_encoded_is_an_error(tmp_path, edit):
         Tokenizer.load(path, foreign=True)
 
 
+def test_ids_with_gaps(tmp_path):
+    """Ids that exceed the number of entries would be outside of the model's embedding."""
+    path = tmp_path / "tokenizer.json"
+    Tokenizer.train(["a b"], "word").save(path)
+    edit_file(path, lambda table: table["model"]["vocab"].update({"▁a": 9}))
+    with pytest.raises(RegardError, match=r"tokenizer\.json: the 6 entries have ids up to 9\. Restore the tokenizer"):
+        Tokenizer.load(path)
+    foreign = Tokenizer.load(path, foreign=True)
+    assert (foreign.vocab_size, foreign.largest_id) == (6, 9)
+
+
 def test_text_that_a_tokenizer_cannot_encode_is_an_error():
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="missing"))
     tokenizer = Tokenizer(library, FOREIGN_KIND)

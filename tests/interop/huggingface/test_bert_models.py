@@ -14,6 +14,7 @@ from tests.interop.model_comparison import (
     ROWS,
     VOCAB,
     assert_same_attention,
+    edit_config,
     random_model,
     remove_padding,
     round_trip,
@@ -224,11 +225,61 @@ def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("id2label", {"1": "a", "2": "b"}), ("problem_type", "multi_label_classification")]
+    ("key", "changes"),
+    [
+        ("id2label", {"id2label": {"1": "a", "2": "b"}}),
+        ("problem_type", {"problem_type": "ranking"}),
+        ("problem_type", {"problem_type": "single_label_classification", "id2label": {"0": "a"}}),
+    ],
 )
-def test_multi_label_and_unnumbered_labels_are_an_error(transformers, tmp_path, key, value):
+def test_unnumbered_labels_and_unknown_problems_are_errors(transformers, tmp_path, key, changes):
     make_hf_model(transformers, "Bert", 0, "ForSequenceClassification", tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    edit_config(tmp_path, **changes)
     with pytest.raises(RegardError, match=key):
         import_huggingface(tmp_path)
+
+
+_IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "expected_type"),
+    [
+        (1, {}, "multi_label"),
+        (1, {"problem_type": "regression"}, "regression"),
+        (3, {"problem_type": "regression"}, "regression"),
+        (3, {"problem_type": "multi_label_classification"}, "multi_label"),
+        (3, {}, "single_label"),
+    ],
+)
+def test_each_kind_of_classifier_matches_transformers(transformers, tmp_path, labels, settings, expected_type):
+    hf_model = make_hf_model(
+        transformers, "DistilBert", 0, "ForSequenceClassification", tmp_path / "in", num_labels=labels, **settings
+    )
+    pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    assert pipeline.model.config.problem_type == expected_type
+    assert import_huggingface(tmp_path / "out").model.config.problem_type == expected_type
+    texts = ["w5 w9 w17", "w21 w6 w30 w31"]
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
+    results = pipeline.classify(texts)
+    for model in (hf_model, exported):
+        reference = transformers.TextClassificationPipeline(model=model, tokenizer=tokenizer, device="cpu")
+        for result, scores in zip(results, reference(texts, top_k=None), strict=True):
+            assert result.probabilities == pytest.approx({row["label"]: row["score"] for row in scores}, abs=1e-5)
+            assert result.label == max(scores, key=lambda row: row["score"])["label"]
+    assert results[0].probability != pytest.approx(results[1].probability, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"sentence_transformers": {"activation_fn": _IDENTITY}}, {"sbert_ce_default_activation_function": _IDENTITY}],
+)
+def test_cross_encoders_without_activation_give_scores(transformers, tmp_path, settings):
+    hf_model = make_hf_model(transformers, "Bert", 0, "ForSequenceClassification", tmp_path, num_labels=1)
+    edit_config(tmp_path, **settings)
+    pipeline = import_huggingface(tmp_path)
+    with torch.no_grad():
+        expected = hf_model(
+            torch.tensor([[2, 5, 9, 3, 7, 3]]), token_type_ids=torch.tensor([[0, 0, 0, 0, 1, 1]])
+        ).logits
+    assert pipeline.classify([("w5 w9", "w7")])[0].probability == pytest.approx(expected.item(), abs=1e-5)

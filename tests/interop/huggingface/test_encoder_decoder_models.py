@@ -241,6 +241,9 @@ def edit_config(folder: Path, **values) -> None:
     [
         ("bart", "activation_function", "mish"),
         ("bart", "decoder_attention_heads", 2),
+        ("bart", "decoder_attention_heads", None),  # the default of the class
+        ("bart", "tie_word_embeddings", False),  # without lm_head
+        ("t5", "tie_word_embeddings", False),
         ("bart", "decoder_ffn_dim", 36),
         ("bart", "normalize_before", True),
         ("bart", "is_decoder", True),

@@ -7,9 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.data.text.special_tokens import SpecialTokens
+from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.interop import import_huggingface
+from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
+from regard.pipelines import load
 from tests.interop.model_comparison import (
     ROWS,
     VOCAB,
@@ -194,13 +196,95 @@ def test_special_ids_are_read_from_config_and_tokenizer(transformers, tmp_path):
     assert import_huggingface(tmp_path).special == SpecialTokens(pad=0, unk=1, sos=2, eos=3)
     # Several eos tokens: the one of the tokenizer is used, else the first.
     edit_config(tmp_path, eos_token_id=[9, 7, 8])
-    assert import_huggingface(tmp_path).special.eos == 9
+    special = import_huggingface(tmp_path).special
+    assert (special.eos, special.other_eos) == (9, (7, 8))
     path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps({"eos_token": "w7", "add_bos_token": True}))
-    assert import_huggingface(tmp_path).special == SpecialTokens(pad=7, unk=7, sos=2, eos=7, begin=2)
+    path.write_text(json.dumps({"eos_token": "w7", "add_bos_token": True}))  # ignored, like in transformers
+    assert import_huggingface(tmp_path).special == SpecialTokens(pad=7, unk=7, sos=2, eos=7, other_eos=(9, 8))
     # generation_config.json takes precedence over config.json.
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 11, "pad_token_id": None}))
     assert import_huggingface(tmp_path).special.eos == 11
+
+
+def test_each_end_token_ends_generation(transformers, tmp_path):
+    """Greedy output equals that of transformers; sampling and beam search end at the same tokens."""
+    hf_model = make_hf_model(transformers, *CASES[4], tmp_path / "in")
+    options = dict(max_new_tokens=9, do_sample=False, suppress_tokens=[0, 2], pad_token_id=0)
+    free = hf_model.generate(torch.tensor([ROWS[1]]), **options, eos_token_id=None)[0].tolist()[len(ROWS[1]) :]
+    end = next(token for i, token in enumerate(free) if i >= 3 and token not in free[:i])
+    (tmp_path / "in/generation_config.json").write_text(json.dumps({"eos_token_id": [3, end]}))
+    pipeline = import_huggingface(tmp_path / "in")
+    assert pipeline.special.ends == (3, end)
+    pipeline.save(tmp_path / "saved")
+    export_huggingface(pipeline, tmp_path / "out")
+    for file in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "out" / file).read_text())["eos_token_id"] == [3, end]
+    prompt = " ".join(f"w{i}" for i in ROWS[1])
+    for one in (pipeline, load(tmp_path / "saved", "cpu"), import_huggingface(tmp_path / "out")):
+        [continuation] = one.generate(prompt, DecodeConfig(method="greedy", max_len=9))
+        assert continuation.hypothesis.ids == free[: free.index(end)]
+        beams = one.generate(prompt, DecodeConfig(method="beam", beam=3, n_best=3, max_len=9))
+        assert not any(end in one.hypothesis.ids for one in beams)
+    samples = pipeline.generate(prompt, DecodeConfig(method="sample", n_best=40, max_len=9))
+    assert not any(end in sample.hypothesis.ids for sample in samples)
+    assert min(len(sample.hypothesis.ids) for sample in samples) < 9
+    longer = pipeline.generate(prompt, DecodeConfig(method="greedy", max_len=9, min_len=9))[0].hypothesis.ids
+    assert len(longer) == 9
+
+
+@pytest.mark.parametrize("rope", [_ROPE_THETA, _LINEAR, _LLAMA_3], ids=["default", "linear", "llama3"])
+def test_exported_rope_can_be_read_by_earlier_versions(transformers, tmp_path, rope):
+    """transformers 4 reads rope_theta and rope_scaling only."""
+    hf_model = make_hf_model(
+        transformers, "LlamaForCausalLM", "LlamaConfig", dict(_LLAMA, head_dim=10, **rope), tmp_path / "in"
+    )
+    export_huggingface(import_huggingface(tmp_path / "in"), tmp_path / "out")
+    edit_config(tmp_path / "out", "rope_parameters")
+    table = json.loads((tmp_path / "out/config.json").read_text())
+    assert table["rope_theta"] == rope["rope_parameters"]["rope_theta"]
+    assert "rope_theta" not in table.get("rope_scaling", {})  # an unknown key there
+    exported = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert torch.equal(run_hf_model(exported).logits, run_hf_model(hf_model).logits)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "mistral"),
+        ("model_type", "gemma"),
+        ("sliding_window", 4),
+        ("embedding_multiplier", 12.0),
+        ("logits_scaling", 8.0),
+        ("final_logit_softcapping", 30.0),
+        ("query_pre_attn_scalar", 224),
+    ],
+)
+def test_other_architectures_that_claim_to_be_llama_are_errors(transformers, tmp_path, key, value):
+    make_hf_model(transformers, *CASES[4], tmp_path)
+    edit_config(tmp_path, **{key: value})
+    with pytest.raises(RegardError, match=key):
+        import_huggingface(tmp_path)
+
+
+def test_generation_settings_are_reported_and_survive(transformers, tmp_path, caplog):
+    make_hf_model(transformers, *CASES[4], tmp_path / "in")
+    settings = {"do_sample": True, "temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1, "num_beams": 1}
+    path = tmp_path / "in/generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": 3, "bos_token_id": 2, "bad_words_ids": [[0]], **settings}))
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (tmp_path / "in/chat_template.jinja").write_text(template)
+    with caplog.at_level("WARNING", "regard"):
+        pipeline = import_huggingface(tmp_path / "in")
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.endswith(
+        "(pass --method sample --temperature 0.6 to decode as it says; unsupported: repetition_penalty = 1.1)."
+    )
+    pipeline.save(tmp_path / "saved")
+    export_huggingface(load(tmp_path / "saved", "cpu"), tmp_path / "out")
+    exported = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (exported.do_sample, exported.temperature, exported.repetition_penalty) == (True, 0.6, 1.1)
+    assert exported.eos_token_id == 3
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == template
 
 
 def test_missing_eos_token_is_an_error(transformers, tmp_path):

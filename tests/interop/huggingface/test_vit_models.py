@@ -202,7 +202,12 @@ def test_wrong_or_unsupported_settings_are_an_error(transformers, tmp_path, key,
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("id2label", {"1": "a", "2": "b"}), ("problem_type", "multi_label_classification")]
+    ("key", "value"),
+    [
+        ("id2label", {"1": "a", "2": "b"}),
+        ("problem_type", "multi_label_classification"),
+        ("problem_type", "regression"),
+    ],
 )
 def test_multi_label_and_unnumbered_labels_are_an_error(transformers, tmp_path, key, value):
     make_hf_model(transformers, "ViTForImageClassification", 0, tmp_path)

@@ -1,6 +1,7 @@
 """The checkpoints of a run: checksums, full disks, damaged files, and the file of earlier versions."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -85,11 +86,20 @@ def test_damaged_checkpoint_is_passed_over_and_reported(store, how):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b'{"step": 500}', b'{"step": 500, "sha256": {}}', b"\xff", b"[" * 9**5]
+    "content", [b"", b"[]", b'{"step": 500}', b'{"step": 500, "sha256": {}}', b'{"step": 1e999}', b"\xff", b"[" * 9**5]
 )
 def test_damaged_checksums_are_passed_over(store, content):
     (store.path(500) / CHECKSUMS).write_bytes(content)
     assert intact_step(store) == 400
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../step-00000400/state.safetensors"])
+def test_checksums_of_other_folders_are_not_read(store, name):
+    """Reading /dev/zero would never end."""
+    (store.path(500) / CHECKSUMS).write_text(json.dumps({"step": 500, "sha256": {name: ""}}))
+    lines: list[str] = []
+    assert intact_step(store, lines.append) == 400
+    assert f"names a file outside of the folder: {name}" in lines[0]
 
 
 def test_checksums_of_another_step_are_passed_over(store):
@@ -151,13 +161,14 @@ def test_file_of_an_earlier_version_is_the_oldest_checkpoint(tmp_path):
     assert names(tmp_path) == files_of(500, 600)
 
 
-@pytest.mark.parametrize("how", ["truncated", "empty", "pickle", "no facts", "other facts"])
+@pytest.mark.parametrize("how", ["truncated", "empty", "pickle", "no facts", "other facts", "no step"])
 def test_damaged_file_of_an_earlier_version_is_an_error(tmp_path, how):
     path = tmp_path / "state" / LEGACY
     path.parent.mkdir()
     path.write_bytes(example(300).to_bytes())
-    if how in ("no facts", "other facts"):
-        save_file({"a": torch.ones(2)}, path, metadata={"facts": "[1]"} if how == "other facts" else None)
+    facts = {"no facts": None, "other facts": {"facts": "[1]"}, "no step": {"facts": '{"step": 1e999}'}}
+    if how in facts:
+        save_file({"a": torch.ones(2)}, path, metadata=facts[how])
     else:
         damage(path, how)
     before = path.read_bytes()

@@ -1,11 +1,13 @@
 """Sharded checkpoints: saved on 4 ranks, loaded on 2 and on 1 with bit-equal weights and optimizer state."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -128,6 +130,16 @@ def test_invalid_content_is_an_error(folder, tmp_path):
     model, _ = model_and_optimizer(2)
     with pytest.raises(RegardError, match="7: damaged, or not a checkpoint"):
         load_like(tmp_path / "7", unique_parameters(model), [])
+    name = "optimizer.0.exp_avg"
+    for offset in (1 << 40, -1, None):
+        shutil.copytree(folder / "state" / "step-00000007", tmp_path / "7", dirs_exist_ok=True)
+        file = tmp_path / "7" / "shard-00001-model-00001-of-00001.safetensors"
+        with safe_open(file, "pt") as content:
+            info = json.loads(content.metadata()["DCP_SHARDING_INFO"])
+        info[name]["saved_offsets"] = None if offset is None else [offset] * len(info[name]["saved_offsets"])
+        save_file(load_file(file), file, metadata={"DCP_SHARDING_INFO": json.dumps(info)})
+        with pytest.raises(RegardError, match="7: damaged, or not a checkpoint"):
+            load_like(tmp_path / "7", unique_parameters(model), [])
     for facts in ("[1]", "{", "[" * 9**5):
         (tmp_path / "7" / FACTS).write_text(facts, encoding="utf-8")
         with pytest.raises(RegardError, match="7: damaged, or not a checkpoint"):

@@ -353,6 +353,14 @@ def test_damage_is_an_error_before_training(damaged, tmp_path, monkeypatch):
         ({"files": [1]}, "tokenizer, special, files or dropped are invalid"),
         ({"tokens": [1, 1]}, "the number of source tokens is wrong"),
         ({"training": 7}, "the number of pairs is wrong"),
+        ({"training": -1}, "training must be at least 0 (got -1)"),
+        ({"files": manifest["files"] | {"a\0": [1, "a"]}}, "the list of files is invalid"),
+        ({"files": manifest["files"] | {"a": [float("inf"), "a"]}}, "tokenizer, special, files or dropped are invalid"),
+        ({"dropped": {"empty": float("inf")}}, "tokenizer, special, files or dropped are invalid"),
+        ({"task": "no-such-task"}, "sides or is_stream do not belong to the task 'no-such-task'"),
+        ({"task": "mask"}, "sides or is_stream do not belong to the task 'mask'"),
+        ({"sides": ["source"], "tokens": manifest["tokens"][:1]}, "do not belong to the task 'translate'"),
+        ({"is_stream": True}, "sides or is_stream do not belong to the task 'translate'"),
     ):
         (damaged / "dataset.json").write_text(json.dumps(manifest | changes))
         assert expected in message()
@@ -372,10 +380,21 @@ def test_damage_in_a_large_folder(damaged, tmp_path, monkeypatch):
         regard.train(damaged, tmp_path / "model", model=TINY["translate"], **OPTIONS | {"steps": 30})
     starts = damaged / "training.target.starts.bin"
     values = np.fromfile(starts, "<i8")
-    values[5] += 10**6
-    values.tofile(starts)
-    with pytest.raises(RegardError, match="the starts do not increase"):
-        open_shards(damaged).sequences(1)
+    for change in (10**6, 1 << 32, 1 << 62, -(1 << 62), -1):  # some lengths are valid modulo 2³² or 2⁶⁴
+        changed = values.copy()
+        changed[5] += change if abs(change) > 1 else change * values[-1]
+        changed.tofile(starts)
+        with pytest.raises(RegardError, match="the starts do not increase"):
+            open_shards(damaged).sequences(1)
+
+
+@pytest.mark.parametrize("line", ["[" * 9**5, '["\\ud800", "a"]', '["a"]', "1", '"a"', "\xff"])
+def test_invalid_validation_examples(line, damaged, monkeypatch):
+    monkeypatch.setattr(shard_folder, "check_sizes", lambda *_: None)
+    monkeypatch.setattr(shard_folder, "check_content", lambda *_: None)
+    (damaged / "validation.jsonl").write_bytes(b'["a", "b"]\n' + line.encode("latin-1"))
+    with pytest.raises(RegardError, match=r"validation\.jsonl, line 2: not a valid example"):
+        open_shards(damaged)
 
 
 @pytest.mark.parametrize(

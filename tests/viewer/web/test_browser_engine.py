@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from regard.decode import DecodeConfig
 from regard.viewer import look
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.html_page import render_page
@@ -47,6 +48,10 @@ def test_new_sentence_in_every_view(engine_page):
     submit(page, SENTENCE)
     expected = cached_pipeline("transformer").translate(SENTENCE)[0].text
     assert page.title().endswith(expected[:20].strip()) or expected[:20] in page.title()
+    page.get_by_label("Search", exact=True).select_option("Greedy search")
+    submit(page, f"{SENTENCE} one")
+    greedy = cached_pipeline("transformer").translate(f"{SENTENCE} one", DecodeConfig(method="greedy"))[0].text
+    assert page.locator("h1").inner_text().replace("\n", " ").endswith(greedy)
     page.get_by_role("tab", name="Step by step").click()
     assert "steps are computed in this page" in page.locator(".verdict").text_content()
     assert page.locator(".step").count() > 5

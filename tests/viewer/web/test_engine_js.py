@@ -84,6 +84,9 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
     if isinstance(pipeline, Translator):
         requests.append({"look": {"source": texts[1], "target": texts[2]}})
         requests.append({"look": {"source": texts[2], "search": {"method": "greedy", "min_len": 3}}})
+    if getattr(pipeline.model.config, "head", "") == "mask":
+        masked = f"{WORDS[0]} <mask> {WORDS[2]} <mask>"
+        requests += [{"look": {"source": masked}}, {"try": {"source": masked, "changes": []}}]
     maps = list(seen.maps.values())
     last, first = maps[-1], maps[0]
     row, module = len(first.rows) // 2, re.sub(r"\.\d+$", "", first.name)

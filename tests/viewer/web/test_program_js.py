@@ -13,11 +13,16 @@ ROUNDS = 12
 SCRIPT = """
 import { readFileSync } from "node:fs";
 import { execute } from "./steps/operations.js";
+import { compute } from "./engine/fast_operations.js";
+import { MatrixKernel } from "./engine/matrix_kernel.js";
+const kernel = new MatrixKernel();
+const single = (one) => one && { data: Float32Array.from(one.data), shape: one.shape };
 const tensor = (one) => one && { data: Float64Array.from(one.data), shape: one.shape };
 const cases = JSON.parse(readFileSync("FOLDER/cases.json", "utf-8"));
 console.log(JSON.stringify(cases.map(({ op, inputs, options }) => {
   const { data, shape } = execute(op, inputs.map(tensor), options);
-  return { data: [...data], shape };
+  const fast = compute(op, inputs.map(single), options, kernel);
+  return { data: [...data], shape, fast: { data: [...fast.data], shape: fast.shape } };
 })));
 """
 
@@ -275,3 +280,35 @@ def test_page_agrees_with_numpy(results, op):
     for expected, found, inputs, options in results[op]:
         assert found["shape"] == list(expected.shape), ([x.shape for x in inputs if x is not None], options)
         np.testing.assert_allclose(found["data"], expected.flatten(), rtol=1e-12, atol=1e-12)
+        # The engine of a page computes in float32.
+        assert found["fast"]["shape"] == found["shape"]
+        np.testing.assert_allclose(found["fast"]["data"], expected.flatten(), rtol=2e-5, atol=2e-5)
+
+
+MATRICES = """
+import { MatrixKernel } from "./engine/matrix_kernel.js";
+const random = (size) => Float32Array.from({ length: size }, () => Math.random() * 2 - 1);
+const kernels = [new MatrixKernel(true), new MatrixKernel(false)];
+if (!kernels[0].run) throw new Error("WebAssembly SIMD is not available.");
+let worst = 0;
+for (let round = 0; round < 60; round++) {
+  const [rows, inside, columns] = [1, 40, 40].map((least) => least + Math.floor(Math.random() * 90));
+  const [x, weight, bias, b] = [rows * inside, columns * inside, columns, inside * columns].map(random);
+  const results = kernels.map((kernel) => {
+    const product = new Float32Array(rows * columns);
+    kernel.multiply(x, 0, b, 0, rows, inside, columns, product, 0);
+    return [product, ...[bias, null].map((shift) => kernel.linear(x, weight, shift, rows, inside, columns))];
+  });
+  results[0].forEach((fast, i) => {
+    fast.forEach((number, at) => (worst = Math.max(worst, Math.abs(number - results[1][i][at]))));
+  });
+}
+console.log(worst);
+"""
+
+
+def test_matrix_products_in_webassembly_equal_their_plain_twin(tmp_path):
+    (tmp_path / "run.mjs").write_text(bundle_script(MATRICES), "utf-8")
+    done = subprocess.run([node_program(), tmp_path / "run.mjs"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) < 2e-5

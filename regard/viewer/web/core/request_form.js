@@ -9,6 +9,8 @@ import { topBar } from "./shell.js";
 const FIELD_NAMES = { source: "Sentence", target: "Translation", beside: "Other sentence", context: "Context" };
 const FIELD_HINTS = { source: "A sentence to inspect", target: "Translation (default: the model’s output)", context: "The passage that the question is about", beside: "A sentence to compare with" };
 
+const SEARCHES = { beam: "Beam search", greedy: "Greedy search", sample: "Sampling" };
+
 /**
  * Fields for the texts that the model takes, and a submit button. The response replaces the scene.
  * @param {Host} host @param {Record<string, string> | undefined} texts contents of the fields; by default the scene's texts
@@ -34,6 +36,9 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
   );
   for (const field of fields) field.value = texts[field.name] ?? "";
   const button = h("button", { type: "submit" }, "Run");
+  // A translator in the page itself: its search can be chosen.
+  const search = host.note && host.fields.includes("target") ? h("select", { name: "search", "aria-label": "Search" }, Object.entries(SEARCHES).map(([value, name]) => h("option", { value }, name))) : null;
+  if (search) search.value = texts.search ?? "beam";
 
   const submit = async () => {
     const values = Object.fromEntries(fields.map((field) => [field.name, field.value]));
@@ -43,7 +48,9 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
     delete form.dataset.failed;
     try {
       const inputs = Object.fromEntries(Object.entries(values).filter(([name, text]) => name === "source" || text.trim()));
-      await show(hostForResponse(host, await host.request({ look: inputs })), values);
+      const options = search && search.value !== "beam" ? { search: { method: search.value, seed: Date.now() % 2 ** 31 } } : {};
+      if (search) values.search = search.value;
+      await show(hostForResponse(host, await host.request({ look: { ...inputs, ...options } })), values);
     } catch (error) {
       form.dataset.failed = "";
       status.textContent = error.message;
@@ -63,6 +70,7 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
       },
     },
     fields,
+    search ?? "",
     button,
     host.note ? h("p", { class: "request-note" }, host.note) : "",
     status,

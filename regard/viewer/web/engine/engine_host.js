@@ -13,7 +13,7 @@ import { readTensors } from "./weights_reader.js";
 export function readPageModel(scene, decode) {
   const element = document.getElementById("model");
   if (!element) return {};
-  const { fields, precision, change, tensors } = JSON.parse(element.textContent);
+  const { fields, precision, change, head, tensors } = JSON.parse(element.textContent);
   const read = (/** @type {string} */ id) => document.getElementById(id).textContent.trim();
   /** @type {Map<number, {resolve: (response: ModelResponse) => void, reject: (error: Error) => void}>} */
   const waiting = new Map();
@@ -47,11 +47,12 @@ export function readPageModel(scene, decode) {
   /** @type {ReturnType<typeof readTensors>} */
   let all;
   const modelTensor = (/** @type {number} */ index) => (all ??= readTensors(tensors, decode(read("model-weights"))))[index];
-  return { fields, request, model_note: describeRounding(precision, change), model_tensor: modelTensor };
+  return { fields, request, model_note: describeRounding(precision, change, head), model_tensor: modelTensor };
 }
 
-/** @param {string} precision @param {number | null} change */
-function describeRounding(precision, change) {
-  const effect = change === null ? "" : ` Rounding them changes the log-probabilities for the first text by at most ${change.toPrecision(2)}.`;
+/** @param {string} precision @param {number | null} change of the page's own output @param {string} head of the model */
+function describeRounding(precision, change, head) {
+  const outputs = head === "none" ? "numbers of the output" : "log-probabilities";
+  const effect = change === null ? "" : ` Rounding them changed the ${outputs} on the original input by at most ${change.toPrecision(2)}.`;
   return `The model runs in this page, with ${precision} weights.${effect}`;
 }

@@ -32,7 +32,10 @@ function computeElementwise({ f, numbers }, inputs, kind) {
     const [{ data, shape }] = inputs;
     const out = allocate(data.length, kind);
     const [a, b] = numbers;
-    for (let i = 0; i < out.length; i++) out[i] = f(data[i], a, b);
+    // Functions such as Math.max depend on the number of arguments.
+    if (!numbers.length) for (let i = 0; i < out.length; i++) out[i] = f(data[i]);
+    else if (numbers.length === 1) for (let i = 0; i < out.length; i++) out[i] = f(data[i], a);
+    else for (let i = 0; i < out.length; i++) out[i] = f(data[i], a, b);
     return { data: out, shape };
   }
   const shape = broadcastShape(inputs.map((x) => x.shape));
@@ -50,7 +53,8 @@ function computeElementwise({ f, numbers }, inputs, kind) {
     if (z) {
       let k = starts[2](at);
       for (let n = at; n < at + run; n++, i += dx, j += dy, k += dz) out[n] = f(x[i], y[j], z[k]);
-    } else for (let n = at; n < at + run; n++, i += dx, j += dy) out[n] = f(x[i], y[j], number);
+    } else if (numbers.length) for (let n = at; n < at + run; n++, i += dx, j += dy) out[n] = f(x[i], y[j], number);
+    else for (let n = at; n < at + run; n++, i += dx, j += dy) out[n] = f(x[i], y[j]);
   }
   return { data: out, shape };
 }

@@ -25,6 +25,7 @@ import { mutualInformation } from "../weights/maths.js";
  */
 
 const MAX_TITLE = 100;
+const MASK_TOKEN = "<mask>";
 
 export class PageEngine {
   /** @param {any} header of the model (regard/viewer/page/page_model.py) @param {ArrayBuffer} weights @param {boolean} [fast] whether to use WebAssembly */
@@ -66,10 +67,18 @@ export class PageEngine {
 
   /** @param {string} text @param {PageTokenizer} tokenizer @param {string} name of the text in an error @param {number} added number of special tokens */
   encode(text, tokenizer, name, added) {
-    const { ids } = tokenizer.encode(text);
+    const ids = this.encodeMasks(text, tokenizer);
     const limit = this.header.length_limit === null ? Infinity : this.header.length_limit - added;
     if (ids.length > limit) throw new Error(`The ${name} has ${ids.length} tokens; the model supports at most ${limit}. Shorten it.`);
     return ids;
+  }
+
+  /** Ids of a text; in that of a masked language model, <mask> is the mask token. @param {string} text @param {PageTokenizer} tokenizer @returns {number[]} */
+  encodeMasks(text, tokenizer) {
+    const { mask } = this.special;
+    const parts = this.header.head === "mask" && mask !== null ? text.split(MASK_TOKEN) : [text];
+    // The space before a mask belongs to the masked word; it is not a separate token.
+    return parts.flatMap((part, i) => [...(i ? [mask] : []), ...tokenizer.encode(i < parts.length - 1 ? part.replace(/ +$/, "") : part).ids]);
   }
 
   /** @param {string} source */

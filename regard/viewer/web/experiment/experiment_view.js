@@ -174,8 +174,10 @@ export class ExperimentView {
     return h(
       "p",
       { class: "note", role: "note" },
-      h("strong", {}, "A saved page contains the attention weights, not the model. "),
-      "To see the effect on the output, and to disable layers and positions, open the live page: ",
+      h("strong", {}, "This page contains the attention weights, not the model. "),
+      "To see the effect on the output, and to disable layers and positions, save the page with ",
+      h("code", {}, "--with-model"),
+      ", or open the live page: ",
       h("code", {}, this.scene.picture ? "regard look MODEL IMAGE --live" : "regard look MODEL --live"),
       ".",
     );
