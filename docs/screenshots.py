@@ -96,7 +96,7 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-quic"]
         )
-        page = browser.new_page(viewport={"width": 1280, "height": 860})
+        page = browser.new_page(viewport={"width": 1280, "height": 1080})
         if len(sys.argv) > 1:
             look = regard.look(regard.load(sys.argv[1], "cpu"), SENTENCE)
             take_screenshots(page, VIEWS, look)
