@@ -59,7 +59,9 @@ def make_encoder() -> TextEncoder:
 
 
 def make_image_model() -> ImageModel:
-    config = ViTConfig(width=8, heads=2, feedforward=8, layers=1, patch=4, image_height=8, image_width=8, labels=("a",))
+    config = ViTConfig(
+        width=8, heads=2, feedforward=8, layers=1, patch=4, image_height=8, image_width=8, labels=("a", "b")
+    )
     return ImageModel(make_model(config).eval())
 
 
