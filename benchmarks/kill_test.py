@@ -92,9 +92,9 @@ def wait_for_kill(process: subprocess.Popen, out: Path, rng: random.Random, aim:
         before = partial_files(out)  # left by the previous kill
         for skipped in reversed(range(rng.randint(1, 3))):
             while process.poll() is None and not partial_files(out) - before:
-                time.sleep(0.0002)
+                time.sleep(0.001)
             while skipped and process.poll() is None and partial_files(out) - before:
-                time.sleep(0.0002)
+                time.sleep(0.001)
     if aim == "training":
         before = progress(out)
         while process.poll() is None and progress(out) == before:
