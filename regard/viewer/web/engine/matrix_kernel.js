@@ -3,7 +3,7 @@
  * time. The plain twin, for browsers without SIMD and for small matrices, is a loop.
  */
 
-import { kernelBytes } from "../weights/kernel.js";
+import { instantiateKernel } from "../weights/kernel.js";
 
 /** Products with fewer multiplications are computed by the loop. */
 const MIN_PRODUCTS = 2048;
@@ -16,16 +16,11 @@ export class MatrixKernel {
     this.used = 0;
     this.scratchAt = 0;
     this.scratchSize = 0;
-    this.run = null;
-    if (!fast) return;
-    try {
-      this.memory = new WebAssembly.Memory({ initial: 1 });
-      const module = new WebAssembly.Module(kernelBytes());
-      this.run = /** @type {any} */ (new WebAssembly.Instance(module, { page: { memory: this.memory } }).exports);
-      this.numbers = new Float32Array(this.memory.buffer);
-    } catch {
-      this.run = null; // no SIMD support
-    }
+    const kernel = fast ? instantiateKernel() : null;
+    this.run = kernel?.run ?? null;
+    if (kernel === null) return;
+    this.memory = kernel.memory;
+    this.numbers = new Float32Array(this.memory.buffer);
   }
 
   /** Reserves memory; returns its address in numbers. @param {number} size */

@@ -141,7 +141,7 @@ function expsBody() {
  * The bytes of the module: types, one imported memory, three functions and their names.
  * @returns {Uint8Array<ArrayBuffer>}
  */
-export function kernelBytes() {
+function kernelBytes() {
   /** @param {any[]} parts @returns {number[]} */
   const flat = (parts) => parts.flat(Infinity);
   /** @param {any[]} items */
@@ -185,6 +185,20 @@ export function kernelBytes() {
   );
 }
 
+/**
+ * The functions of the kernel and their memory; null without SIMD, or if the page's content security policy forbids it.
+ * @returns {{memory: WebAssembly.Memory, run: any} | null}
+ */
+export function instantiateKernel() {
+  try {
+    const memory = new WebAssembly.Memory({ initial: 1 });
+    const module = new WebAssembly.Module(kernelBytes());
+    return { memory, run: new WebAssembly.Instance(module, { page: { memory } }).exports };
+  } catch {
+    return null;
+  }
+}
+
 /** Capacity of the kernel's memory for keys of heads, in numbers; when it is full, all of them are evicted. */
 const DEFAULT_CAPACITY = 24 * 2 ** 20;
 
@@ -195,16 +209,11 @@ export class Kernel {
     this.capacity = capacity;
     /** By head: the address of its keys, and each row's maximum score and sum of exponentials. */
     this.slots = new WeakMap();
-    this.run = null;
-    if (!fast) return;
-    try {
-      this.memory = new WebAssembly.Memory({ initial: 1 });
-      const module = new WebAssembly.Module(kernelBytes());
-      this.run = /** @type {any} */ (new WebAssembly.Instance(module, { page: { memory: this.memory } }).exports);
-      this.memory32 = new Float32Array(this.memory.buffer);
-    } catch {
-      this.run = null; // forbidden by the page's content security policy, or no SIMD support
-    }
+    const kernel = fast ? instantiateKernel() : null;
+    this.run = kernel?.run ?? null;
+    if (kernel === null) return;
+    this.memory = kernel.memory;
+    this.memory32 = new Float32Array(this.memory.buffer);
     this.generation = 0;
     this.scratch = 0;
     this.used = 0;
