@@ -354,10 +354,15 @@ def _encode_special_names_as_text(library: tokenizers.Tokenizer) -> None:
     """Make texts that contain the name of a special token encode as text, never as the special token."""
     library.encode_special_tokens = True
     special = {token.content: index for index, token in library.get_added_tokens_decoder().items() if token.special}
+    try:
+        encodings = [(name, index, library.encode(name, add_special_tokens=False)) for name, index in special.items()]
+    except Exception as error:  # the only class that the library raises
+        raise RegardError(
+            f"The tokenizer cannot encode the names of its special tokens ({error}).", "It cannot be imported."
+        ) from None
     encodable = [
         name
-        for name, index in special.items()
-        for encoding in [library.encode(name, add_special_tokens=False)]
+        for name, index, encoding in encodings
         if any(i == index and end - start == len(name) for i, (start, end) in zip(encoding.ids, encoding.offsets))
     ]
     pieces = library.get_vocab(with_added_tokens=False).keys() - special.keys()

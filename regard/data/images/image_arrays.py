@@ -237,7 +237,10 @@ def _read_idx(file: Path) -> UInt8[np.ndarray, "..."]:
     if len(shape) != start[3] or len(data) != size:
         expected = " x ".join(map(str, shape))
         raise RegardError(f"{file}: its size does not match its header ({expected} bytes).", "Download the file again.")
-    return np.frombuffer(data, np.uint8).reshape(shape)
+    try:
+        return np.frombuffer(data, np.uint8).reshape(shape)
+    except ValueError as error:  # an axis of length 0 beside huge ones
+        raise RegardError(f"{file}: corrupt idx data ({error}).", "Download the file again.") from None
 
 
 def _read_bytes(stream: InputStream, size: int) -> bytes:
