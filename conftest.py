@@ -1,4 +1,4 @@
-"""What the examples in docstrings may use without importing it."""
+"""Names that the examples in docstrings use without importing them, and packages that the tests need in .ci/run."""
 
 import importlib.util
 import os
@@ -10,8 +10,11 @@ import torch
 # Where there is no GPU, kernels in Triton are tested in its interpreter; it looks here when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-if os.environ.get("REGARD_BROWSER") == "1" and not importlib.util.find_spec("triton"):
-    raise pytest.UsageError("Triton is missing: its kernels would go untested where nothing may be skipped.")
+# Packages without which tests are skipped. In .ci/run that is an error.
+OPTIONAL = ("triton", "numba", "pyarrow", "datasets", "ray", "wandb", "zstandard", "ctranslate2", "onnx", "transformers")
+missing = [name for name in OPTIONAL if not importlib.util.find_spec(name)]
+if os.environ.get("REGARD_BROWSER") == "1" and missing:
+    raise pytest.UsageError(f"Missing packages, without which tests would be skipped: {', '.join(missing)}.")
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["*_triton.py"]
 
 

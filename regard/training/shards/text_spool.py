@@ -42,7 +42,7 @@ class TextSpool:
         self._buffer, self._group = array("q"), b""
 
     def append(self, texts: Sequence[str], is_first: bool = True) -> None:
-        """Add a row; `is_first`: False for all but the first part of a document, whose parts stay in one split."""
+        """Add a row: a text, or a part of a document (`is_first`: its first part). Parts stay in one split."""
         parts = [text.encode("utf-8", "replace") for text in texts]  # JSON can contain half of a surrogate pair
         self._text.write(b"".join(parts))
         for part in parts:
