@@ -128,7 +128,7 @@ def _image_input(look: ImageLook, weights: "PageWeights") -> dict[str, Any]:
     assert isinstance(look.run.images, Tensor)
     image = weights.add(look.run.images)
     weights.round("float32")
-    return {"fields": ["picture"], "image": image, "tokenizers": [], "special": {}}
+    return {"fields": ["image"], "image": image, "tokenizers": [], "special": {}}
 
 
 class PageWeights:

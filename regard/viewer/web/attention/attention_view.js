@@ -95,7 +95,7 @@ export class AttentionView {
     );
     this.element = h(
       "div",
-      { class: this.scene.opens?.all ? "attention-view all-first" : "attention-view" },
+      { class: this.scene.initial?.all ? "attention-view all-first" : "attention-view" },
       this.stage,
       h("div", { class: "columns" }, this.overview.element, h("aside", { class: "side", "aria-label": "Details" }, this.reading.element, this.measures.note)),
     );

@@ -109,7 +109,7 @@ export class StepsView {
       this.chips,
       selectable.map(([name, side]) => {
         const known = this.host.scene.sides[name];
-        const title = (known?.called ?? name.charAt(0).toUpperCase() + name.slice(1)) + (name === "target" && this.host.scene.sides.predicted ? " (input → prediction)" : "");
+        const title = (known?.title ?? name.charAt(0).toUpperCase() + name.slice(1)) + (name === "target" && this.host.scene.sides.predicted ? " (input → prediction)" : "");
         const buttons = side.tokens.map((/** @type {string} */ token, /** @type {number} */ t) =>
           h(
             "button",
@@ -128,7 +128,7 @@ export class StepsView {
           },
           buttons,
         );
-        const choice = this.host.scene.picture ? placePatchButtons(this.host, name, group, buttons) : group;
+        const choice = this.host.scene.image ? placePatchButtons(this.host, name, group, buttons) : group;
         return h("div", { class: "token-side" }, h("p", { class: "side-name", "aria-hidden": "true" }, title), choice);
       }),
     );
@@ -407,7 +407,7 @@ export class StepsView {
   overlay(n) {
     const { op, output } = this.walk.steps[n];
     const side = output.axes[output.axes.length - 1];
-    if (op !== "softmax" || !(side in (this.host.scene.picture?.first ?? {}))) return null;
+    if (op !== "softmax" || !(side in (this.host.scene.image?.first ?? {}))) return null;
     const width = output.shape[output.shape.length - 1];
     const start = Math.floor(displayedRow(this, n).indices[0] / width) * width;
     return patchOverlay(this.host, side, this.trace.value(n).data.subarray(start, start + width));
