@@ -248,10 +248,10 @@ def round_tensor(tensor: Tensor, precision: Precision) -> RoundedTensor:
 
 # Parts of tokenizers that web/engine/tokenizer supports, besides sequences of them.
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Replace", "Prepend", "Strip"}
-_NORMALIZERS |= {"BertNormalizer"}
+_NORMALIZERS |= {"BertNormalizer", "Precompiled", "Nmt"}
 _PRE_TOKENIZERS = {"Metaspace", "Split", "ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 _PRE_TOKENIZERS |= {"Punctuation", "Digits"}
-_MODELS = {"WordLevel", "WordPiece", "BPE"}
+_MODELS = {"WordLevel", "WordPiece", "BPE", "Unigram"}
 _DECODERS = {"Metaspace", "ByteLevel", "WordPiece", "Fuse", "Replace", "Strip", "ByteFallback"}
 
 
