@@ -15,8 +15,8 @@ from benchmarks import kill_test
 from regard.cli import main
 from regard.errors import RegardError
 from regard.training import run_recipe, trainer
+from regard.training.run.run_folder import METRICS
 from regard.training.runtime import workers
-from regard.training.trainer import METRICS
 from tests.training.helpers import bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 # The `regard` command on one core.
