@@ -13,6 +13,7 @@ import { LookSet } from "./comparison/comparison.js";
 import { initialSelection } from "./attention/panel.js";
 import { MainView } from "./core/main_view.js";
 import { OutputSection } from "./output/output_section.js";
+import { summarySentence } from "./output/summary.js";
 import { initialImageView } from "./images/image_view.js";
 import { ExperimentView } from "./experiment/experiment_view.js";
 import { StepsView } from "./steps/steps_view.js";
@@ -98,6 +99,7 @@ async function open(host, root, form, previousView) {
     ...view,
     view: names.includes(view.view) ? view.view : names[0],
     selected: looks.has(view.selected) ? view.selected : selected,
+    added: (view.added ?? []).filter((ref) => looks.has(ref)),
     other: looks.has(view.other) ? view.other : null,
   });
   const requested = previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
@@ -166,6 +168,8 @@ async function open(host, root, form, previousView) {
     });
   }
   await show(null);
+  const head = state.view.selected;
+  output.setSummary(await summarySentence(scene, looks.attentionsOf(head), head));
   if (previousView) {
     announcer.announce(scene.title);
     if (host.ownsAddress) {

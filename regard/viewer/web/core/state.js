@@ -5,11 +5,11 @@
  * heads; `look` is the index of the look, where several are compared
  * @typedef {{rows: [number, number], columns: [number, number]}} Zoom ranges of the visible tokens (or words)
  * @typedef {{
- *   selected: HeadRef, other: HeadRef | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
+ *   selected: HeadRef, added: HeadRef[], other: HeadRef | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
  *   scale: string | null, colors: string, theme: string, view: string, node: number | null,
  *   overlayKind: string | null, label: number | null, follow: boolean, minus: boolean, entries: boolean, search: boolean,
  *   off: string | null, section: number | null
- * }} View `entries`: labels are entries of the vocabulary; `search`: the search tree is open; `off`: the head that the experiment
+ * }} View `added`: heads that are drawn with the selected one, in other colors; `entries`: labels are entries of the vocabulary; `search`: the search tree is open; `off`: the head that the experiment
  *   starts without; `section`: the section that opens in the step-by-step view. `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
  *   label that it explains, `follow` whether the patch under the pointer is the query.
  */
@@ -38,6 +38,7 @@ export function writeHash(view) {
   const parts = new URLSearchParams();
   if (view.view !== "attention") parts.set("view", view.view);
   parts.set("at", writeHeadRef(view.selected));
+  for (const ref of view.added) parts.append("and", writeHeadRef(ref));
   if (view.other) parts.set("with", writeHeadRef(view.other));
   if (view.minus) parts.set("minus", "1");
   parts.set("as", view.form);
@@ -68,6 +69,7 @@ export function readHash(hash) {
   view.view = /^\w{1,20}$/.test(parts.get("view") ?? "") ? parts.get("view") : "attention";
   const selected = readHeadRef(parts.get("at"));
   if (selected) view.selected = selected;
+  view.added = parts.getAll("and").map(readHeadRef).filter((ref) => ref !== null);
   view.other = readHeadRef(parts.get("with"));
   if (parts.get("as") in FORMS) view.form = parts.get("as");
   view.minus = parts.get("minus") === "1";
@@ -93,6 +95,7 @@ export function readHash(hash) {
 /** The initial view, without the head. */
 export const DEFAULT_VIEW = {
   view: "attention",
+  added: [],
   other: null,
   minus: false,
   form: "lines",
