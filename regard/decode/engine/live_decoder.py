@@ -71,8 +71,10 @@ class _ArrivingSentences(DecodingJob):
     """A job whose sentences arrive one by one; they are decoded in this order."""
 
     def __init__(self, config: DecodeConfig, special: SpecialTokens, continues_source: bool, shape: LiveShape) -> None:
-        columns: Any = [{} for _ in range(4)]  # by index, instead of lists that would grow forever
-        super().__init__(*columns, config, special, continues_source, is_compiled=numba_available())
+        # By index, instead of lists that would grow forever.
+        columns: Any = {name: {} for name in ("sources", "prefixes", "limits", "sample_indices")}
+        options: Any = {"continues_source": continues_source, "is_compiled": numba_available()}
+        super().__init__(**columns, config=config, special=special, **options)
         self.shape, self.sentences, self.count = shape, dict[int, LiveSentence](), 0
         self.on_result = self._finish
 
