@@ -11,8 +11,8 @@ from jaxtyping import Int
 
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import engine_runner
+from regard.decode.engine.captured.graph_decoder import GRAPHS_AHEAD, UNROLLED_STEPS, GraphSlotDecoder
 from regard.decode.engine.engine_runner import make_static_model, member_models, rows_in_memory
-from regard.decode.engine.graph_decoder import GRAPHS_AHEAD, UNROLLED_STEPS, GraphSlotDecoder
 from regard.decode.engine.model_precision import convert_model
 from regard.decode.engine.slot_decoder import REFILL_SHARE, DecodingJob, SlotDecoder
 from regard.decode.hypotheses import NBest
@@ -197,7 +197,7 @@ class LiveDecoder:
         job, shape = self.job, self.shape
         sizes = (1, job.hypotheses, shape.capacity, shape.source_capacity)
         if job.is_compiled and job.config.method != "sample" and device.type == "cpu":
-            from regard.decode.engine import cpu_decoder  # imports numba
+            from regard.decode.engine.compiled import cpu_decoder  # imports numba
 
             if cpu_decoder.supports(model):
                 cpu_decoder.log_compilation()

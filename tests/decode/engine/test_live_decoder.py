@@ -10,10 +10,10 @@ from regard.decode.engine import engine_runner, live_decoder
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape, round_shape
 from regard.layers.packed import pack
 from regard.models import GPT
-from tests.decode.engine import test_cuda_decoder
+from tests.decode.engine.captured import test_cuda_decoder
+from tests.decode.engine.captured.test_cuda_decoder import kernels as kernels  # a fixture
 from tests.decode.engine.helpers import CONFIGS, assert_equal_search, gpt, make_sources, seq2seq, special_options
 from tests.decode.engine.helpers import transformer as make_transformer
-from tests.decode.engine.test_cuda_decoder import kernels as kernels  # a fixture
 
 
 def limit_of(model, source, config):
