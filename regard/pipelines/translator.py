@@ -27,7 +27,7 @@ from regard.decode.shortlist import require_shortlist
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
-from regard.pipelines.file_processing import (
+from regard.pipelines.large_files.file_processing import (
     BlockOutput,
     FileProgress,
     FileSummary,
@@ -35,10 +35,10 @@ from regard.pipelines.file_processing import (
     process_file,
     process_shards,
 )
-from regard.pipelines.input_items import InputItems, find_shards
+from regard.pipelines.large_files.input_items import InputItems, find_shards
+from regard.pipelines.large_files.ray_workers import Cluster, make_processors
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
-from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 from regard.pipelines.shortlist_file import learn_shortlist, shortlist_fingerprint
 from regard.pipelines.translation import Translation, format_translations, join_translations

@@ -103,7 +103,7 @@ class Comparison(NotebookDisplay):
                 "target": _common(one.translation for one in looks),
             },
             "similarity": _similarity(looks),
-            "opens": initial_view(looks[0], attention, head),
+            "initial": initial_view(looks[0], attention, head),
             **parts[0],
             # The attentions of the first look are at the top level.
             "compared": [labeled[0], *(one | part for one, part in zip(labeled[1:], parts[1:]))],

@@ -13,7 +13,7 @@ from regard.decode.constraints import check_no_nan
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.slot_constraints import SlotConstraints
-from regard.decode.engine.static_attention import StepPositions
+from regard.decode.engine.static.static_attention import StepPositions
 from regard.decode.engine.stepwise_state import StepwiseState
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SpecialTokens

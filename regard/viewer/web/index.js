@@ -43,7 +43,7 @@ async function render({ model, el }) {
     try {
       const host = makeHost();
       const showResponse = (/** @type {Host} */ next, /** @type {Record<string, string>} */ values) => show(() => next, values);
-      const form = !host.request ? null : host.scene.picture ? imageForm(host, showResponse) : requestForm(host, texts, showResponse);
+      const form = !host.request ? null : host.scene.image ? imageForm(host, showResponse) : requestForm(host, texts, showResponse);
       now = host.scene.attentions.length || host.scene.walk ? await open(host, root, form, previousView) : welcome(host, root, form);
       if (texts) /** @type {any} */ (form.elements.namedItem(host.fields[0])).focus({ preventScroll: true });
     } catch (error) {
@@ -204,7 +204,7 @@ function replaceHash(hash) {
 /** The caption of saved figures: texts and model. @param {any} scene */
 function captionOf(scene) {
   const { name, family } = scene.model ?? {};
-  const texts = [scene.texts.source, scene.texts.target || scene.output?.text || scene.picture?.answer].filter(Boolean).map((text) => text.trim().replace(/\s+/g, " "));
+  const texts = [scene.texts.source, scene.texts.target || scene.output?.text || scene.image?.answer].filter(Boolean).map((text) => text.trim().replace(/\s+/g, " "));
   return [texts.join(" → ") || scene.title, [...new Set([name, family].filter(Boolean))].join(", ")].filter(Boolean).join("  ·  ");
 }
 

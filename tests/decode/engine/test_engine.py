@@ -6,9 +6,10 @@ import torch
 from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, decode_all
 from regard.decode.engine import engine_runner as engine_module
-from regard.decode.engine import plain_search_reason, slot_decoder, static_decoder
+from regard.decode.engine import plain_search_reason, slot_decoder
+from regard.decode.engine.compiled.worker_pool import WorkerPool, can_fork
 from regard.decode.engine.model_precision import convert_model, convert_to_float8
-from regard.decode.engine.worker_pool import WorkerPool, can_fork
+from regard.decode.engine.static import static_decoder
 from regard.errors import RegardError
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.packed import pack

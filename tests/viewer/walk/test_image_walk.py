@@ -93,15 +93,15 @@ def test_steps_from_pixels_to_tokens():
     assert trace["embedding.tokens"].shape == (4 + 6, model.config.width)
     assert made.sides["pixels"].tokens[17] == "green 0,1"
     # The selection of a patch selects its pixels and its token.
-    assert made.linked["patches"] == ("picture", [0, 0, 0, 0, 0, 1, 2, 3, 4, 5])
-    assert made.sides["picture"].tokens[4:6] == ["patch 0,0", "patch 0,1"]
+    assert made.linked["patches"] == ("image", [0, 0, 0, 0, 0, 1, 2, 3, 4, 5])
+    assert made.sides["image"].tokens[4:6] == ["patch 0,0", "patch 0,1"]
 
 
 def test_cells_of_a_stem_follow_the_selected_patch():
     made = build_walk(cached_look("stem"))
     assert {name for name in made.sides if name.startswith("cells")} == {"cells 8×12", "cells 4×6"}
     of, rows = made.linked["cells 4×6"]
-    assert of == "picture"
+    assert of == "image"
     assert made.sides["cells 4×6"].tokens[rows[4]] == "cell 3,3"  # at the center of patch 1,1
 
 
@@ -110,7 +110,7 @@ def test_initial_selection_is_the_patch_with_the_largest_weight():
     focus = build_walk(seen).focus
     over = seen.patch_weights("blocks.1.attention")[focus["head"]]
     assert focus["attention"] == "blocks.1.attention"
-    assert over.flatten()[focus["picture"] - 1] == over.max()
+    assert over.flatten()[focus["image"] - 1] == over.max()
 
 
 # Large models and images
@@ -152,8 +152,8 @@ def test_scenes_of_small_models_contain_a_walk(monkeypatch):
     seen = cached_look("query")
     header = build_image_scene(seen).header["walk"]
     assert [one["id"] for one in header["steps"]] == [one["id"] for one in build_walk(seen).trace.steps]
-    assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "picture", "rows": [0] * 7}
-    assert "of" not in header["sides"]["picture"]
+    assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "image", "rows": [0] * 7}
+    assert "of" not in header["sides"]["image"]
     assert build_image_scene(seen, walk=False).header["walk"] is None
     for name in ("MAX_DEFAULT_PATCHES", "MAX_DEFAULT_BYTES", "MAX_MODEL_BYTES"):
         with monkeypatch.context() as changed:

@@ -2,19 +2,13 @@
 
 import { argmax } from "../weights/maths.js";
 import { fullRange } from "../weights/maps.js";
-import {
-  COLORS,
-  SCALES,
-  colorRamp,
-  createColormap,
-  createDivergingColormap,
-  legendTicks,
-  scaleToUnit,
-} from "../core/colors.js";
+import { COLORS, SCALES, createColormap, createDivergingColormap } from "../core/colors.js";
 import { FORMS } from "../core/state.js";
-import { h, picker, setAttributes, setChildren, uniqueId } from "../core/dom.js";
+import { h, picker, setAttributes, uniqueId } from "../core/dom.js";
 import { formatSigned, formatWeight, truncate } from "../core/tokens.js";
-import { describeCell, shiftZoom, zoomAround } from "./figure_data.js";
+import { describeCell, zoomAround } from "./figure_data.js";
+import { FigureKeys } from "./figure_keys.js";
+import { drawColorScale } from "./color_scale.js";
 import { toTsv } from "./table.js";
 import { Overview } from "./overview.js";
 import { Measures, Reading } from "./reading.js";
@@ -46,13 +40,14 @@ export class AttentionView {
     /** Overviews by index of the look, created on demand. @type {Map<number, Overview>} */
     this.overviews = new Map();
     this.overview = this.overviewOf(state.view.selected);
+    this.keys = new FigureKeys(this);
     this.reading = new Reading();
     this.measures = new Measures(looks.all[0], scheduler);
     this.panels = [new Panel(this, 0), new Panel(this, 1)];
     this.difference = new Difference(scheduler, this.panels[0].handlers);
     this.panelsElement = h(
       "div",
-      { class: "panels", role: "tabpanel", id: uniqueId("panel"), onkeydown: (event) => this.onKey(event) },
+      { class: "panels", role: "tabpanel", id: uniqueId("panel"), onkeydown: (event) => this.keys.onKey(event) },
       this.panels.map((panel) => panel.element),
       this.difference.element,
     );
@@ -95,7 +90,7 @@ export class AttentionView {
     );
     this.element = h(
       "div",
-      { class: this.scene.opens?.all ? "attention-view all-first" : "attention-view" },
+      { class: this.scene.initial?.all ? "attention-view all-first" : "attention-view" },
       this.stage,
       h("div", { class: "columns" }, this.overview.element, h("aside", { class: "side", "aria-label": "Details" }, this.reading.element, this.measures.note)),
     );
@@ -297,27 +292,7 @@ export class AttentionView {
   /** Draws the color scale. */
   drawLegend() {
     const { view } = this.state;
-    const scale = view.scale ?? this.defaultScale;
-    const colors = colorRamp(view.colors, isDark(view.theme));
-    const canvas = h("canvas", { width: 256, height: 1 });
-    const context = canvas.getContext("2d");
-    const image = context.createImageData(256, 1);
-    for (let i = 0; i < 256; i++) image.data.set([...colors.subarray(3 * i, 3 * i + 3), 255], 4 * i);
-    context.putImageData(image, 0, 0);
-    const ticks = legendTicks(scale).map((weight) => {
-      const tick = h("span", { class: "tick" }, String(weight));
-      tick.style.left = `${100 * scaleToUnit(scale, weight)}%`;
-      return tick;
-    });
-    const gold = this.visiblePanels.some((panel) => panel.figureData.gold)
-      ? h("span", { class: "gold-key" }, h("i", { "aria-hidden": "true" }), "gold link")
-      : null;
-    setChildren(
-      this.legend,
-      h("span", { class: "name" }, "Weight"),
-      h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)),
-      gold,
-    );
+    drawColorScale(this.legend, view.colors, view.scale ?? this.defaultScale, isDark(view.theme), this.visiblePanels.some((panel) => panel.figureData.gold));
   }
 
   /** Highlights cells and reads them out. @param {number} [wait] delay of the announcement */
@@ -454,109 +429,6 @@ export class AttentionView {
         : (Math.min(selected.head, headCount - 1) + heads + headCount) % headCount;
     const next = /** @type {HeadRef} */ ({ ...selected, attention: name, head });
     this.state.set(panel ? { other: next } : { selected: next });
-  }
-
-  /** @param {KeyboardEvent} event */
-  onKey(event) {
-    if (event.altKey || event.metaKey || event.ctrlKey) return;
-    const target = /** @type {HTMLElement} */ (event.target);
-    const panel =
-      this.visiblePanels.find((one) => one.element.contains(target)) ??
-      (this.difference.element.contains(target) ? this.panels[0] : null);
-    if (!panel || !panel.figureData || target.closest("select, button, input")) return;
-    // A table keeps its scrolling keys.
-    if (target.closest(".scroll") && (event.key.length > 1 || event.key === " ")) return;
-    if (this.handleKey(event, panel)) {
-      event.preventDefault();
-      event.stopPropagation();
-    }
-  }
-
-  /**
-   * Handles a key; returns false if the key has no function.
-   * @param {KeyboardEvent} event @param {Panel} panel @returns {boolean}
-   */
-  handleKey(event, panel) {
-    const distance = event.shiftKey ? 10 : 1;
-    const direction = panel.figureData.columns.rtl && this.state.view.form === "map" ? -1 : 1;
-    const letters = { l: "lines", m: "map", t: "text", n: "table" };
-    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-    if (key in letters) this.state.set({ form: letters[key] });
-    else if (key === "ArrowUp") this.move(panel, -distance, 0);
-    else if (key === "ArrowDown") this.move(panel, distance, 0);
-    else if (key === "ArrowLeft") this.move(panel, 0, -distance * direction);
-    else if (key === "ArrowRight") this.move(panel, 0, distance * direction);
-    else if (key === "Home") this.move(panel, 0, -Infinity);
-    else if (key === "End") this.move(panel, 0, Infinity);
-    else if (key === "PageUp") this.move(panel, -20, 0);
-    else if (key === "PageDown") this.move(panel, 20, 0);
-    else if (key === "g") this.moveTo(panel, this.currentCell(panel).row, argmax(panel.figureData.map.exactRow(this.currentCell(panel).row)));
-    else if (key === "Enter" || key === " ") this.pin(panel.index, this.currentCell(panel));
-    else if (key === "Escape") return this.escape();
-    else if (key === "+" || key === "=") this.zoomBy(0.5);
-    else if (key === "-") this.zoomBy(2);
-    else if (key === "0") this.zoom(0, null);
-    else if (key === "[") this.step(panel.index, 0, -1);
-    else if (key === "]") this.step(panel.index, 0, 1);
-    else if (key === "{") this.step(panel.index, -1, 0);
-    else if (key === "}") this.step(panel.index, 1, 0);
-    else if (key === "w" && !this.words.hidden) this.state.set({ words: !this.state.view.words, zoom: null });
-    else if (key === "c" && !this.compare.hidden) this.setComparison(this.figureCount === 1);
-    else if (key === "d" && !this.minus.hidden) this.state.set({ minus: !this.state.view.minus });
-    else if (key === "," || key === ".") return this.stepLook(panel, key === "," ? -1 : 1);
-    else return false;
-    return true;
-  }
-
-  /** Moves to another look. @param {Panel} panel @param {number} by */
-  stepLook(panel, by) {
-    const { length } = this.looks;
-    if (length > 1) panel.selectLook(((panel.selected.look ?? 0) + by + length) % length);
-    return length > 1;
-  }
-
-  escape() {
-    if (this.state.view.pin || this.cursor) {
-      this.cursor = null;
-      this.state.set({ pin: null });
-      this.read();
-    } else if (this.state.view.zoom) this.zoom(0, null);
-    else return false;
-    return true;
-  }
-
-  /** The cell that the keys start from. @param {Panel} panel @returns {{row: number, column: number}} */
-  currentCell(panel) {
-    const { cursor, pin } = this.highlightsOf(panel.index);
-    const { map, zoom } = panel.figureData;
-    const cell = cursor ?? pin;
-    const row = Math.min(map.rows - 1, cell?.row ?? zoom?.rows[0] ?? 0);
-    return { row, column: Math.min(map.columns - 1, cell?.column ?? argmax(map.exactRow(row))) };
-  }
-
-  /** @param {Panel} panel @param {number} rows @param {number} columns */
-  move(panel, rows, columns) {
-    const { cursor, pin } = this.highlightsOf(panel.index);
-    const at = this.currentCell(panel);
-    // The first key press only shows the current position.
-    if (!cursor && !pin) this.moveTo(panel, at.row, at.column);
-    else this.moveTo(panel, at.row + rows, at.column + columns);
-  }
-
-  /** @param {Panel} panel @param {number} row @param {number} column */
-  moveTo(panel, row, column) {
-    const { map, zoom } = panel.figureData;
-    const cell = {
-      row: Math.max(0, Math.min(map.rows - 1, row)),
-      column: Math.max(0, Math.min(map.columns - 1, column)),
-    };
-    this.cursor = { panel: panel.index, cell };
-    if (zoom) {
-      /** How far a range has to move to contain a position. @param {[number, number]} range @param {number} position */
-      const by = ([from, to], position) => (position < from ? position - from : position >= to ? position - to + 1 : 0);
-      this.zoom(panel.index, shiftZoom(panel.figureData, by(zoom.rows, cell.row), by(zoom.columns, cell.column)));
-    }
-    this.read(0);
   }
 
   /** Recomputes the layout after the window was resized. */

@@ -44,9 +44,9 @@ export async function mostInformativeHead(attentions, candidates) {
 
 /** The head that a page opens with: the one that the scene selects, or the most informative one, of cross-attention if there is any. @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<HeadRef>} */
 async function openingHead(attentions) {
-  const { opens, attentions: list } = attentions.scene;
-  if (opens?.attention) {
-    const requested = { attention: opens.attention, head: opens.head ?? "mean" };
+  const { initial, attentions: list } = attentions.scene;
+  if (initial?.attention) {
+    const requested = { attention: initial.attention, head: initial.head ?? "mean" };
     return attentions.has(requested) ? requested : { ...requested, head: 0 };
   }
   const cross = list.filter((one) => one.kind === "cross");

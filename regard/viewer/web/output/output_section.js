@@ -108,7 +108,7 @@ export class OutputSection {
   heading() {
     const { source, target } = this.scene.texts;
     const { sides } = this.scene;
-    const answer = target || (this.output?.kind === "labels" ? this.output.text : "") || this.scene.picture?.answer;
+    const answer = target || (this.output?.kind === "labels" ? this.output.text : "") || this.scene.image?.answer;
     const long = Math.max(source.length, answer?.length ?? 0) > 150;
     /** @param {any} children @param {string} kind @param {string | undefined} direction */
     const line = (children, kind, direction) => h("span", { class: `line ${kind}`, dir: direction ?? "auto", title: long && typeof children === "string" ? children.slice(0, 2000) : null }, children);
