@@ -31,6 +31,8 @@ from regard.viewer.rollout import (
 )
 
 if TYPE_CHECKING:
+    from regard.viewer.explanations.head_effects import HeadEffects
+    from regard.viewer.explanations.logit_lens import LogitLens
     from regard.viewer.page.page_model import Precision
 
 PAGE_FORMAT, PLOT_FORMATS = "html", ("png", "svg")
@@ -131,6 +133,24 @@ class ImageLook(NotebookDisplay):
         if self._rollout.queries is not None:
             return self._rollout.patch_weights(query=index).cpu().numpy()
         return attention_rollout(self.run.model, self.run.images, [index]).patch_weights().cpu().numpy()
+
+    def head_effects(self) -> "HeadEffects":
+        """The change of the label's log-probability if a head is ablated, for every head (see `HeadEffects`)."""
+        from regard.viewer.explanations.head_effects import compute_head_effects
+
+        return compute_head_effects(self)
+
+    def logit_lens(self) -> "LogitLens":
+        """Which labels the model would predict after each layer (see `LogitLens`)."""
+        from regard.viewer.explanations.logit_lens import compute_logit_lens
+
+        return compute_logit_lens(self)
+
+    def attribution(self, label: str | None = None) -> PatchWeights:
+        """Gradient × input per patch for a label, by default the most likely one (see `compute_image_attribution`)."""
+        from regard.viewer.explanations.attribution import compute_image_attribution
+
+        return compute_image_attribution(self, label)
 
     def save(
         self,
