@@ -1,7 +1,7 @@
 /** Entry point: anywidget's `render`, and `openPage`, which a saved page calls. */
 
 import { createHost, pageModel } from "./core/host.js";
-import { DEFAULT_VIEW, State, readHash, writeHash } from "./core/state.js";
+import { DEFAULT_VIEW, State, readHash, storedDepth, writeHash } from "./core/state.js";
 import { Scheduler } from "./core/scheduler.js";
 import { h, setAttributes, uniqueId } from "./core/dom.js";
 import PAGE_STYLE from "./core/page.css";
@@ -105,7 +105,7 @@ async function open(host, root, form, previousView) {
   const requested = previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
   const noHead = { selected: { attention: null, head: 0 } };
   const opening = looks.has(requested.selected) ? { selected: requested.selected } : scene.attentions.length ? await initialSelection(looks) : noHead;
-  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, form: defaultForm(scene), ...withDefaults({ ...opening, ...requested }, opening.selected) }));
+  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, ...storedDepth(), form: defaultForm(scene), ...withDefaults({ ...opening, ...requested }, opening.selected) }));
   const scheduler = new Scheduler((busy) => root.toggleAttribute("data-busy", busy));
   const announcer = new Announcer();
   const context = { host, looks, attentions: looks.all[0], state, scheduler, announcer };

@@ -121,7 +121,7 @@ export class AttentionView {
     const { figureData, selected } = panel;
     const row = at.row ?? 0;
     const column = at.column ?? argmax(figureData.map.exactRow(row));
-    this.state.set({ view: "steps", selected: { ...selected, head: selected.head === "mean" ? 0 : selected.head }, pin: [figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)] });
+    this.state.set({ view: "steps", depth: "numbers", selected: { ...selected, head: selected.head === "mean" ? 0 : selected.head }, pin: [figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)] });
   }
 
   /** The largest weight of the rows that are words. @param {Panel} panel @returns {Cell} */
@@ -340,7 +340,15 @@ export class AttentionView {
     )
       return;
     this.cursor = cell ? { panel, cell } : null;
+    this.rememberCell(panel, cell);
     this.read(200);
+  }
+
+  /** Remembers the token that was pointed at last, where the step-by-step view opens. @param {number} panel @param {Cell | null} cell */
+  rememberCell(panel, cell) {
+    if (!cell || cell.row === null) return;
+    const { figureData, selected } = this.panels[panel];
+    this.state.pointed = { attention: selected.attention, cell: [figureData.rows.tokenAt(cell.row), cell.column === null ? null : figureData.columns.tokenAt(cell.column)] };
   }
 
   /** Pins a cell, or unpins it if it is pinned. @param {number} panel @param {Cell} cell */

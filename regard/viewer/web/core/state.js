@@ -8,12 +8,13 @@
  *   selected: HeadRef, added: HeadRef[], other: HeadRef | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
  *   scale: string | null, colors: string, theme: string, view: string, node: number | null,
  *   overlayKind: string | null, label: number | null, follow: boolean, minus: boolean, entries: boolean, search: boolean,
- *   off: string | null, section: number | null
+ *   off: string | null, section: number | null, depth: string
  * }} View `added`: heads that are drawn with the selected one, in other colors; `entries`: labels are entries of the vocabulary; `search`: the search tree is open; `off`: the head that the experiment
- *   starts without; `section`: the section that opens in the step-by-step view. `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
+ *   starts without; `section`: the section that opens in the step-by-step view, `depth` its level of detail. `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
  *   label that it explains, `follow` whether the patch under the pointer is the query.
  */
 
+export const DEPTHS = { idea: "Idea", formula: "Formula", numbers: "Numbers" };
 export const FORMS = { lines: "Lines", map: "Map", text: "Text", table: "Table" };
 
 /** @param {HeadRef} selected */
@@ -55,6 +56,7 @@ export function writeHash(view) {
   if (view.entries) parts.set("entries", "1");
   if (view.search) parts.set("search", "1");
   if (view.off) parts.set("off", view.off);
+  if (view.view === "steps") parts.set("depth", view.depth);
   return parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%2F", "/");
 }
 
@@ -88,6 +90,7 @@ export function readHash(hash) {
   view.follow = parts.get("follow") !== "0";
   view.entries = parts.get("entries") === "1";
   view.search = parts.get("search") === "1" || parts.get("view") === "search";
+  if (parts.get("depth") in DEPTHS) view.depth = parts.get("depth");
   view.off = readHeadRef(parts.get("off")) ? parts.get("off") : null;
   return view;
 }
@@ -113,13 +116,38 @@ export const DEFAULT_VIEW = {
   search: false,
   off: null,
   section: null,
+  depth: "idea",
 };
+
+/** Key of the depth in the browser's storage. */
+const DEPTH_KEY = "regard-depth";
+
+/** The depth that was selected last in this browser, if storage is available. @returns {Partial<View>} */
+export function storedDepth() {
+  try {
+    const depth = localStorage.getItem(DEPTH_KEY);
+    return depth in DEPTHS ? { depth } : {};
+  } catch {
+    return {}; // storage is disabled
+  }
+}
+
+/** @param {string} depth */
+export function storeDepth(depth) {
+  try {
+    localStorage.setItem(DEPTH_KEY, depth);
+  } catch {
+    // Storage is disabled: the depth is remembered until the page is closed.
+  }
+}
 
 /** A view with listeners, which receive the keys that changed. */
 export class State {
   /** @param {View} view */
   constructor(view) {
     this.view = view;
+    /** The row and column that were pointed at last, and their attention: another view opens there. @type {{attention: string, cell: [number, number | null]} | null} */
+    this.pointed = null;
     /** @type {((view: View, changed: Set<string>) => void)[]} */
     this.listeners = [];
   }
