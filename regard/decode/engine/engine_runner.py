@@ -228,7 +228,7 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
     if limit is not None:
         capacity = min(capacity, limit + 1)
     wanted = next_power_of_two(len(job.pending)) * job.hypotheses
-    rows = min(GPU_ROWS, wanted if wanted <= SMALL_GPU_ROWS else _rows_in_memory(model, capacity))
+    rows = min(GPU_ROWS, wanted if wanted <= SMALL_GPU_ROWS else rows_in_memory(model, capacity))
     slots = min(next_power_of_two(len(job.pending)), 1 << (max(1, rows // job.hypotheses).bit_length() - 1))
     shapes = slots, capacity, source_capacity, prefix_len
     # The seed and the limits of a job are data of the graph; these options are part of it.
@@ -245,7 +245,7 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
     return decoders[key]
 
 
-def _rows_in_memory(model: Any, capacity: int) -> int:
+def rows_in_memory(model: Any, capacity: int) -> int:
     """The number of hypotheses whose keys and values take at most a quarter of the free memory of the GPU."""
     blocks = model.decoder if isinstance(model, Transformer) else model.blocks
     attention, itemsize = blocks[0].attention, next(model.parameters()).element_size()
