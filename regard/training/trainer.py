@@ -203,14 +203,15 @@ class Trainer:
         if self.state.step:
             self.run_log.print_lines(f"Resuming from step {self.state.step:,} of {self.config.steps:,}.")
         elif not self.run_log.is_silent:
-            resources = self.resources
+            resources, cost = self.resources, self.distributed.cost
+            assert cost is not None
             plan = describe_plan(
                 self.spec.recipe,
                 self.task,
                 resources.dataset,
                 self.pipeline.model,
                 resources.note,
-                self.distributed.cost,
+                cost,
                 self.workers.size,
                 self.device,
                 resources.is_fine_tuned,
