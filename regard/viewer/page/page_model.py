@@ -19,7 +19,7 @@ from regard.attention import Concat, ScaledDot
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.kernels.int8_linear_cpu import quantize_weight
+from regard.kernels.cpu.int8_linear_cpu import quantize_weight
 from regard.models import family_name
 from regard.pipelines import TextEncoder
 from regard.program import Program, build_program, capture, forward_program
