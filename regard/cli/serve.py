@@ -1,12 +1,13 @@
 """`regard serve`: serve models over HTTP."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from regard.cli.common import NO_HINT, parse
+from regard.cli.common import NO_HINT, Quiet, parse
 from regard.errors import require_package
 
 
@@ -47,6 +48,7 @@ class Options:
     """how often model folders are checked for changes; 0: never"""
     device: str = "auto"
     """device to run on: auto, cpu, cuda, cuda:N or mps"""
+    quiet: Quiet = False
 
 
 def run(argv: list[str]) -> int:
@@ -71,7 +73,7 @@ def run(argv: list[str]) -> int:
     )
     tokens = read_tokens(options.tokens)
     check_exposure(options.host, tokens, options.no_authentication)
-    set_up_json_log()
+    set_up_json_log(level=logging.WARNING if options.quiet else logging.INFO)
     registry = ModelRegistry(options.models, device=options.device, latency_target=options.latency_target)
     if options.reload_interval:
         registry.watch(options.reload_interval)

@@ -36,16 +36,12 @@ class ServeLimits:
     def check_texts(self, texts: Sequence[str]) -> None:
         """Raise an error if there are too many texts or characters."""
         if len(texts) > self.max_texts:
-            raise RequestError(
-                f"The request has {len(texts)} texts; at most {self.max_texts} are allowed.", "Split it."
-            )
+            message = f"The request has {len(texts)} texts; at most {self.max_texts} are allowed."
+            raise RequestError(message, "Split it.", status=413)
         count = sum(map(len, texts))
         if count > self.max_characters:
-            raise RequestError(
-                f"The request has {count} characters; at most {self.max_characters} are allowed.",
-                "Split it.",
-                status=413,
-            )
+            message = f"The request has {count} characters; at most {self.max_characters} are allowed."
+            raise RequestError(message, "Split it.", status=413)
 
     def check_config(self, config: DecodeConfig) -> None:
         """Raise an error if a search is too expensive."""
