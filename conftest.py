@@ -18,7 +18,7 @@ if os.environ.get("REGARD_BROWSER") == "1" and missing:
     raise pytest.UsageError(f"Missing packages, without which tests would be skipped: {', '.join(missing)}.")
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["*_triton.py"]
 if set(SERVING) & set(missing):
-    collect_ignore_glob += ["regard/serve/*", "tests/serve/*"]
+    collect_ignore_glob += ["regard/serve", "tests/serve"]
 
 
 @pytest.fixture(autouse=True)
