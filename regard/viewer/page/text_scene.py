@@ -90,7 +90,7 @@ def build_scene(
             range(look.alignment.heads),
             key=lambda one: mutual_information(look.question_block(look.alignment.head_weights(one))),
         )
-    opens = initial_view(look, attention, head, overview)
+    initial = initial_view(look, attention, head, overview)
     blobs: list[bytes] = []
     attentions = attention_headers(look.maps, blobs)
     # Without attention, the step-by-step view is all there is to show.
@@ -99,9 +99,9 @@ def build_scene(
         "format": FORMAT,
         "title": shorten_title(look.title),
         "model": {"family": look.family, "name": look.name, "regard": __version__},
-        "texts": {"source": look.source, "target": look.translation},
+        "texts": _text_headers(look),
         "output": output_header(look),
-        "opens": opens,
+        "initial": initial,
         "sides": axis_headers(look.maps),
         "attentions": attentions,
         "walk": None if page_walk is None else walk_header(page_walk, blobs),
@@ -109,6 +109,11 @@ def build_scene(
         "links": gold_links(look),
     }
     return Scene(header, blobs, None if page_walk is None else walk_template(page_walk))
+
+
+def _text_headers(look: Look) -> dict[str, str]:
+    texts = {"source": look.source, "target": look.translation}
+    return texts | ({"context": look.context} if look.context else {})
 
 
 def initial_view(
@@ -146,7 +151,7 @@ def attention_headers(maps: Mapping[str, AttentionMap], blobs: list[bytes], look
                 "heads": shown.heads,
                 "rows": shown.queries.name,
                 "columns": shown.keys.name,
-                "score": {"called": score, "form": "dot" if one.w is None else "concat", "scale": one.scale},
+                "score": {"name": score, "form": "dot" if one.w is None else "concat", "scale": one.scale},
                 "mask": _mask_header(one.mask),
                 "q": add_blob(blobs, one.q, exact),
                 "k": add_blob(blobs, one.k, exact),
@@ -162,7 +167,7 @@ def axis_headers(maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
     axes = {axis.name: axis for one in maps.values() for axis in (one.queries, one.keys)}
     return {
         name: {
-            "called": AXIS_LABELS.get(name, name.capitalize()),
+            "title": AXIS_LABELS.get(name, name.capitalize()),
             "tokens": axis.tokens,
             "words": axis.words,
             "direction": text_direction(axis),
