@@ -44,6 +44,7 @@ PUBLIC = {
         "SCORES",
         "ScaledDot",
         "Score",
+        "SoftCap",
         "attend",
         "causal",
         "explain",
