@@ -181,7 +181,7 @@ MAIN = dict(B=8, H=8, G=8, T=1024, S=1024, D=64, hidden=64, dtype=torch.bfloat16
 
 def variants(device: str, until: float) -> Iterator[list[str]]:
     """Tile sizes at the main shape, in the order of FORWARD and BACKWARD; forward and backward separately."""
-    from regard.kernels import concat_cuda
+    from regard.kernels.cuda import concat_cuda
 
     yield ["pass", "rows, columns, warps, registers", "ms", "T elements/s", "error"]
     inputs = Inputs(**MAIN)
@@ -216,7 +216,7 @@ def variants(device: str, until: float) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def override_tiling(table: str, tiling: tuple) -> Iterator[None]:
     """Use one tiling temporarily."""
-    from regard.kernels import concat_cuda
+    from regard.kernels.cuda import concat_cuda
 
     default = getattr(concat_cuda, table)
     setattr(concat_cuda, table, {256: concat_cuda.ConcatTiling(*tiling)})

@@ -31,7 +31,7 @@ from gpu_common import matrix_ceiling, override, sentence_lengths, sentence_pair
 from regard.attention import use
 from regard.data.batching.pair_batches import Batch
 from regard.data.batching.token_streams import TokenStreamBatches
-from regard.kernels import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
+from regard.kernels.cuda import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from regard.attention import Offsets, ScaledDot, attend, causal, use
 from regard.attention.reference import reference_packed
-from regard.kernels import add_norm_cuda, cross_entropy_cuda, varlen_short_cuda
-from regard.kernels.varlen_short_cuda import VarlenTiling as Tiling
+from regard.kernels.cuda import add_norm_cuda, cross_entropy_cuda, varlen_short_cuda
+from regard.kernels.cuda.varlen_short_cuda import VarlenTiling as Tiling
 from regard.training import losses
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,7 +14,7 @@ from regard.attention.offsets import Offsets
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Dot, DotLike, ScaledDot
 from regard.errors import RegardError
-from regard.kernels import exact_weights_cuda
+from regard.kernels.cuda import exact_weights_cuda
 
 Selection = int | slice | Sequence[int] | None
 """Heads or queries to compute: an index, a slice, several indices; None: all."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
-from regard.kernels import l2_normalize_cuda
+from regard.kernels.cuda import l2_normalize_cuda
 from regard.ranges import OneOf, check_value
 
 

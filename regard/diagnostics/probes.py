@@ -98,7 +98,7 @@ def _probe_gpu() -> None:
 
     if triton_available():
         _report(step="Triton kernel")
-        from regard.kernels.column_sums_cuda import column_sums
+        from regard.kernels.cuda.column_sums_cuda import column_sums
 
         column_sums(torch.ones(1, 64, 64, device="cuda"), torch.float32)[0].cpu()
 

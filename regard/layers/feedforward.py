@@ -7,7 +7,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.kernels import linear_relu_cuda
+from regard.kernels.cuda import linear_relu_cuda
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu"]
 

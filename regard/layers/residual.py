@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.offsets import Lengths, Offsets
-from regard.kernels import add_norm_cuda
+from regard.kernels.cuda import add_norm_cuda
 from regard.layers.dropout import Dropout, DropPath
 from regard.layers.norms import RMSNorm
 

@@ -13,7 +13,7 @@ from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 from regard.models.lengths import length_limit
-from regard.pipelines.resumable_file import AllowedChange
+from regard.pipelines.large_files.resumable_file import AllowedChange
 
 logger = logging.getLogger("regard")
 

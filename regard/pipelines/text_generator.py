@@ -14,10 +14,11 @@ from regard.data.batching.token_streams import sliding_window_batches
 from regard.data.text.documents import encode_documents
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import DecodeConfig, Hypothesis, SearchHistory, TokenTexts, decode_all
+from regard.decode import DecodeConfig, Hypothesis, NBest, SearchHistory, TokenTexts
 from regard.errors import RegardError
 from regard.models import GPT
 from regard.pipelines.callback_iterator import iterate_callback
+from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
@@ -103,7 +104,6 @@ class TextGenerator(TextPipeline):
     def generate(
         self, prompts: Sequence[str], config: DecodeConfig | None = None, **options: Any
     ) -> list[list[Continuation]]: ...
-    @torch.no_grad()
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -124,11 +124,36 @@ class TextGenerator(TextPipeline):
         of the prompt's entry in `required` (beam search only) and none of its entry in `forbidden`, as whole words; a
         list of strings applies to all prompts.
         """
+        options: dict[str, Any] = {"required": required, "forbidden": forbidden, "truncate": truncate}
+        options["history"] = history
         if isinstance(prompts, str):
-            phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
-            return self.generate(
-                [prompts], config, **phrases, truncate=truncate, history=history, on_text=on_text, progress=progress
-            )[0]
+            return self.generate([prompts], config, **options, on_text=on_text, progress=progress)[0]
+        request = self.prepare(prompts, config, **options)
+        if on_text is None:
+            return request.run(progress=progress)
+        decoders = self.stream_decoders(request)
+
+        def on_token(index: int, token: int) -> None:
+            if text := decoders[index].add(token):
+                on_text(index, text)
+
+        results = request.run(on_token=on_token, progress=progress)
+        for index, decoder in enumerate(decoders):
+            if text := decoder.flush():
+                on_text(index, text)
+        return results
+
+    def prepare(
+        self,
+        prompts: Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        required: Phrases | None = None,
+        forbidden: Phrases | None = None,
+        truncate: bool = False,
+        history: bool = False,
+    ) -> DecodingRequest[list[Continuation]]:
+        """The encoded prompts and options of `generate`, to decode later: `generate` is `prepare(…).run()`."""
         config = config or DecodeConfig(method="sample")
         ids = [self.encode_prompt(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
         # Limits relative to the source length are for translation.
@@ -144,35 +169,33 @@ class TextGenerator(TextPipeline):
         if lexical is not None:
             lexical = [one.after(prompt) for one, prompt in zip(lexical, ids)]
         self.model.eval()
-        prefix_len = len(self.special.add_special_tokens([]))
-        decoders = [_StreamDecoder(self.tokenizer, prompt[prefix_len:]) for prompt in ids]
 
-        def on_token(index: int, token: int) -> None:
-            if on_text is not None and (text := decoders[index].add(token)):
-                on_text(index, text)
+        def finish(results: list[NBest]) -> list[list[Continuation]]:
+            lengths = (len(prompt) + len(h.ids) for prompt, n_best in zip(ids, results) for h in n_best)
+            if any(length > self.trained_length for length in lengths):
+                self.warn_beyond_trained_length()
+            return [
+                [Continuation(decoder.decode(h.ids), h.score, h, n_best.history) for h in n_best]
+                for decoder, n_best in zip(self.stream_decoders(request), results)
+            ]
 
-        results = decode_all(
+        request = DecodingRequest(
             self.model,
             ids,
             self.pack,
             config,
-            special=self.special,
-            history=history,
+            self.special,
+            finish,
             max_total_len=self.length_limit,
             lexical=lexical,
-            on_token=on_token if on_text is not None else None,
-            progress=progress,
+            history=history,
         )
-        if any(len(prompt) + len(h.ids) > self.trained_length for prompt, n_best in zip(ids, results) for h in n_best):
-            self.warn_beyond_trained_length()
-        if on_text is not None:
-            for index, decoder in enumerate(decoders):
-                if text := decoder.flush():
-                    on_text(index, text)
-        return [
-            [Continuation(decoder.decode(h.ids), h.score, h, n_best.history) for h in n_best]
-            for decoder, n_best in zip(decoders, results)
-        ]
+        return request
+
+    def stream_decoders(self, request: DecodingRequest[Any]) -> list["StreamDecoder"]:
+        """The decoders of the texts after the prompts of a request."""
+        prefix_len = len(self.special.add_special_tokens([]))
+        return [StreamDecoder(self.tokenizer, prompt[prefix_len:]) for prompt in request.sources]
 
     def generate_stream(
         self, prompt: str, config: DecodeConfig | None = None, *, truncate: bool = False
@@ -254,7 +277,7 @@ class TextGenerator(TextPipeline):
         return TextLoss(nats, tokens, max(1, words), sum(len(text.encode()) for text in documents))
 
 
-class _StreamDecoder:
+class StreamDecoder:
     """Decodes generated tokens piece by piece. A token may depend on the previous one for its leading space, or hold
     only part of a character.
     """

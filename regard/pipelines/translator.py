@@ -19,15 +19,16 @@ from regard.decode import (
     Ensemble,
     Hypothesis,
     LexicalConstraints,
+    NBest,
     Shortlist,
     TokenTexts,
-    decode_all,
 )
 from regard.decode.shortlist import require_shortlist
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
-from regard.pipelines.file_processing import (
+from regard.pipelines.decoding_request import DecodingRequest
+from regard.pipelines.large_files.file_processing import (
     BlockOutput,
     FileProgress,
     FileSummary,
@@ -35,10 +36,10 @@ from regard.pipelines.file_processing import (
     process_file,
     process_shards,
 )
-from regard.pipelines.input_items import InputItems, find_shards
+from regard.pipelines.large_files.input_items import InputItems, find_shards
+from regard.pipelines.large_files.ray_workers import Cluster, make_processors
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
-from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 from regard.pipelines.shortlist_file import learn_shortlist, shortlist_fingerprint
 from regard.pipelines.translation import Translation, format_translations, join_translations
@@ -160,11 +161,26 @@ class Translator(TextPipeline):
         `first_index` is the index of the first line, on which samples depend in addition to the seed. `history` records
         the candidates of every step of the search.
         """
+        phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
+        options = {"prefixes": prefixes, **phrases, "truncate": truncate, "split": split, "history": history}
         if isinstance(lines, str):
-            phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
-            return self.translate(
-                [lines], config, prefixes=prefixes, **phrases, truncate=truncate, split=split, history=history
-            )[0]
+            return self.translate([lines], config, **options)[0]
+        return self.prepare(lines, config, first_index=first_index, **options).run(progress=progress)
+
+    def prepare(
+        self,
+        lines: Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        required: Phrases | None = None,
+        forbidden: Phrases | None = None,
+        truncate: bool = False,
+        split: Split = "never",
+        first_index: int = 0,
+        history: bool = False,
+    ) -> DecodingRequest[list[Translation]]:
+        """The encoded lines and options of `translate`, to decode later: `translate` is `prepare(…).run()`."""
         config = config or DecodeConfig()
         if config.n_best > 1 or history:
             if split == "always":
@@ -195,10 +211,13 @@ class Translator(TextPipeline):
             [phrases[i] for i, line in enumerate(split_lines) for _ in line] for phrases in (required, forbidden)
         )
         lexical = make_constraints(lambda: self._token_texts, required, forbidden, names)
-        results = iter(
-            self._translate(sentences, config, sentence_prefixes, lexical, truncate, names, indices, history, progress)
-        )
-        return [join_translations([next(results) for _ in line], config) for line in split_lines]
+        request = self._encode_request(sentences, config, sentence_prefixes, lexical, truncate, names, indices, history)
+
+        def finish(results: list[NBest]) -> list[list[Translation]]:
+            translations = iter(request.finish(results))
+            return [join_translations([next(translations) for _ in line], config) for line in split_lines]
+
+        return dataclasses.replace(request, finish=finish)
 
     def translate_stream(
         self,
@@ -312,8 +331,7 @@ class Translator(TextPipeline):
         for sentence in self.split_line(line, split):
             self.encode_source(sentence, name=name, truncate=truncate)
 
-    @torch.no_grad()
-    def _translate(
+    def _encode_request(
         self,
         lines: Sequence[tuple[str, list[int]]],
         config: DecodeConfig,
@@ -323,8 +341,8 @@ class Translator(TextPipeline):
         names: Sequence[str],
         sample_indices: Sequence[int],
         history: bool,
-        progress: Callable[[int, int], None] | None,
-    ) -> list[list[Translation]]:
+    ) -> DecodingRequest[list[Translation]]:
+        """The request for sentences with their ids; empty sentences are not decoded."""
         if self.max_output_len is not None:
             config = dataclasses.replace(config, max_len=min(config.max_len, self.max_output_len))
         nonempty = [i for i, (line, _) in enumerate(lines) if line.strip()]
@@ -344,27 +362,30 @@ class Translator(TextPipeline):
         for member in self.models:
             if getattr(member, "training", True):  # exported graphs have no mode
                 member.eval()
-        translations: list[list[Translation]] = [[] for _ in lines]
-        results = decode_all(
+
+        def finish(results: list[NBest]) -> list[list[Translation]]:
+            translations: list[list[Translation]] = [[] for _ in lines]
+            if any(len(h.ids) >= trained_length for n_best in results for h in n_best):
+                self.warn_beyond_trained_length()
+            decoded = iter(self.target_tokenizer.decode_batch(h.ids for n_best in results for h in n_best))
+            for i, n_best in zip(nonempty, results):
+                translations[i] = [Translation(next(decoded), h.score, h, n_best.history) for h in n_best]
+            empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
+            return [n_best or [empty] for n_best in translations]
+
+        return DecodingRequest(
             model,
             sources,
             self.pack,
             config,
-            special=self.special,
+            self.special,
+            finish,
             prefixes=forced,
-            history=history,
+            sample_indices=[sample_indices[i] for i in nonempty],
             lexical=None if lexical is None else [lexical[i] for i in nonempty],
             shortlist=self.shortlist,
-            sample_indices=[sample_indices[i] for i in nonempty],
-            progress=progress,
+            history=history,
         )
-        if any(len(h.ids) >= trained_length for n_best in results for h in n_best):
-            self.warn_beyond_trained_length()
-        decoded = iter(self.target_tokenizer.decode_batch(h.ids for n_best in results for h in n_best))
-        for i, n_best in zip(nonempty, results):
-            translations[i] = [Translation(next(decoded), h.score, h, n_best.history) for h in n_best]
-        empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
-        return [n_best or [empty] for n_best in translations]
 
     def learn_shortlist(
         self,

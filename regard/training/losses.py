@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.data.batching.pair_batches import IGNORE_INDEX
-from regard.kernels import cross_entropy_cuda
+from regard.kernels.cuda import cross_entropy_cuda
 
 
 class LossParts(NamedTuple):

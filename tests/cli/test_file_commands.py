@@ -14,7 +14,8 @@ from regard.cli import main
 from regard.data import Tokenizer
 from regard.models import Bert
 from regard.models.bert import BertConfig
-from regard.pipelines import TextEncoder, file_processing, save
+from regard.pipelines import TextEncoder, save
+from regard.pipelines.large_files import file_processing
 from tests.conftest import number_pairs
 
 LINES = [source for source, _ in number_pairs(100, seed=11)]

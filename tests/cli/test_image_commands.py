@@ -298,15 +298,15 @@ def test_look_writes_an_image_page(run, tmp_path, classifier, photos):
     header = json.loads(re.search(r'id="scene">(.*?)</script>', out.read_text())[1])
     assert header["texts"]["source"] == "10.png"
     assert header["model"]["name"] == "classifier"
-    assert header["opens"]["token"] == 2 + 5  # after the class token and one register token
+    assert header["initial"]["token"] == 2 + 5  # after the class token and one register token
 
 
 def test_live_page_serves_the_named_images(run, monkeypatch, classifier, photos):
     served = []
 
     def closed(self, poll_interval=0.5):
-        names = self.initial.header["scene"]["pictures"]
-        served.extend(self.respond({"look": {"picture": name}})["scene"]["texts"]["source"] for name in names)
+        names = self.initial.header["scene"]["images"]
+        served.extend(self.respond({"look": {"image": name}})["scene"]["texts"]["source"] for name in names)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LiveServer, "serve_forever", closed)

@@ -18,7 +18,7 @@ from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.slot_constraints import SlotConstraints
 from regard.decode.engine.stepwise_state import StepwiseState
 from regard.decode.protocol import SpecialTokens
-from regard.kernels import (
+from regard.kernels.cuda import (
     add_norm_cuda,
     cross_entropy_cuda,
     decode_attention_cuda,

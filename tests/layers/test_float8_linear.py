@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.kernels import linear_relu_cuda
+from regard.kernels.cuda import linear_relu_cuda
 from regard.layers.float8_linear import Float8Linear, quantize_float8
 from tests.attention.helpers import FakeCudaTensor
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from regard.attention import Offsets
-from regard.kernels import add_norm_cuda
+from regard.kernels.cuda import add_norm_cuda
 from regard.kernels.triton_support import is_interpreted, triton_available
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
 from regard.layers.norms import make_norm

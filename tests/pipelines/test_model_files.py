@@ -18,7 +18,8 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.models import Bert, Seq2SeqConfig
 from regard.models.bert import BertConfig
-from regard.pipelines import TextEncoder, Translator, file_processing, load
+from regard.pipelines import TextEncoder, Translator, load
+from regard.pipelines.large_files import file_processing
 from regard.pipelines.translation import format_translations
 from regard.pipelines.translator import format_score
 from tests.conftest import number_pairs, train_numbers

@@ -10,7 +10,7 @@ import torch
 from regard.attention import explain, use
 from regard.data import PairBatches
 from regard.data.batching.sequences import Sequences
-from regard.kernels import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
+from regard.kernels.cuda import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
 from regard.kernels.triton_support import is_interpreted, triton_available
 from regard.models import TransformerConfig, make_model
 from regard.training.losses import token_loss

@@ -7,7 +7,7 @@ from torch import Tensor
 from regard.data import PairBatches
 from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.data.batching.sequences import Sequences
-from regard.kernels import cross_entropy_cuda
+from regard.kernels.cuda import cross_entropy_cuda
 from regard.kernels.triton_support import is_interpreted
 from regard.models import TransformerConfig, make_model
 from regard.training import losses

@@ -37,7 +37,7 @@ def attention(
         "rows": sides[0],
         "columns": sides[1],
         "score": {
-            "called": "scaled_dot" if w is None else "concat",
+            "name": "scaled_dot" if w is None else "concat",
             "form": "dot" if w is None else "concat",
             "scale": q.shape[-1] ** -0.5 if w is None else 1.0,
         },
@@ -56,7 +56,7 @@ def scene(
     *,
     exact: bool = True,
     links: list[list[int]] | None = None,
-    opens: dict[str, Any] | None = None,
+    initial: dict[str, Any] | None = None,
 ) -> Scene:
     blobs: list[bytes] = []
     headers = [
@@ -70,10 +70,10 @@ def scene(
         "title": texts[0][:99],
         "model": {"family": "transformer", "name": "invented", "regard": "0"},
         "texts": {"source": texts[0], "target": texts[1]},
-        "opens": opens,
+        "initial": initial,
         "sides": {
             one.name: {
-                "called": AXIS_LABELS[one.name],
+                "title": AXIS_LABELS[one.name],
                 "tokens": one.tokens,
                 "words": one.words,
                 "direction": text_direction(one),

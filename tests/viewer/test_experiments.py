@@ -601,10 +601,10 @@ def test_experiment_request_and_response(seq2seq):
     assert response["after"]["map"]["columns"] == ["one", "two", "three", "<eos>"]
     assert response["before"]["steps"][0]["likeliest"][0][0] == "trois"
     assert handle_experiment(seq2seq, {"source": "one two three"})["after"]["map"] is None
-    from_handler = TextRequestHandler(seq2seq).handle({"try": request})
+    from_handler = TextRequestHandler(seq2seq).handle({"experiment": request})
     assert from_handler == (response, [])
     with pytest.raises(RegardError, match="Invalid request for an experiment"):
-        TextRequestHandler(seq2seq).handle({"try": "one two"})
+        TextRequestHandler(seq2seq).handle({"experiment": "one two"})
 
 
 @pytest.mark.parametrize(

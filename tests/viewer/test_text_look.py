@@ -204,7 +204,7 @@ def test_look_at_a_question_and_its_context(question_answerer, tmp_path):
         mutual_information(seen.question_block(m.head_weights())) for m in seen.maps.values()
     )
     header = build_scene(seen).header
-    assert header["opens"]["attention"] == best.name
+    assert header["initial"]["attention"] == best.name
     assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5
     seen.save(tmp_path / "map.png")
 

@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from regard.attention.backends.call import Call
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Concat
-from regard.kernels import concat_cuda
+from regard.kernels.cuda import concat_cuda
 from regard.kernels.triton_support import contiguous_rows
 
 

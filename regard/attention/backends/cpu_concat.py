@@ -6,7 +6,7 @@ from torch import Tensor
 from regard.attention.backends.call import Call, disable_compile
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Concat
-from regard.kernels import concat_cpu
+from regard.kernels.cpu import concat_cpu
 
 
 def supports(call: Call) -> bool:

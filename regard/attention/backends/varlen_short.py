@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.attention.backends import varlen
 from regard.attention.backends.call import Call
 from regard.attention.offsets import Offsets
-from regard.kernels import varlen_short_cuda
+from regard.kernels.cuda import varlen_short_cuda
 from regard.kernels.triton_support import contiguous_rows
 
 # Length of the sequences of a padded batch: longer ones fill the tiles of torch's kernels.

@@ -26,7 +26,7 @@ from regard.data.phrasebook import PHRASEBOOK
 from regard.errors import RegardError
 from regard.evaluation.evaluators import read_examples
 from regard.pipelines import Translator
-from regard.pipelines.input_items import InputItems
+from regard.pipelines.large_files.input_items import InputItems
 from regard.pipelines.translator import format_score
 
 

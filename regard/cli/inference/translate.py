@@ -43,7 +43,7 @@ from regard.evaluation.alignment import sharpest_layer
 from regard.evaluation.teacher_forcing import require_attention
 from regard.interop.onnx.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
-from regard.pipelines.input_items import InputItems, find_shards
+from regard.pipelines.large_files.input_items import InputItems, find_shards
 from regard.pipelines.translation import format_translations
 from regard.pipelines.translator import Split
 

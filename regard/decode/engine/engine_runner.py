@@ -17,19 +17,19 @@ from regard.attention import dispatch
 from regard.attention.offsets import Offsets
 from regard.decode.constraints import Constraints
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.engine.cuda_decoder import CudaDecoder
-from regard.decode.engine.graph_decoder import GraphSlotDecoder
+from regard.decode.engine.captured.cuda_decoder import CudaDecoder
+from regard.decode.engine.captured.graph_decoder import GraphSlotDecoder
+from regard.decode.engine.compiled.worker_pool import WorkerPool, can_fork
 from regard.decode.engine.model_precision import convert_model, iterate_modules, weight_versions
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
-from regard.decode.engine.static_decoder import StaticDecoder
-from regard.decode.engine.static_ensemble import StaticEnsemble
-from regard.decode.engine.static_seq2seq import StaticSeq2Seq
-from regard.decode.engine.worker_pool import WorkerPool, can_fork
+from regard.decode.engine.static.static_decoder import StaticDecoder
+from regard.decode.engine.static.static_ensemble import StaticEnsemble
+from regard.decode.engine.static.static_seq2seq import StaticSeq2Seq
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SPECIAL, SpecialTokens
 from regard.decode.sampling import OnToken
-from regard.kernels.numba_support import numba_available
+from regard.kernels.cpu.numba_support import numba_available
 from regard.kernels.triton_support import next_power_of_two
 from regard.models.gpt import GPT
 from regard.models.lengths import length_limit
@@ -208,7 +208,7 @@ def run_job(model: Any, job: DecodingJob, budget: int) -> None:
     slots = max(1, min(len(job.pending), rows // job.hypotheses))
     capacity = job.capacity
     if job.is_compiled and job.config.method != "sample" and device.type == "cpu":
-        from regard.decode.engine import cpu_decoder  # imports numba
+        from regard.decode.engine.compiled import cpu_decoder  # imports numba
 
         if cpu_decoder.supports(model):
             cpu_decoder.log_compilation()
@@ -230,7 +230,7 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
     if limit is not None:
         capacity = min(capacity, limit + 1)
     wanted = next_power_of_two(len(job.pending)) * job.hypotheses
-    rows = min(GPU_ROWS, wanted if wanted <= SMALL_GPU_ROWS else _rows_in_memory(model, capacity))
+    rows = min(GPU_ROWS, wanted if wanted <= SMALL_GPU_ROWS else rows_in_memory(model, capacity))
     slots = min(next_power_of_two(len(job.pending)), 1 << (max(1, rows // job.hypotheses).bit_length() - 1))
     shapes = slots, capacity, source_capacity, prefix_len
     # The seed and the limits of a job are data of the graph; these options are part of it.
@@ -247,7 +247,7 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
     return decoders[key]
 
 
-def _rows_in_memory(model: Any, capacity: int) -> int:
+def rows_in_memory(model: Any, capacity: int) -> int:
     """The number of hypotheses whose keys and values take at most a quarter of the free memory of the GPU."""
     blocks = model.decoder if isinstance(model, Transformer) else model.blocks
     attention, itemsize = blocks[0].attention, next(model.parameters()).element_size()

@@ -21,7 +21,8 @@ TEXT_FIELDS = ("target", "prefix", "instead")
 class ImageRequestHandler(TextRequestHandler):
     """Handles the requests of a page with an image model, one at a time.
 
-    A request is `{"look": {"picture": name}}`, or `{"try": …}` with the name as its source (see `handle_experiment`).
+    A request is `{"look": {"image": name}}`, or `{"experiment": …}` with the name as its source
+    (see `handle_experiment`).
     """
 
     pipeline: ImageModel  # type: ignore[assignment]
@@ -30,24 +31,24 @@ class ImageRequestHandler(TextRequestHandler):
 
     @property
     def fields(self) -> list[str]:
-        return ["picture"]
+        return ["image"]
 
     def handle(self, request: Any) -> Response:
         match request:
-            case {"look": {"picture": name, **others}} if not others and len(request) == 1:
+            case {"look": {"image": name, **others}} if not others and len(request) == 1:
                 with self.lock:
                     return self._look(name)
-            case {"try": dict() as arguments} if len(request) == 1:
+            case {"experiment": dict() as arguments} if len(request) == 1:
                 with self.lock:
-                    return self._try(arguments)
-        raise RegardError("Invalid request for a page of images.", "Supported requests: look, try.")
+                    return self._experiment(arguments)
+        raise RegardError("Invalid request for a page of images.", "Supported requests: look, experiment.")
 
     def _look(self, name: Any) -> Response:
         seen = replace(look(self.pipeline, self._image(name), name=self.name), name=name)
         scene = build_image_scene(seen, images=list(self.images))
         return Response({"scene": scene.header}, scene.blobs)
 
-    def _try(self, arguments: Mapping[str, Any]) -> Response:
+    def _experiment(self, arguments: Mapping[str, Any]) -> Response:
         if any(arguments.get(name) is not None for name in TEXT_FIELDS):
             raise RegardError("An experiment on an image takes no texts.", f"Leave out {', '.join(TEXT_FIELDS)}.")
         image = self._image(arguments.get("source"))

@@ -34,7 +34,7 @@ from regard.viewer.walk.walkthrough import walk_header
 # Labels, most likely first, for which a page includes the rollout.
 MAX_LABEL_ROLLOUTS = 5
 # Names of the axes (rows, columns) of an attention, by the prefix of its name.
-AXIS_NAMES = {BLOCKS: ("picture", "picture"), POOLER: ("label", "patches"), SEGMENTER: ("labels", "labels")}
+AXIS_NAMES = {BLOCKS: ("image", "image"), POOLER: ("label", "patches"), SEGMENTER: ("labels", "labels")}
 
 
 def build_image_scene(
@@ -52,10 +52,10 @@ def build_image_scene(
 
     `images` are the names of all images that a live page can request.
 
-    >>> build_image_scene(look(model, "photo.jpg")).header["picture"]["grid"]  # doctest: +SKIP
+    >>> build_image_scene(look(model, "photo.jpg")).header["image"]["grid"]  # doctest: +SKIP
     [14, 14]
     """
-    opens = _initial_view(look, attention, head, patch, label, rollout)
+    initial = _initial_view(look, attention, head, patch, label, rollout)
     maps = {name: with_axes(one) for name, one in look.maps.items()}
     blobs: list[bytes] = []
     page_walk = walk_for_page(look, walk)
@@ -64,12 +64,12 @@ def build_image_scene(
         "title": shorten_title(look.title),
         "model": {"family": family_name(look.run.model.config), "name": look.model_name, "regard": __version__},
         "texts": {"source": look.name, "target": ""},
-        "opens": opens,
+        "initial": initial,
         "sides": axis_headers(maps),
         "attentions": attention_headers(maps, blobs),
-        "picture": _image_header(look, label, blobs),
+        "image": _image_header(look, label, blobs),
         "walk": None if page_walk is None else walk_header(page_walk, blobs),
-        "pictures": list(images),
+        "images": list(images),
         "links": None,
     }
     return Scene(header, blobs)
@@ -150,8 +150,8 @@ def _image_header(look: ImageLook, label: str | None, blobs: list[bytes]) -> dic
         "patch": config.patch,
         "pixels": _add_bytes(blobs, look.pixels),
         "first": {"patches": 0, **{AXIS_NAMES[prefix][0]: first for prefix, first in first_patches.items()}},
-        "speaks": {name: 0 if look.has_single_query(one) else None for name, one in look.maps.items()},
-        # For rollout: the tokens of the last block from which the label is predicted; None: see "speaks".
+        "single_query": {name: 0 if look.has_single_query(one) else None for name, one in look.maps.items()},
+        # For rollout: the tokens of the last block from which the label is predicted; None: see "single_query".
         "read": list(range(1 + config.distilled)) if config.pooling == "class" and config.head != "segment" else None,
         "answer": "" if look.label is None else f"{look.label}, {100 * look.probabilities[look.label]:.1f} %",
         "labels": _label_headers(look, label, blobs),

@@ -39,7 +39,7 @@ _LOG = logging.getLogger("regard")
 class LiveServer(ThreadingHTTPServer):
     """The server of a live page. The constructor binds the port; `serve_forever` responds to requests.
 
-    Paths: the page itself, `scene` (the initial scene, JSON), `blob/N` (bytes), `ask` (requests: POST, JSON).
+    Paths: the page itself, `scene` (the initial scene, JSON), `blob/N` (bytes), `request` (requests: POST, JSON).
     """
 
     daemon_threads = True
@@ -126,8 +126,8 @@ class _HttpHandler(BaseHTTPRequestHandler):
 
     def _post(self, path: str) -> _HttpResponse:
         self._require_own_page()
-        if path != "ask":
-            raise _HttpError(404, "Unknown path. Send requests to the path ask.")
+        if path != "request":
+            raise _HttpError(404, "Unknown path. Send requests to the path request.")
         if self.headers.get_content_type() != JSON:
             raise _HttpError(415, f"The request must be JSON. Send it as {JSON}.")
         length = self.headers.get("Content-Length", "")

@@ -18,7 +18,7 @@ from regard.attention import Concat, ScaledDot
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.kernels.int8_linear_cpu import quantize_weight
+from regard.kernels.cpu.int8_linear_cpu import quantize_weight
 from regard.models import family_name
 from regard.program import Program, build_program, capture, forward_program
 from regard.program.attention_steps import AttentionSteps, find_parts
@@ -128,7 +128,7 @@ def _image_input(look: ImageLook, weights: "PageWeights") -> dict[str, Any]:
     assert isinstance(look.run.images, Tensor)
     image = weights.add(look.run.images)
     weights.round("float32")
-    return {"fields": ["picture"], "image": image, "tokenizers": [], "special": {}}
+    return {"fields": ["image"], "image": image, "tokenizers": [], "special": {}}
 
 
 class PageWeights:
@@ -248,10 +248,10 @@ def round_tensor(tensor: Tensor, precision: Precision) -> RoundedTensor:
 
 # Parts of tokenizers that web/engine/tokenizer supports, besides sequences of them.
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Replace", "Prepend", "Strip"}
-_NORMALIZERS |= {"BertNormalizer"}
+_NORMALIZERS |= {"BertNormalizer", "Precompiled", "Nmt"}
 _PRE_TOKENIZERS = {"Metaspace", "Split", "ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 _PRE_TOKENIZERS |= {"Punctuation", "Digits"}
-_MODELS = {"WordLevel", "WordPiece", "BPE"}
+_MODELS = {"WordLevel", "WordPiece", "BPE", "Unigram"}
 _DECODERS = {"Metaspace", "ByteLevel", "WordPiece", "Fuse", "Replace", "Strip", "ByteFallback"}
 
 

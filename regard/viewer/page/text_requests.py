@@ -68,7 +68,7 @@ class TextRequestHandler:
                 "title": self.name,
                 "model": {"family": family_name(self.pipeline.model.config), "name": self.name, "regard": __version__},
                 "texts": {"source": "", "target": ""},
-                "opens": None,
+                "initial": None,
                 "sides": {},
                 "attentions": [],
                 "links": None,
@@ -85,7 +85,7 @@ def _look(handler: TextRequestHandler, arguments: Any) -> Response:
     return Response({"scene": scene.header}, scene.blobs)
 
 
-def _try(handler: TextRequestHandler, arguments: Any) -> Response:
+def _experiment(handler: TextRequestHandler, arguments: Any) -> Response:
     """Run an experiment: see `handle_experiment`."""
     if not isinstance(arguments, dict):
         raise RegardError("Invalid request for an experiment.", "Send an object with a source and changes.")
@@ -102,4 +102,4 @@ def _check_text(value: Any, name: str) -> str:
     raise RegardError(f"The {name} is not valid text.", "Send a string of valid Unicode.")
 
 
-REQUESTS: dict[str, Callable[[TextRequestHandler, Any], Response]] = {"look": _look, "try": _try}
+REQUESTS: dict[str, Callable[[TextRequestHandler, Any], Response]] = {"look": _look, "experiment": _experiment}

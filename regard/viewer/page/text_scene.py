@@ -92,7 +92,7 @@ def build_scene(
             range(look.alignment.heads),
             key=lambda one: mutual_information(look.question_block(look.alignment.head_weights(one))),
         )
-    opens = initial_view(look, attention, head, overview)
+    initial = initial_view(look, attention, head, overview)
     blobs: list[bytes] = []
     attentions = attention_headers(look.maps, blobs)
     # Without attention, the step-by-step view is all there is to show.
@@ -103,7 +103,7 @@ def build_scene(
         "model": {"family": look.family, "name": look.name, "regard": __version__},
         "texts": {"source": look.source, "target": look.translation},
         "output": output_header(look),
-        "opens": opens,
+        "initial": initial,
         "sides": axis_headers(look.maps),
         "attentions": attentions,
         "walk": None if page_walk is None else walk_header(page_walk, blobs),
@@ -149,7 +149,7 @@ def attention_headers(maps: Mapping[str, AttentionMap], blobs: list[bytes], look
                 "rows": shown.queries.name,
                 "columns": shown.keys.name,
                 "score": {
-                    "called": score,
+                    "name": score,
                     "form": "dot" if one.w is None else "concat",
                     "scale": one.scale,
                     **({"cap": one.cap} if one.cap else {}),
@@ -169,7 +169,7 @@ def axis_headers(maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
     axes = {axis.name: axis for one in maps.values() for axis in (one.queries, one.keys)}
     return {
         name: {
-            "called": AXIS_LABELS.get(name, name.capitalize()),
+            "title": AXIS_LABELS.get(name, name.capitalize()),
             "tokens": axis.tokens,
             "words": axis.words,
             "direction": text_direction(axis),

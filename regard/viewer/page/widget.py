@@ -49,15 +49,17 @@ def _widget_class() -> Any:
         def _on_message(self, _: Any, message: Any, buffers: Any) -> None:
             """Respond to a request of the page; the response has the number of the request."""
             match message:
-                case {"number": number, "ask": request} if self.handler is not None:
-                    self.send({"heard": number})  # lets the page distinguish a busy kernel from a dead one
+                case {"number": number, "request": request} if self.handler is not None:
+                    self.send({"received": number})  # lets the page distinguish a busy kernel from a dead one
                     try:
                         header, blobs = self.handler.handle(request)
-                        self.send({"answers": number, "told": header}, blobs)
+                        self.send({"response_to": number, "response": header}, blobs)
                     except RegardError as error:
-                        self.send({"answers": number, "error": str(error)})
+                        self.send({"response_to": number, "error": str(error)})
                     except Exception:
                         _LOG.exception("A request of the page failed.")
-                        self.send({"answers": number, "error": "Internal error in Regard. See the log for details."})
+                        self.send(
+                            {"response_to": number, "error": "Internal error in Regard. See the log for details."}
+                        )
 
     return LookWidget

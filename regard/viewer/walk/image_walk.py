@@ -55,7 +55,7 @@ class ImageWalkBuilder:
     def build(self) -> Walk:
         title = self.add_output_steps()
         tokens, patches = len(self.tokens), len(self.patches)
-        axes = {patches: "patches", tokens: "picture", 1: "label"}
+        axes = {patches: "patches", tokens: "image", 1: "label"}
         if self.config.head == "segment":
             axes |= {len(self.config.labels) + patches: "labels"}
         block = None if inner_bytes(self.model) <= limits.MAX_MODEL_BYTES else block_path(self.attention.name)
@@ -105,11 +105,11 @@ class ImageWalkBuilder:
 
     def sides(self, trace: Trace) -> tuple[dict[str, TokenAxis], dict[str, tuple[str, list[int]]]]:
         """The tokens of each axis, and the axes whose selection follows the selected token of the image."""
-        sides, linked = {"picture": _axis("picture", self.tokens)}, {}
+        sides, linked = {"image": _axis("image", self.tokens)}, {}
         patch = [max(0, t - self.config.prefix) for t in range(len(self.tokens))]
 
         def follow(name: str, tokens: list[str], rows: list[int]) -> None:
-            sides[name], linked[name] = _axis(name, tokens), ("picture", rows)
+            sides[name], linked[name] = _axis(name, tokens), ("image", rows)
 
         follow("patches", self.patches, patch)
         names = {name for step in trace.steps if step["title"] for name in step["output"]["axes"]}
@@ -145,7 +145,7 @@ class ImageWalkBuilder:
         return {
             "attention": self.attention.name,
             "head": head,
-            "picture": self.config.prefix + int(weights[head].argmax()),
+            "image": self.config.prefix + int(weights[head].argmax()),
         }
 
 

@@ -46,7 +46,7 @@ DEFAULTS: dict[str, StepLabel] = {
     "cat": StepLabel("cat", "Concatenate", "y = [a; b]"),
     "stack": StepLabel("stack", "Stack", "y = [a, b]"),
     "upsample_bilinear2d": StepLabel("interpolated", "Bilinear interpolation", "y = Σ weight · x"),
-    **{name: StepLabel(name, called, f"y = {called}(x)") for name, called in ACTIVATIONS.items()},
+    **{name: StepLabel(name, title, f"y = {title}(x)") for name, title in ACTIVATIONS.items()},
     **{
         name: StepLabel(name, name.capitalize(), f"y = {name}(x)")
         for name in ("exp", "log", "sin", "cos", "sqrt", "abs", "neg", "square", "reciprocal", "clamp", "clamp_min")

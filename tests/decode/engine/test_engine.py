@@ -6,9 +6,10 @@ import torch
 from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, decode_all
 from regard.decode.engine import engine_runner as engine_module
-from regard.decode.engine import plain_search_reason, slot_decoder, static_decoder
+from regard.decode.engine import plain_search_reason, slot_decoder
+from regard.decode.engine.compiled.worker_pool import WorkerPool, can_fork
 from regard.decode.engine.model_precision import convert_model, convert_to_float8
-from regard.decode.engine.worker_pool import WorkerPool, can_fork
+from regard.decode.engine.static import static_decoder
 from regard.errors import RegardError
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.packed import pack
@@ -90,7 +91,7 @@ def test_finished_sentences_at_the_last_learned_position(monkeypatch):
 
 def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
     in_use = []
-    load = slot_decoder.SlotDecoder._load
+    load = slot_decoder.SlotDecoder.load
 
     def spy(self, slots, taken):
         in_use.append(sum(sentence is not None for sentence in self.sentences))
@@ -98,7 +99,7 @@ def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
 
     monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
     monkeypatch.setattr(engine_module, "can_fork", lambda: False)
-    monkeypatch.setattr(slot_decoder.SlotDecoder, "_load", spy)
+    monkeypatch.setattr(slot_decoder.SlotDecoder, "load", spy)
     config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
     decode_all(transformer(), make_sources(20, longest=20), pack, config)
     assert any(in_use)

@@ -211,7 +211,7 @@ def test_initial_view_is_checked_and_saved(transformer, tmp_path):
             seen.save(tmp_path / "page.html", *choice, with_model=False)
     seen.save(tmp_path / "page.HTML", "all", with_model=False)
     header_text = Elements((tmp_path / "page.HTML").read_text(encoding="utf-8")).named("script")[0][1]
-    assert json.loads(header_text)["opens"] == {"attention": None, "head": None, "all": True}
+    assert json.loads(header_text)["initial"] == {"attention": None, "head": None, "all": True}
 
 
 def test_equal_looks_give_equal_pages(transformer):

@@ -33,7 +33,9 @@ def handler(image_files):
 
 
 def ablation_request(name):
-    return {"try": {"source": name, "changes": [{"change": "head", "attention": "blocks.0.attention", "head": 1}]}}
+    return {
+        "experiment": {"source": name, "changes": [{"change": "head", "attention": "blocks.0.attention", "head": 1}]}
+    }
 
 
 def probabilities(outcome):
@@ -44,14 +46,14 @@ def probabilities(outcome):
 
 
 def test_look_request_returns_the_scene_of_another_image(handler, image_files):
-    header, blobs = handler.handle({"look": {"picture": "noise"}})
+    header, blobs = handler.handle({"look": {"image": "noise"}})
     seen = regard.look(handler.pipeline, image_files["noise"], name="animals")
     made = build_image_scene(seen, images=["cat.png", "noise"])
     assert header["scene"]["texts"]["source"] == "noise"
-    for part in ("picture", "pictures", "attentions", "model"):
+    for part in ("image", "images", "attentions", "model"):
         assert header["scene"][part] == made.header[part]
     assert blobs == made.blobs
-    assert handler.fields == ["picture"]
+    assert handler.fields == ["image"]
 
 
 def test_ablated_head_changes_probabilities_like_the_intervention(handler, image_files):
@@ -81,14 +83,14 @@ def test_ablated_layer_of_a_segmenter_changes_the_areas_of_labels():
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"look": {"picture": "/etc/passwd"}}, "Unknown image. Choose one of: cat.png, noise"),
-        ({"look": {"picture": ["cat.png"]}}, "Unknown image"),
-        ({"look": {"picture": "cat.png", "target": "x"}}, "Invalid request for a page of images"),
+        ({"look": {"image": "/etc/passwd"}}, "Unknown image. Choose one of: cat.png, noise"),
+        ({"look": {"image": ["cat.png"]}}, "Unknown image"),
+        ({"look": {"image": "cat.png", "target": "x"}}, "Invalid request for a page of images"),
         ({"look": {"source": "cat.png"}}, "Invalid request for a page of images"),
-        ({"look": {"picture": "noise"}, "try": {}}, "Invalid request for a page of images"),
-        ({"try": {"source": "/etc/passwd", "changes": []}}, "Unknown image"),
-        ({"try": {"source": "noise", "instead": "/etc/passwd"}}, "takes no texts"),
-        ({"try": {"source": "noise", "changes": [{"change": "mask"}]}}, "There is no causal mask"),
+        ({"look": {"image": "noise"}, "experiment": {}}, "Invalid request for a page of images"),
+        ({"experiment": {"source": "/etc/passwd", "changes": []}}, "Unknown image"),
+        ({"experiment": {"source": "noise", "instead": "/etc/passwd"}}, "takes no texts"),
+        ({"experiment": {"source": "noise", "changes": [{"change": "mask"}]}}, "There is no causal mask"),
         ("noise", "Invalid request for a page of images"),
     ],
 )
@@ -112,11 +114,11 @@ def test_widget_contains_the_scene_and_handles_requests():
     widget, made = seen.widget(), build_image_scene(seen)
     assert widget.scene == made.header
     assert widget.blobs == made.blobs
-    assert widget.fields == ["picture"]
+    assert widget.fields == ["image"]
     data, _ = seen._repr_mimebundle_()
     assert data[VIEW]["model_id"] == widget.model_id
-    *_, (content, _) = send_message(widget, {"number": "3", "ask": ablation_request("the image")})
-    assert probabilities(content["told"]["before"]) == pytest.approx(seen.probabilities, abs=1e-6)
+    *_, (content, _) = send_message(widget, {"number": "3", "request": ablation_request("the image")})
+    assert probabilities(content["response"]["before"]) == pytest.approx(seen.probabilities, abs=1e-6)
 
 
 def test_without_anywidget_only_the_plot_is_shown(monkeypatch):
@@ -157,7 +159,7 @@ def test_live_page_shows_other_images_and_runs_experiments(browser, live, handle
     page.wait_for_selector(QUIET)
     seen = regard.look(handler.pipeline, image_files["noise"])
     assert page.locator("h1 .target").text_content().startswith(f"{seen.label}, ")
-    assert page.evaluate("document.activeElement.name") == "picture"
+    assert page.evaluate("document.activeElement.name") == "image"
     selected = hash_of(page)["at"].split(":")[0]
     page.get_by_role("tab", name="Experiment").click()
     assert page.get_by_role("textbox").count() == 0  # an image has no texts to edit

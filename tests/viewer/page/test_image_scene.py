@@ -37,21 +37,21 @@ def raw_array(scene: Scene, blob: dict) -> np.ndarray:
 def test_scene_contains_every_attention_and_its_first_patch(form):
     seen = look(form)
     scene = build_image_scene(seen)
-    header, picture = scene.header, scene.header["picture"]
+    header, image = scene.header, scene.header["image"]
     assert [one["name"] for one in header["attentions"]] == list(seen.maps)
     for one in header["attentions"]:
         shown = seen.maps[one["name"]]
         np.testing.assert_allclose(weights(scene, one["name"]), shown.weights, atol=1e-6)
         for axis, tokens in (("rows", shown.rows), ("columns", shown.columns)):
             assert header["sides"][one[axis]]["tokens"] == tokens
-            first = picture["first"].get(one[axis])
+            first = image["first"].get(one[axis])
             assert first == (tokens.index("0,0") if "0,0" in tokens else None)
-        query = picture["speaks"][one["name"]]
+        query = image["single_query"][one["name"]]
         rows = shown.weights[:, shown.rows.index("0,0") :].mean(1) if query is None else shown.weights[:, query]
-        first = picture["first"][one["columns"]]
+        first = image["first"][one["columns"]]
         np.testing.assert_allclose(rows[:, first:].reshape(-1, 2, 3), seen.patch_weights(one["name"]))
-    np.testing.assert_array_equal(raw_array(scene, picture["pixels"]), seen.pixels)
-    assert (picture["grid"], picture["patch"]) == ([2, 3], 4)
+    np.testing.assert_array_equal(raw_array(scene, image["pixels"]), seen.pixels)
+    assert (image["grid"], image["patch"]) == ([2, 3], 4)
     json.dumps(header, allow_nan=False)
 
 
@@ -59,13 +59,13 @@ def test_scene_contains_every_attention_and_its_first_patch(form):
 def test_scene_contains_the_rollout_of_the_most_likely_labels(form):
     seen = look(form)
     scene = build_image_scene(seen)
-    labels = scene.header["picture"]["labels"]
+    labels = scene.header["image"]["labels"]
     assert [one["name"] for one in labels] == sorted(LABELS, key=lambda name: -seen.probabilities[name])
     for one in labels:
         assert (one["number"], one["probability"]) == (LABELS.index(one["name"]), seen.probabilities[one["name"]])
         np.testing.assert_allclose(numbers(scene, one["rollout"]), seen.rollout(label=one["name"]), atol=1e-7)
     share = 100 * seen.probabilities[seen.label]
-    assert scene.header["picture"]["answer"] == f"{seen.label}, {share:.1f} %"
+    assert scene.header["image"]["answer"] == f"{seen.label}, {share:.1f} %"
 
 
 def test_scene_of_many_labels_contains_the_most_likely_and_the_selected_one():
@@ -73,27 +73,27 @@ def test_scene_of_many_labels_contains_the_most_likely_and_the_selected_one():
     seen = regard.look(model_of(labels=names), images()[0])
     best = sorted(names, key=lambda name: -seen.probabilities[name])
     header = build_image_scene(seen, label=best[9]).header
-    assert [one["name"] for one in header["picture"]["labels"]] == [*best[:MAX_LABEL_ROLLOUTS], best[9]]
-    assert (header["opens"]["over"], header["opens"]["label"]) == ("rollout", names.index(best[9]))
+    assert [one["name"] for one in header["image"]["labels"]] == [*best[:MAX_LABEL_ROLLOUTS], best[9]]
+    assert (header["initial"]["over"], header["initial"]["label"]) == ("rollout", names.index(best[9]))
 
 
 @pytest.mark.parametrize("form", SEGMENTERS)
 def test_scene_of_a_segmenter_contains_mask_and_colors(form):
     seen = look(form)
     scene = build_image_scene(seen)
-    mask = scene.header["picture"]["mask"]
+    mask = scene.header["image"]["mask"]
     np.testing.assert_array_equal(raw_array(scene, mask), seen.run.output[0].argmax(0))
     assert mask["colors"] == label_colors(3).tolist()
-    assert scene.header["picture"]["labels"] == [{"number": i, "name": name} for i, name in enumerate(LABELS)]
-    assert scene.header["opens"]["over"] == "mask"
-    assert build_image_scene(look()).header["picture"]["mask"] is None
+    assert scene.header["image"]["labels"] == [{"number": i, "name": name} for i, name in enumerate(LABELS)]
+    assert scene.header["initial"]["over"] == "mask"
+    assert build_image_scene(look()).header["image"]["mask"] is None
 
 
 def test_mask_of_more_than_256_labels_is_uint16():
     labels = tuple(f"l{i}" for i in range(300))
     seen = regard.look(model_of("mean", head="segment", labels=labels), images()[0])
     scene = build_image_scene(seen)
-    mask = scene.header["picture"]["mask"]
+    mask = scene.header["image"]["mask"]
     assert mask["type"] == "uint16"
     np.testing.assert_array_equal(raw_array(scene, mask), seen.run.output[0].argmax(0))
 
@@ -104,14 +104,14 @@ def test_names_of_image_and_model(tmp_path):
     assert header["texts"] == {"source": "cat.png", "target": ""}
     assert header["model"]["name"] == "pets"
     assert header["title"] == seen.title
-    assert header["pictures"] == ["cat.png", "dog.png"]
+    assert header["images"] == ["cat.png", "dog.png"]
 
 
 # The initial view
 
 
-def opens(form="class", **choices):
-    return build_image_scene(look(form), **choices).header["opens"]
+def initial_view(form="class", **choices):
+    return build_image_scene(look(form), **choices).header["initial"]
 
 
 def test_arguments_select_the_initial_view():
@@ -120,23 +120,23 @@ def test_arguments_select_the_initial_view():
     seen = look("class")
     rows = {(name, head): one.ravel() for name in seen.maps for head, one in enumerate(seen.patch_weights(name))}
     name, head = min(rows, key=lambda key: entropy(rows[key][None] / rows[key].sum())[0])
-    assert opens() == last | {"label": None, "attention": name, "head": head}
-    assert opens("distilled", attention="blocks.0.attention", head=1, patch=(1, 2)) == last | {
+    assert initial_view() == last | {"label": None, "attention": name, "head": head}
+    assert initial_view("distilled", attention="blocks.0.attention", head=1, patch=(1, 2)) == last | {
         "attention": "blocks.0.attention",
         "head": 1,
         "token": 4 + 5,
         "label": None,
     }
-    assert opens("query")["attention"] == "pooler.attention"
-    assert opens("query", patch=(0, 1)) == last | {"token": 2, "label": None}
-    assert opens(attention="all")["all"]
-    assert opens(rollout=True)["over"] == "rollout"
-    assert opens("queries", label="dog") == last | {
+    assert initial_view("query")["attention"] == "pooler.attention"
+    assert initial_view("query", patch=(0, 1)) == last | {"token": 2, "label": None}
+    assert initial_view(attention="all")["all"]
+    assert initial_view(rollout=True)["over"] == "rollout"
+    assert initial_view("queries", label="dog") == last | {
         "attention": "segmenter.blocks.1.attention",
         "token": 1,
         "label": 1,
     }
-    assert opens("queries", label="dog", rollout=True)["over"] == "rollout"
+    assert initial_view("queries", label="dog", rollout=True)["over"] == "rollout"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_arguments_select_the_initial_view():
 )
 def test_invalid_initial_views_raise_errors(form, choices, message):
     with pytest.raises(RegardError, match=message):
-        opens(form, **choices)
+        initial_view(form, **choices)
 
 
 def test_save_writes_a_page(tmp_path):
@@ -227,6 +227,6 @@ def test_page_computes_no_rollout_of_very_many_patches():
         "SHOWN", '{ attention: "blocks.0.attention", head: 0 }'
     )
     given = carried(build_image_scene(seen))
-    for one in given["header"]["picture"]["labels"]:
+    for one in given["header"]["image"]["labels"]:
         one["rollout"] = None
     assert node(LOOKS, BEGIN + program + SHOW.format("result"), given) == [False, True, 1521]

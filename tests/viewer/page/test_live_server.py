@@ -96,7 +96,7 @@ def test_page_and_scene(live, transformer):
 
 
 def test_response_has_the_weights_of_a_look(live, transformer):
-    status, _, content = send(live, "POST", "ask", REQUEST)
+    status, _, content = send(live, "POST", "request", REQUEST)
     assert status == 200
     header = json.loads(content)
     blobs = blobs_of(live, header)
@@ -117,14 +117,14 @@ def test_response_has_the_weights_of_a_look(live, transformer):
 
 def test_without_a_target_the_model_translates(live, transformer):
     for target in ({}, {"target": "  "}):
-        header = json.loads(send(live, "POST", "ask", {"look": {"source": "one two three"} | target})[2])
+        header = json.loads(send(live, "POST", "request", {"look": {"source": "one two three"} | target})[2])
         assert header["scene"]["texts"]["target"] == transformer("one two three")
 
 
 def test_blobs_of_several_pages_are_kept_apart(live):
-    first = json.loads(send(live, "POST", "ask", REQUEST)[2])
+    first = json.loads(send(live, "POST", "request", REQUEST)[2])
     before = blobs_of(live, first)
-    second = json.loads(send(live, "POST", "ask", {"look": {"source": "four five six seven"}})[2])
+    second = json.loads(send(live, "POST", "request", {"look": {"source": "four five six seven"}})[2])
     assert blobs_of(live, first) == before != blobs_of(live, second)
     for _ in range(KEPT_RESPONSES):
         send(live, endpoint="scene")
@@ -145,7 +145,7 @@ def test_registered_requests_are_handled(live, monkeypatch):
         return Response({"count": len(arguments)}, [b"1", b"2"])
 
     monkeypatch.setitem(text_requests.REQUESTS, "count", count)
-    header = json.loads(send(live, "POST", "ask", {"count": [3, 4, 5]})[2])
+    header = json.loads(send(live, "POST", "request", {"count": [3, 4, 5]})[2])
     assert header["count"] == 3
     assert send(live, endpoint=f"blob/{header['blobs'] + 1}")[2] == b"2"
     assert json.loads(send(live, endpoint="scene")[2])["scene"]["title"] == "one two  →  deux un"
@@ -154,7 +154,7 @@ def test_registered_requests_are_handled(live, monkeypatch):
 def test_connection_is_kept_alive(live):
     connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
     for _ in range(2):
-        connection.request("POST", f"/{live.token}/ask", json.dumps(REQUEST), {"Content-Type": "application/json"})
+        connection.request("POST", f"/{live.token}/request", json.dumps(REQUEST), {"Content-Type": "application/json"})
         assert "scene" in json.loads(connection.getresponse().read())
     connection.close()
 
@@ -173,7 +173,7 @@ def test_servers_have_different_tokens(live, transformer):
         assert other.token != live.token
 
 
-ENDPOINTS = [("GET", "", None), ("GET", "scene", None), ("GET", "blob/0", None), ("POST", "ask", REQUEST)]
+ENDPOINTS = [("GET", "", None), ("GET", "scene", None), ("GET", "blob/0", None), ("POST", "request", REQUEST)]
 
 
 @pytest.mark.parametrize(("method", "endpoint", "body"), ENDPOINTS)
@@ -226,13 +226,13 @@ def test_cross_origin_requests_are_refused(live, method, endpoint, body, headers
 
 def test_same_origin_requests_are_accepted(live):
     own = {"Origin": f"http://127.0.0.1:{live.server_port}", "Sec_Fetch_Site": "same-origin"}
-    assert send(live, "POST", "ask", REQUEST, **own)[0] == 200
+    assert send(live, "POST", "request", REQUEST, **own)[0] == 200
     # A link with the full address on another page may lead here.
     assert send(live, Sec_Fetch_Site="cross-site")[0] == 200
 
 
 def test_security_headers_of_every_response(live):
-    for options in (ENDPOINTS[0], ENDPOINTS[1], ENDPOINTS[3], ("OPTIONS", "ask", None), ("GET", "nothing", None)):
+    for options in (ENDPOINTS[0], ENDPOINTS[1], ENDPOINTS[3], ("OPTIONS", "request", None), ("GET", "nothing", None)):
         _, headers, _ = send(live, *options, Origin=f"http://127.0.0.1:{live.server_port}")
         assert not [name for name in headers if name.startswith("access-control")]
         assert headers["content-security-policy"] == "frame-ancestors 'none'"
@@ -249,32 +249,32 @@ def test_other_methods_are_refused(live, method):
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
 def test_content_types_other_than_json_are_refused(live, kind):
-    assert "JSON" in refused(live, "POST", "ask", REQUEST, Content_Type=kind, status=415)
+    assert "JSON" in refused(live, "POST", "request", REQUEST, Content_Type=kind, status=415)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"look": NaN', b"[" * 100_000])
 def test_invalid_json_is_refused(live, body):
-    assert "not valid JSON" in refused(live, "POST", "ask", body, status=400)
+    assert "not valid JSON" in refused(live, "POST", "request", body, status=400)
 
 
 def test_too_large_body_is_refused(live):
-    assert "1 MB" in refused(live, "POST", "ask", REQUEST, Content_Length=str(MAX_REQUEST_BYTES + 1), status=413)
+    assert "1 MB" in refused(live, "POST", "request", REQUEST, Content_Length=str(MAX_REQUEST_BYTES + 1), status=413)
 
 
 @pytest.mark.parametrize("length", [None, "-1", "ten", "1" * 30])
 def test_missing_or_invalid_content_length_is_refused(live, length):
-    assert "Content-Length" in refused(live, "POST", "ask", REQUEST, Content_Length=length, status=411)
+    assert "Content-Length" in refused(live, "POST", "request", REQUEST, Content_Length=length, status=411)
 
 
 def test_chunked_encoding_is_refused(live):
-    assert "Content-Length" in refused(live, "POST", "ask", REQUEST, Transfer_Encoding="chunked", status=411)
+    assert "Content-Length" in refused(live, "POST", "request", REQUEST, Transfer_Encoding="chunked", status=411)
 
 
 @pytest.mark.parametrize(
     "endpoint",
     [
         *("../../etc/passwd", "blob/../../../etc/passwd", "blob/-1", "blob/0x1", "blob/", "blob/%31", "blob/١"),
-        *("blob/999999", "blob/" + "9" * 5000, "scene/", "Scene", "//etc/passwd", "web/index.js", "ask"),
+        *("blob/999999", "blob/" + "9" * 5000, "scene/", "Scene", "//etc/passwd", "web/index.js", "request"),
     ],
 )
 def test_unknown_paths_are_not_found(live, endpoint):
@@ -303,8 +303,8 @@ def test_unknown_paths_are_not_found(live, endpoint):
 )
 def test_invalid_requests_have_an_error_message(live, request_, message, monkeypatch):
     monkeypatch.setattr(Translator, "length_limit", 16)  # as with learned positions
-    assert message in refused(live, "POST", "ask", request_, status=422)
-    assert send(live, "POST", "ask", REQUEST)[0] == 200
+    assert message in refused(live, "POST", "request", request_, status=422)
+    assert send(live, "POST", "request", REQUEST)[0] == 200
 
 
 def test_internal_errors_are_logged_but_not_sent(live, monkeypatch, caplog):
@@ -312,7 +312,7 @@ def test_internal_errors_are_logged_but_not_sent(live, monkeypatch, caplog):
         raise KeyError("a secret")
 
     monkeypatch.setitem(text_requests.REQUESTS, "look", broken)
-    assert "Internal error" in refused(live, "POST", "ask", REQUEST, status=500)
+    assert "Internal error" in refused(live, "POST", "request", REQUEST, status=500)
     assert "a secret" in caplog.text
     assert not live.handler.lock.locked()
 

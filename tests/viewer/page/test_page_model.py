@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from tokenizers import models
+from tokenizers import models, normalizers
 
 from regard.attention import Score
 from regard.data import Tokenizer
@@ -72,9 +72,10 @@ def test_unknown_scores_are_refused():
 
 
 def test_unsupported_tokenizers_are_refused():
-    unigram = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
-    with pytest.raises(RegardError, match="cannot run the model Unigram"):
-        tokenizer_header(Tokenizer(unigram, FOREIGN_KIND))
+    library = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
+    library.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.ByteLevel()])
+    with pytest.raises(RegardError, match="cannot run the normalizer ByteLevel of this tokenizer"):
+        tokenizer_header(Tokenizer(library, FOREIGN_KIND))
     words = Tokenizer.train(["a b"], "word")
     words.backend_tokenizer.add_tokens(["new"])
     with pytest.raises(RegardError, match="added tokens"):

@@ -68,7 +68,7 @@ def test_every_score_with_grouped_keys(name, groups):
     seen = make_look(call)
     compare(seen)
     (one,) = build_scene(seen).header["attentions"]
-    assert one["score"]["called"] == name.partition("-")[0]
+    assert one["score"]["name"] == name.partition("-")[0]
     assert (one["w"] is not None) == name.startswith("concat")
 
 
@@ -170,7 +170,7 @@ def test_transformers(score, kv_heads):
     made = build_scene(seen)
     compare(seen, made)
     assert made.header["model"] == {"family": "transformer", "name": "", "regard": __version__}
-    assert {one["score"]["called"] for one in made.header["attentions"]} == {score}
+    assert {one["score"]["name"] for one in made.header["attentions"]} == {score}
 
 
 def test_t5_has_a_bias_in_self_attention():
@@ -307,7 +307,7 @@ def test_unsupported_scores_masks_and_biases_raise_errors(call, message):
 def test_custom_dot_product_score():
     seen = make_look(make_call(Doubled()))
     compare(seen)
-    assert build_scene(seen).header["attentions"][0]["score"] == {"called": "Doubled", "form": "dot", "scale": 1.0}
+    assert build_scene(seen).header["attentions"][0]["score"] == {"name": "Doubled", "form": "dot", "scale": 1.0}
 
 
 def test_calls_with_growing_keys_raise_an_error():
@@ -322,7 +322,7 @@ def test_calls_with_growing_keys_raise_an_error():
 def test_axes_words_and_initial_view(transformer):
     seen = look(transformer, "one two three", "trois deux", name="numbers")
     header = build_scene(seen, "decoder.0.cross", 1).header
-    sides = {name: (side["called"], side["tokens"], side["words"]) for name, side in header["sides"].items()}
+    sides = {name: (side["title"], side["tokens"], side["words"]) for name, side in header["sides"].items()}
     assert sides == {
         "source": ("Source", ["one", "two", "three", "<eos>"], [0, 1, 2, -1]),
         "target": ("Target", ["<sos>", "trois", "deux"], [-1, 0, 1]),
@@ -342,16 +342,16 @@ def test_axes_words_and_initial_view(transformer):
     )
     assert header["model"]["name"] == "numbers"
     assert header["links"] is None
-    assert header["opens"] == {"attention": "decoder.0.cross", "head": 1, "all": False}
-    assert build_scene(seen, head=1).header["opens"] == {"attention": seen.alignment.name, "head": 1, "all": False}
-    assert build_scene(seen, overview=True).header["opens"] == {"attention": None, "head": None, "all": True}
-    assert build_scene(seen).header["opens"] is None
+    assert header["initial"] == {"attention": "decoder.0.cross", "head": 1, "all": False}
+    assert build_scene(seen, head=1).header["initial"] == {"attention": seen.alignment.name, "head": 1, "all": False}
+    assert build_scene(seen, overview=True).header["initial"] == {"attention": None, "head": None, "all": True}
+    assert build_scene(seen).header["initial"] is None
 
 
 def test_single_text_has_one_axis():
     header = build_scene(look(make_text_pipeline("bert"), "one two three")).header
     assert header["sides"]["text"] == {
-        "called": "Text",
+        "title": "Text",
         "tokens": ["<sos>", "one", "two", "three", "<eos>"],
         "words": [-1, 0, 1, 2, -1],
         "direction": "ltr",

@@ -28,7 +28,7 @@ def send_message(widget, message):
     widget.send = lambda content, buffers=None: sent.append((content, buffers or []))
     widget._handle_custom_msg(message, [])
     if sent:
-        assert sent.pop(0) == ({"heard": message["number"]}, [])
+        assert sent.pop(0) == ({"received": message["number"]}, [])
     return sent
 
 
@@ -52,35 +52,35 @@ def test_look_displays_its_single_widget(seen):
 
 def test_response_is_the_scene_of_a_look(seen, transformer):
     request = {"look": {"source": "four five", "target": "cinq quatre"}}
-    ((content, buffers),) = send_message(seen.widget(), {"number": "7", "ask": request})
+    ((content, buffers),) = send_message(seen.widget(), {"number": "7", "request": request})
     made = build_scene(look(transformer, "four five", "cinq quatre", name="numbers"))
-    assert content == {"answers": "7", "told": {"scene": made.header}}
+    assert content == {"response_to": "7", "response": {"scene": made.header}}
     assert buffers == made.blobs
     assert seen.widget().scene["texts"]["source"] == "one two three"
 
 
 def test_response_has_the_attentions_of_the_look(transformer):
     widget = look(transformer, "one two", "deux un", layers="decoder.*.cross").widget()
-    ((content, _),) = send_message(widget, {"number": "1", "ask": {"look": {"source": "four five"}}})
-    names = [one["name"] for one in content["told"]["scene"]["attentions"]]
+    ((content, _),) = send_message(widget, {"number": "1", "request": {"look": {"source": "four five"}}})
+    names = [one["name"] for one in content["response"]["scene"]["attentions"]]
     assert names == ["decoder.0.cross", "decoder.1.cross"]
 
 
 def test_errors_are_sent_as_messages(seen, monkeypatch, caplog):
-    ((content, _),) = send_message(seen.widget(), {"number": "1", "ask": {"look": {"source": " "}}})
-    assert content == {"answers": "1", "error": "The text is empty: there is nothing to look at. Pass a sentence."}
+    ((content, _),) = send_message(seen.widget(), {"number": "1", "request": {"look": {"source": " "}}})
+    assert content == {"response_to": "1", "error": "The text is empty: there is nothing to look at. Pass a sentence."}
 
     def broken(handler, arguments):
         raise KeyError("a secret")
 
     monkeypatch.setitem(text_requests.REQUESTS, "look", broken)
-    ((content, _),) = send_message(seen.widget(), {"number": "2", "ask": {"look": {}}})
+    ((content, _),) = send_message(seen.widget(), {"number": "2", "request": {"look": {}}})
     assert "Internal error" in content["error"]
     assert "a secret" in caplog.text
     assert "a secret" not in content["error"]
 
 
-@pytest.mark.parametrize("message", [{}, {"number": 1}, "ask", None, {"ask": {"look": {"source": "one"}}}])
+@pytest.mark.parametrize("message", [{}, {"number": 1}, "request", None, {"request": {"look": {"source": "one"}}}])
 def test_invalid_messages_are_ignored(seen, message):
     assert send_message(seen.widget(), message) == []
 
@@ -88,7 +88,7 @@ def test_invalid_messages_are_ignored(seen, message):
 def test_look_without_a_model_handles_no_requests(seen):
     alone = Look(seen.source, seen.translation, seen.source_pieces, seen.target_pieces, seen.maps)
     assert alone.widget().fields == []
-    assert send_message(alone.widget(), {"number": "1", "ask": {"look": {"source": "one"}}}) == []
+    assert send_message(alone.widget(), {"number": "1", "request": {"look": {"source": "one"}}}) == []
 
 
 def test_without_anywidget_only_the_plot_is_shown(seen, monkeypatch):

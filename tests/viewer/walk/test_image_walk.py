@@ -93,15 +93,15 @@ def test_steps_from_pixels_to_tokens():
     assert trace["embedding.tokens"].shape == (4 + 6, model.config.width)
     assert made.sides["pixels"].tokens[17] == "green 0,1"
     # The selection of a patch selects its pixels and its token.
-    assert made.linked["patches"] == ("picture", [0, 0, 0, 0, 0, 1, 2, 3, 4, 5])
-    assert made.sides["picture"].tokens[4:6] == ["patch 0,0", "patch 0,1"]
+    assert made.linked["patches"] == ("image", [0, 0, 0, 0, 0, 1, 2, 3, 4, 5])
+    assert made.sides["image"].tokens[4:6] == ["patch 0,0", "patch 0,1"]
 
 
 def test_cells_of_a_stem_follow_the_selected_patch():
     made = build_walk(cached_look("stem"))
     assert {name for name in made.sides if name.startswith("cells")} == {"cells 8×12", "cells 4×6"}
     of, rows = made.linked["cells 4×6"]
-    assert of == "picture"
+    assert of == "image"
     assert made.sides["cells 4×6"].tokens[rows[4]] == "cell 3,3"  # at the center of patch 1,1
 
 
@@ -110,7 +110,7 @@ def test_initial_selection_is_the_patch_with_the_largest_weight():
     focus = build_walk(seen).focus
     over = seen.patch_weights("blocks.1.attention")[focus["head"]]
     assert focus["attention"] == "blocks.1.attention"
-    assert over.flatten()[focus["picture"] - 1] == over.max()
+    assert over.flatten()[focus["image"] - 1] == over.max()
 
 
 # Large models and images
@@ -152,8 +152,8 @@ def test_scenes_of_small_models_contain_a_walk(monkeypatch):
     seen = cached_look("query")
     header = build_image_scene(seen).header["walk"]
     assert [one["id"] for one in header["steps"]] == [one["id"] for one in build_walk(seen).trace.steps]
-    assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "picture", "rows": [0] * 7}
-    assert "of" not in header["sides"]["picture"]
+    assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "image", "rows": [0] * 7}
+    assert "of" not in header["sides"]["image"]
     assert build_image_scene(seen, walk=False).header["walk"] is None
     for name in ("MAX_DEFAULT_PATCHES", "MAX_DEFAULT_BYTES", "MAX_MODEL_BYTES"):
         with monkeypatch.context() as changed:
@@ -184,7 +184,7 @@ DONE = ".steps-view .verdict[data-agrees]"
 def test_walk_in_a_browser(opened):
     seen = cached_look("class")
     scene = build_image_scene(seen)
-    page = opened(scene, "#view=steps&at=blocks.0.attention:1")
+    page = opened(scene, "#view=steps&depth=numbers&at=blocks.0.attention:1")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     steps = [step for step in scene.header["walk"]["steps"] if step["title"] and step["op"] != "given"]
@@ -217,7 +217,7 @@ def test_walk_in_a_browser(opened):
 @pytest.mark.parametrize("form", ["stem", "query", "queries", "distilled"])
 def test_every_section_opens(opened, form):
     scene = build_image_scene(cached_look(form))
-    page = opened(scene, "#view=steps")
+    page = opened(scene, "#view=steps&depth=numbers")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     page.evaluate("for (const one of document.querySelectorAll('.sections details')) one.open = true")
@@ -229,7 +229,7 @@ def test_every_section_opens(opened, form):
 def test_axe_reports_no_violations_in_the_walk(opened, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
-    page = opened(build_image_scene(cached_look("queries")), "#view=steps", color_scheme=scheme)
+    page = opened(build_image_scene(cached_look("queries")), "#view=steps&depth=numbers", color_scheme=scheme)
     page.wait_for_selector(DONE)
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
@@ -237,6 +237,8 @@ def test_axe_reports_no_violations_in_the_walk(opened, scheme):
 
 
 def test_small_screens_need_no_horizontal_scrolling(opened):
-    page = opened(build_image_scene(cached_look("class")), "#view=steps", viewport={"width": 390, "height": 700})
+    page = opened(
+        build_image_scene(cached_look("class")), "#view=steps&depth=numbers", viewport={"width": 390, "height": 700}
+    )
     page.wait_for_selector(DONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

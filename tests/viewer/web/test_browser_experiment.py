@@ -86,7 +86,7 @@ def test_disabled_scale_sharpens_heads(opened, small, tmp_path):
     page = opened(small, CROSS)
     assert page.get_by_role("button", name="Mask").is_disabled()
     page.get_by_role("button", name="Scaling").click()
-    score = {"called": "scaled_dot", "form": "dot", "scale": 1.0}
+    score = {"name": "scaled_dot", "form": "dot", "scale": 1.0}
     expected = changed(small, "decoder.1.cross", score=score)[2]
     np.testing.assert_allclose(shown(page, tmp_path), expected, atol=1e-5)
     assert expected.max() > weights(small, "decoder.1.cross")[2].max()
@@ -134,7 +134,7 @@ def test_keys_select_the_row_and_announce_both_weights(opened, small):
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):  # the first key press shows the current position
         page.keyboard.press(key)
     wait_for_announcement(page, "Row 3 of 14, column 2")
-    score = {"called": "scaled_dot", "form": "dot", "scale": 1.0}
+    score = {"name": "scaled_dot", "form": "dot", "scale": 1.0}
     before, after = weights(small, "decoder.1.cross")[2], changed(small, "decoder.1.cross", score=score)[2]
     response = re.search(
         r"^a attends to cat: ([\d.e-]+) before, ([\d.e-]+) after\. Row 3 of 14, column 2 of 10\.", announced(page)
@@ -216,7 +216,7 @@ def live(browser, transformer) -> Iterator[Any]:
 def request(page: Any, act: Any) -> dict[str, Any]:
     """The model's response to the request that `act` triggers, after the page shows it."""
     page.wait_for_selector(QUIET)  # nothing is redrawn between mouse down and mouse up
-    with page.expect_response(lambda reply: reply.url.endswith("/ask")) as answer:
+    with page.expect_response(lambda reply: reply.url.endswith("/request")) as answer:
         act()
     response = answer.value.json()
     page.wait_for_selector(SETTLED)

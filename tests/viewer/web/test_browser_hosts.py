@@ -119,7 +119,7 @@ def test_new_sentence_replaces_the_scene(opened, served, transformer):
     other.close()
     page.reload()
     page.wait_for_selector("h1 .target:text-is('deux deux un')", state="attached")
-    assert sum(url.endswith("/ask") for url in opened.requested) == 3
+    assert sum(url.endswith("/request") for url in opened.requested) == 3
     # The sentence is visible once: in its field.
     assert page.locator("h1 .source").evaluate("one => one.getBoundingClientRect().width") <= 1
 
@@ -150,7 +150,7 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     page.wait_for_selector("h1 .source:text-is('one')", state="attached")
     page.wait_for_selector(QUIET)
 
-    page.route("**/ask", lambda route: route.abort())  # as if the server had been stopped
+    page.route("**/request", lambda route: route.abort())  # as if the server had been stopped
     submit(page, "two")
     page.wait_for_selector("form[data-failed]")
     assert page.locator(".request-status").text_content().startswith("The Regard server does not respond.")
@@ -187,8 +187,8 @@ def test_pages_of_other_origins_are_refused(opened, served, browser):
           const requests = [
             ["scene", {}],
             ["scene", { mode: "no-cors" }],
-            ["ask", { method: "POST", body, headers: { "Content-Type": "application/json" } }],
-            ["ask", { method: "POST", body, mode: "no-cors" }],
+            ["request", { method: "POST", body, headers: { "Content-Type": "application/json" } }],
+            ["request", { method: "POST", body, mode: "no-cors" }],
           ];
           const responses = requests.map(([path, options]) =>
             fetch(address + path, options).then((response) => response.text(), () => "nothing"));
@@ -200,13 +200,13 @@ def test_pages_of_other_origins_are_refused(opened, served, browser):
     page.evaluate(
         """(address) => {
           const form = document.createElement("form");
-          Object.assign(form, { method: "post", action: address + "ask", enctype: "text/plain" });
+          Object.assign(form, { method: "post", action: address + "request", enctype: "text/plain" });
           document.body.append(form);
           form.submit();
         }""",
         live.address,
     )
-    page.wait_for_url(f"{live.address}ask")
+    page.wait_for_url(f"{live.address}request")
     assert "Another page sent this request" in page.content()
     assert live.initial is before
     assert all(status in (403, 501) for _, path, status in answers if path.startswith(f"/{live.token}"))

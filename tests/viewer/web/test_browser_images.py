@@ -161,7 +161,7 @@ def test_image_view_is_usable_with_the_keyboard(opened, seen):
     page.keyboard.press("f")
     assert page.get_by_label("Query", exact=True).input_value() == "whole"
     assert announced(page) == "Query: class token."
-    for key, over in (("r", "rollout"), ("p", "picture"), ("a", "attention")):
+    for key, over in (("r", "rollout"), ("p", "image"), ("a", "attention")):
         page.keyboard.press(key)
         assert hash_of(page)["over"] == over
     page.locator(".thumb[tabindex='0']").focus()
@@ -254,7 +254,7 @@ def test_saved_figure_is_what_is_on_the_screen(opened, seen):
 def test_segmenter_shows_labels_and_the_attention_of_their_queries(opened, segmented):
     page = opened(build_image_scene(segmented))
     mask = segmented.run.output[0].argmax(0).numpy()
-    colors = np.array(build_image_scene(segmented).header["picture"]["mask"]["colors"])
+    colors = np.array(build_image_scene(segmented).header["image"]["mask"]["colors"])
     assert overlay_pixels(page).shape == (8, 12, 4)
     np.testing.assert_allclose(overlay_pixels(page)[..., :3], colors[mask], atol=2)  # rounded by premultiplied alpha
     shares = np.bincount(mask.flatten(), minlength=3) / mask.size
@@ -307,7 +307,7 @@ def test_names_are_never_markup(opened):
     for form in (dict(), dict(head="segment", segmenter="queries")):
         seen = regard.look(model_of("mean", labels=labels, **form), images()[0], name=HOSTILE)
         scene = build_image_scene(seen)
-        scene.header["texts"]["source"] = scene.header["pictures"] = HOSTILE
+        scene.header["texts"]["source"] = scene.header["images"] = HOSTILE
         page = opened(scene)
         for over in ("Rollout", "Attention"):
             page.get_by_role("tablist", name="Overlay").get_by_role("tab", name=over).click()

@@ -86,7 +86,7 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
         requests.append({"look": {"source": texts[2], "search": {"method": "greedy", "min_len": 3}}})
     if getattr(pipeline.model.config, "head", "") == "mask":
         masked = f"{WORDS[0]} <mask> {WORDS[2]} <mask>"
-        requests += [{"look": {"source": masked}}, {"try": {"source": masked, "changes": []}}]
+        requests += [{"look": {"source": masked}}, {"experiment": {"source": masked, "changes": []}}]
     maps = list(seen.maps.values())
     last, first = maps[-1], maps[0]
     row, module = len(first.rows) // 2, re.sub(r"\.\d+$", "", first.name)
@@ -108,12 +108,14 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
         changes.append([{"change": "positions"}])
     for i, one in enumerate(changes):
         shown = {"attention": last.name, "head": "mean" if i % 2 else 0}
-        requests.append({"try": {"source": SOURCE, "changes": one, "shown": shown}})
+        requests.append({"experiment": {"source": SOURCE, "changes": one, "shown": shown}})
     if isinstance(pipeline, Translator):
-        requests.append({"try": {"source": SOURCE, "changes": changes[1], "target": texts[1]}})
-        requests.append({"try": {"source": SOURCE, "changes": changes[1], "prefix": WORDS[5], "instead": texts[0]}})
+        requests.append({"experiment": {"source": SOURCE, "changes": changes[1], "target": texts[1]}})
+        requests.append(
+            {"experiment": {"source": SOURCE, "changes": changes[1], "prefix": WORDS[5], "instead": texts[0]}}
+        )
     if isinstance(pipeline, TextGenerator):
-        requests.append({"try": {"source": SOURCE, "changes": changes[1], "prefix": f" {WORDS[5]}"}})
+        requests.append({"experiment": {"source": SOURCE, "changes": changes[1], "prefix": f" {WORDS[5]}"}})
     return requests
 
 
@@ -138,12 +140,12 @@ def make_image_requests(seen: Any) -> list[dict[str, Any]]:
         [{"change": "row", "attention": last.name, "head": 0, "row": 0, "weights": weights}],
     ]
     shown = {"attention": last.name, "head": "mean"}
-    return [{"try": {"source": seen.name, "changes": one, "shown": shown}} for one in changes]
+    return [{"experiment": {"source": seen.name, "changes": one, "shown": shown}} for one in changes]
 
 
 def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-    if "try" in request:
-        return handle_experiment(pipeline, request["try"]), []
+    if "experiment" in request:
+        return handle_experiment(pipeline, request["experiment"]), []
     source, target, search = (request["look"].get(name) for name in ("source", "target", "search"))
     scene = build_scene(look(pipeline, source, target, config=search and DecodeConfig(**search)), walk=False)
     return {"scene": scene.header}, scene.blobs
@@ -288,7 +290,7 @@ def tokens_of(outcome: dict[str, Any]) -> list[str]:
 def test_page_runs_experiments_on_images_like_python(answers, form):
     seen, requests, *runs = answers[form]
     for i, request in enumerate(requests):
-        expected = handle_experiment(seen.pipeline, request["try"], seen.run.images[0])
+        expected = handle_experiment(seen.pipeline, request["experiment"], seen.run.images[0])
         for results in runs:
             assert differences(expected, results[i]["body"]) == [], request
 

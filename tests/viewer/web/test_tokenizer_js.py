@@ -1,5 +1,6 @@
 """The page's tokenizers give the same ids, pieces and texts as those of Python, for every kind and random Unicode."""
 
+import base64
 import json
 import random
 import subprocess
@@ -10,7 +11,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from regard.data import Tokenizer
 from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
+from regard.interop.sentencepiece_files import read_sentencepiece
 from regard.viewer.page.page_model import tokenizer_header
+from tests.interop.sentencepiece_models import MODELS, train_sentencepiece, write_file
 from tests.viewer.browser import bundle_script, node_program
 
 SCRIPT = """
@@ -70,6 +73,7 @@ ALPHABET += [
     "▁",
 ]
 ALPHABET += ["\u200b", "\ufeff", "\x85", "\x00", "\x1c", "<unk>", "##", "'s", "'ll", "&quot;", "\u0e33", "ก็"]
+ALPHABET += ["\r\n", "①", "Ⅷ", "ｶﾞ", "\x8f", "<s>", "<0x41>"]
 
 
 LLAMA3_WORDS = (
@@ -122,15 +126,41 @@ def foreign_tokenizers():
     yield llama
 
 
+def unigram_tokenizers(folder):
+    """Tokenizers of T5 and XLM-R (Unigram of the `tokenizers` library), and of sentencepiece files."""
+    charsmap = None
+    for name in ("unigram", "unigram bytes", "unigram casefolded", "unigram across spaces", "unigram user-defined"):
+        library = read_sentencepiece(write_file(folder, train_sentencepiece(**MODELS[name])))
+        if charsmap is None:
+            content = json.loads(library.to_str())["normalizer"]["normalizers"]
+            charsmap = next(one for one in content if one["type"] == "Precompiled")
+        yield library
+    yield read_sentencepiece(write_file(folder, train_sentencepiece(**MODELS["bpe user-defined"])))
+    vocabulary = [("<unk>", 0.0), ("▁", -2.0), ("<0x41>", 0.0), ("▁The", -4.0), ("cat", -3.5), ("ca", -2.5)]
+    vocabulary += [("at", -2.9), ("▁c", -3.1), *((char, -5.0 - i / 7) for i, char in enumerate("abcdefhijtTÅé京😀')"))]
+    t5 = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=False))
+    precompiled = normalizers.Precompiled(base64.b64decode(charsmap["precompiled_charsmap"]))
+    t5.normalizer = normalizers.Sequence([precompiled, normalizers.Replace(Regex(" {2,}"), "▁")])
+    t5.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    t5.decoder = decoders.Metaspace()
+    yield t5
+    albert = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
+    albert.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), precompiled])
+    albert.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    albert.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    yield albert
+
+
 @pytest.fixture(scope="module")
-def all_tokenizers():
+def all_tokenizers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sentencepiece")
     found = [
         Tokenizer.train(CORPUS, kind, 300, lowercase, exact=exact, keep_newlines=keep)
         for kind in TOKENIZER_KINDS
         for lowercase in (False, True)
         for exact, keep in ((False, False), (kind == "char", kind == "word"))
     ]
-    return found + [Tokenizer(one, FOREIGN_KIND) for one in foreign_tokenizers()]
+    return found + [Tokenizer(one, FOREIGN_KIND) for one in (*foreign_tokenizers(), *unigram_tokenizers(folder))]
 
 
 def test_same_ids_pieces_and_texts(all_tokenizers, tmp_path):

@@ -2,20 +2,15 @@
 
 import { argmax } from "../weights/maths.js";
 import { fullRange } from "../weights/maps.js";
-import {
-  COLORS,
-  SCALES,
-  colorRamp,
-  createColormap,
-  createDivergingColormap,
-  legendTicks,
-  scaleToUnit,
-} from "../core/colors.js";
+import { COLORS, SCALES, createColormap, createDivergingColormap } from "../core/colors.js";
 import { FORMS } from "../core/state.js";
-import { h, picker, setAttributes, setChildren, uniqueId } from "../core/dom.js";
+import { h, picker, setAttributes, uniqueId } from "../core/dom.js";
 import { formatSigned, formatWeight, truncate } from "../core/tokens.js";
-import { describeCell, shiftZoom, zoomAround } from "./figure_data.js";
+import { describeCell, zoomAround } from "./figure_data.js";
+import { FigureKeys } from "./figure_keys.js";
+import { drawColorScale } from "./color_scale.js";
 import { toTsv } from "./table.js";
+import { HeadSet } from "./head_set.js";
 import { Overview } from "./overview.js";
 import { Measures, Reading } from "./reading.js";
 import { Difference } from "../comparison/comparison.js";
@@ -46,13 +41,15 @@ export class AttentionView {
     /** Overviews by index of the look, created on demand. @type {Map<number, Overview>} */
     this.overviews = new Map();
     this.overview = this.overviewOf(state.view.selected);
+    this.keys = new FigureKeys(this);
+    this.headSet = new HeadSet(this);
     this.reading = new Reading();
     this.measures = new Measures(looks.all[0], scheduler);
     this.panels = [new Panel(this, 0), new Panel(this, 1)];
     this.difference = new Difference(scheduler, this.panels[0].handlers);
     this.panelsElement = h(
       "div",
-      { class: "panels", role: "tabpanel", id: uniqueId("panel"), onkeydown: (event) => this.onKey(event) },
+      { class: "panels", role: "tabpanel", id: uniqueId("panel"), onkeydown: (event) => this.keys.onKey(event) },
       this.panels.map((panel) => panel.element),
       this.difference.element,
     );
@@ -95,7 +92,7 @@ export class AttentionView {
     );
     this.element = h(
       "div",
-      { class: this.scene.opens?.all ? "attention-view all-first" : "attention-view" },
+      { class: this.scene.initial?.all ? "attention-view all-first" : "attention-view" },
       this.stage,
       h("div", { class: "columns" }, this.overview.element, h("aside", { class: "side", "aria-label": "Details" }, this.reading.element, this.measures.note)),
     );
@@ -124,7 +121,7 @@ export class AttentionView {
     const { figureData, selected } = panel;
     const row = at.row ?? 0;
     const column = at.column ?? argmax(figureData.map.exactRow(row));
-    this.state.set({ view: "steps", selected: { ...selected, head: selected.head === "mean" ? 0 : selected.head }, pin: [figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)] });
+    this.state.set({ view: "steps", depth: "numbers", selected: { ...selected, head: selected.head === "mean" ? 0 : selected.head }, pin: [figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)] });
   }
 
   /** The largest weight of the rows that are words. @param {Panel} panel @returns {Cell} */
@@ -156,7 +153,7 @@ export class AttentionView {
   overviewOf(selected) {
     const look = selected.look ?? 0;
     if (!this.overviews.has(look)) {
-      const one = new Overview(this.looks.all[look], this.scheduler, (head, second) => this.choose(head, second));
+      const one = new Overview(this.looks.all[look], this.scheduler, (head, adds) => this.choose(head, adds));
       one.onPainted = () => this.zoomControls.paint();
       one.element.hidden = one.cells.size < 2;
       this.overviews.set(look, one);
@@ -176,7 +173,8 @@ export class AttentionView {
       next.draw(this.colormap(), active);
     }
     const here = (/** @type {HeadRef | null} */ selected) => (selected && (selected.look ?? 0) === (active.look ?? 0) ? selected : null);
-    next.mark(here(view.selected), here(view.other));
+    const { heads } = this.headSet;
+    next.mark(here(view.selected), here(view.other), heads.length > 1 ? heads.filter((one) => here(one)) : []);
   }
 
   /** The number of figures. */
@@ -237,7 +235,7 @@ export class AttentionView {
   async update(changed) {
     const startTime = performance.now();
     const { view } = this.state;
-    const headRefs = [view.selected, view.other].filter((one) => one !== null);
+    const headRefs = [view.selected, view.other, ...view.added].filter((one) => one !== null);
     const missing = headRefs.filter((one) => !this.looks.attentionsOf(one).isLoaded(one.attention));
     if (missing.length) {
       await Promise.all(missing.map((one) => this.looks.attentionsOf(one).load(one.attention)));
@@ -260,6 +258,7 @@ export class AttentionView {
     this.scale.value = view.scale ?? this.defaultScale;
     this.colors.value = view.colors;
     for (const panel of this.visiblePanels) panel.show(view);
+    this.headSet.draw();
     this.updateDifference();
     this.drawLegend();
     this.zoomControls.draw();
@@ -267,7 +266,7 @@ export class AttentionView {
     this.read();
     performance.clearMeasures("regard-show");
     performance.measure("regard-show", { start: startTime });
-    if (!changed || ["selected", "other", "words"].some((key) => changed.has(key))) {
+    if (!changed || ["selected", "other", "words", "added"].some((key) => changed.has(key))) {
       this.measures.show(
         this.visiblePanels.map((panel) => ({
           figureData: panel.figureData,
@@ -277,7 +276,7 @@ export class AttentionView {
         })),
         this.panels[0].attentions.scene.links,
       );
-      if (changed) this.announcer.announce(this.visiblePanels.map((panel) => panel.figureData.name).join("; compared with "));
+      if (changed && !changed.has("added")) this.announcer.announce(this.visiblePanels.map((panel) => panel.figureData.name).join("; compared with "));
     }
     if (!changed || ["selected", "colors", "scale", "theme"].some((key) => changed.has(key)))
       this.overview.draw(this.colormap(), this.panels[this.active].selected);
@@ -297,27 +296,7 @@ export class AttentionView {
   /** Draws the color scale. */
   drawLegend() {
     const { view } = this.state;
-    const scale = view.scale ?? this.defaultScale;
-    const colors = colorRamp(view.colors, isDark(view.theme));
-    const canvas = h("canvas", { width: 256, height: 1 });
-    const context = canvas.getContext("2d");
-    const image = context.createImageData(256, 1);
-    for (let i = 0; i < 256; i++) image.data.set([...colors.subarray(3 * i, 3 * i + 3), 255], 4 * i);
-    context.putImageData(image, 0, 0);
-    const ticks = legendTicks(scale).map((weight) => {
-      const tick = h("span", { class: "tick" }, String(weight));
-      tick.style.left = `${100 * scaleToUnit(scale, weight)}%`;
-      return tick;
-    });
-    const gold = this.visiblePanels.some((panel) => panel.figureData.gold)
-      ? h("span", { class: "gold-key" }, h("i", { "aria-hidden": "true" }), "gold link")
-      : null;
-    setChildren(
-      this.legend,
-      h("span", { class: "name" }, "Weight"),
-      h("div", { class: "scale" }, canvas, h("div", { class: "ticks" }, ticks)),
-      gold,
-    );
+    drawColorScale(this.legend, view.colors, view.scale ?? this.defaultScale, isDark(view.theme), this.visiblePanels.some((panel) => panel.figureData.gold));
   }
 
   /** Highlights cells and reads them out. @param {number} [wait] delay of the announcement */
@@ -327,7 +306,9 @@ export class AttentionView {
       const { cursor, pin } = this.highlightsOf(panel.index);
       panel.figure?.mark(cursor, pin);
       const cell = cursor ?? pin;
-      details.push({ figureData: panel.figureData, cell, mark: panel.index ? "second" : "first" });
+      const { layers } = panel.figureData;
+      if (!layers) details.push({ figureData: panel.figureData, cell, mark: panel.index ? "second" : "first" });
+      else for (const { map, color, name } of layers) details.push({ figureData: { ...panel.figureData, map }, cell, mark: "first", color, name });
     }
     const { cursor, pin } = this.highlightsOf(0);
     const cell = cursor ?? pin;
@@ -346,7 +327,8 @@ export class AttentionView {
         return describeCell(figureData, full, formatWeight(row[full.column], figureData.rounded));
       });
     const more = cellDifference === null ? "" : ` A minus B: ${formatSigned(cellDifference)}.`;
-    if (announcements.length) this.announcer.announce(announcements.length > 1 ? `A: ${announcements[0]} B: ${announcements[1]}${more}` : announcements[0], wait);
+    if (details[0].name) this.announcer.announce(announcements.map((text, i) => `${details[i].name}: ${text}`).join(" "), wait);
+    else if (announcements.length) this.announcer.announce(announcements.length > 1 ? `A: ${announcements[0]} B: ${announcements[1]}${more}` : announcements[0], wait);
   }
 
   /** @param {number} panel @param {Cell | null} cell */
@@ -358,7 +340,15 @@ export class AttentionView {
     )
       return;
     this.cursor = cell ? { panel, cell } : null;
+    this.rememberCell(panel, cell);
     this.read(200);
+  }
+
+  /** Remembers the token that was pointed at last, where the step-by-step view opens. @param {number} panel @param {Cell | null} cell */
+  rememberCell(panel, cell) {
+    if (!cell || cell.row === null) return;
+    const { figureData, selected } = this.panels[panel];
+    this.state.pointed = { attention: selected.attention, cell: [figureData.rows.tokenAt(cell.row), cell.column === null ? null : figureData.columns.tokenAt(cell.column)] };
   }
 
   /** Pins a cell, or unpins it if it is pinned. @param {number} panel @param {Cell} cell */
@@ -405,14 +395,15 @@ export class AttentionView {
     this.showOverview();
   }
 
-  /** @param {HeadRef} selected @param {boolean} second */
-  choose(selected, second) {
+  /** Selects a head, or adds it to the selected ones: in the same figure if possible, otherwise in a second one. @param {HeadRef} selected @param {boolean} adds */
+  choose(selected, adds) {
     const { look } = this.panels[this.active].selected;
     const next = look === undefined ? selected : { ...selected, look };
-    if (second || (this.figureCount > 1 && this.active === 1)) {
+    if (adds && this.headSet.fits(next)) this.headSet.toggle(next);
+    else if (adds || (this.figureCount > 1 && this.active === 1)) {
       this.state.set({ other: next });
       this.activate(1);
-    } else this.state.set({ selected: next });
+    } else this.state.set({ selected: next, added: [] });
   }
 
   /** @param {boolean} on */
@@ -454,109 +445,6 @@ export class AttentionView {
         : (Math.min(selected.head, headCount - 1) + heads + headCount) % headCount;
     const next = /** @type {HeadRef} */ ({ ...selected, attention: name, head });
     this.state.set(panel ? { other: next } : { selected: next });
-  }
-
-  /** @param {KeyboardEvent} event */
-  onKey(event) {
-    if (event.altKey || event.metaKey || event.ctrlKey) return;
-    const target = /** @type {HTMLElement} */ (event.target);
-    const panel =
-      this.visiblePanels.find((one) => one.element.contains(target)) ??
-      (this.difference.element.contains(target) ? this.panels[0] : null);
-    if (!panel || !panel.figureData || target.closest("select, button, input")) return;
-    // A table keeps its scrolling keys.
-    if (target.closest(".scroll") && (event.key.length > 1 || event.key === " ")) return;
-    if (this.handleKey(event, panel)) {
-      event.preventDefault();
-      event.stopPropagation();
-    }
-  }
-
-  /**
-   * Handles a key; returns false if the key has no function.
-   * @param {KeyboardEvent} event @param {Panel} panel @returns {boolean}
-   */
-  handleKey(event, panel) {
-    const distance = event.shiftKey ? 10 : 1;
-    const direction = panel.figureData.columns.rtl && this.state.view.form === "map" ? -1 : 1;
-    const letters = { l: "lines", m: "map", t: "text", n: "table" };
-    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-    if (key in letters) this.state.set({ form: letters[key] });
-    else if (key === "ArrowUp") this.move(panel, -distance, 0);
-    else if (key === "ArrowDown") this.move(panel, distance, 0);
-    else if (key === "ArrowLeft") this.move(panel, 0, -distance * direction);
-    else if (key === "ArrowRight") this.move(panel, 0, distance * direction);
-    else if (key === "Home") this.move(panel, 0, -Infinity);
-    else if (key === "End") this.move(panel, 0, Infinity);
-    else if (key === "PageUp") this.move(panel, -20, 0);
-    else if (key === "PageDown") this.move(panel, 20, 0);
-    else if (key === "g") this.moveTo(panel, this.currentCell(panel).row, argmax(panel.figureData.map.exactRow(this.currentCell(panel).row)));
-    else if (key === "Enter" || key === " ") this.pin(panel.index, this.currentCell(panel));
-    else if (key === "Escape") return this.escape();
-    else if (key === "+" || key === "=") this.zoomBy(0.5);
-    else if (key === "-") this.zoomBy(2);
-    else if (key === "0") this.zoom(0, null);
-    else if (key === "[") this.step(panel.index, 0, -1);
-    else if (key === "]") this.step(panel.index, 0, 1);
-    else if (key === "{") this.step(panel.index, -1, 0);
-    else if (key === "}") this.step(panel.index, 1, 0);
-    else if (key === "w" && !this.words.hidden) this.state.set({ words: !this.state.view.words, zoom: null });
-    else if (key === "c" && !this.compare.hidden) this.setComparison(this.figureCount === 1);
-    else if (key === "d" && !this.minus.hidden) this.state.set({ minus: !this.state.view.minus });
-    else if (key === "," || key === ".") return this.stepLook(panel, key === "," ? -1 : 1);
-    else return false;
-    return true;
-  }
-
-  /** Moves to another look. @param {Panel} panel @param {number} by */
-  stepLook(panel, by) {
-    const { length } = this.looks;
-    if (length > 1) panel.selectLook(((panel.selected.look ?? 0) + by + length) % length);
-    return length > 1;
-  }
-
-  escape() {
-    if (this.state.view.pin || this.cursor) {
-      this.cursor = null;
-      this.state.set({ pin: null });
-      this.read();
-    } else if (this.state.view.zoom) this.zoom(0, null);
-    else return false;
-    return true;
-  }
-
-  /** The cell that the keys start from. @param {Panel} panel @returns {{row: number, column: number}} */
-  currentCell(panel) {
-    const { cursor, pin } = this.highlightsOf(panel.index);
-    const { map, zoom } = panel.figureData;
-    const cell = cursor ?? pin;
-    const row = Math.min(map.rows - 1, cell?.row ?? zoom?.rows[0] ?? 0);
-    return { row, column: Math.min(map.columns - 1, cell?.column ?? argmax(map.exactRow(row))) };
-  }
-
-  /** @param {Panel} panel @param {number} rows @param {number} columns */
-  move(panel, rows, columns) {
-    const { cursor, pin } = this.highlightsOf(panel.index);
-    const at = this.currentCell(panel);
-    // The first key press only shows the current position.
-    if (!cursor && !pin) this.moveTo(panel, at.row, at.column);
-    else this.moveTo(panel, at.row + rows, at.column + columns);
-  }
-
-  /** @param {Panel} panel @param {number} row @param {number} column */
-  moveTo(panel, row, column) {
-    const { map, zoom } = panel.figureData;
-    const cell = {
-      row: Math.max(0, Math.min(map.rows - 1, row)),
-      column: Math.max(0, Math.min(map.columns - 1, column)),
-    };
-    this.cursor = { panel: panel.index, cell };
-    if (zoom) {
-      /** How far a range has to move to contain a position. @param {[number, number]} range @param {number} position */
-      const by = ([from, to], position) => (position < from ? position - from : position >= to ? position - to + 1 : 0);
-      this.zoom(panel.index, shiftZoom(panel.figureData, by(zoom.rows, cell.row), by(zoom.columns, cell.column)));
-    }
-    this.read(0);
   }
 
   /** Recomputes the layout after the window was resized. */

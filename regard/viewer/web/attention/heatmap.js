@@ -5,11 +5,10 @@
 import { Raster } from "../weights/raster.js";
 import { h, s, setAttributes, setChildren } from "../core/dom.js";
 import { truncate } from "../core/tokens.js";
-import { shiftZoom, zoomAround } from "./figure_data.js";
+import { HeatMapPointer } from "./heatmap_pointer.js";
 import { MAX_LABEL_LENGTH, computeGeometry, niceStep } from "./heatmap_layout.js";
 import { label, textWidth } from "./svg_text.js";
 
-/** @typedef {import("../core/state.js").Zoom} Zoom */
 /** @typedef {import("../core/tokens.js").Axis} Axis */
 /** @typedef {import("./figure_data.js").Cell} Cell */
 /** @typedef {import("./figure_data.js").FigureData} FigureData */
@@ -26,6 +25,7 @@ export class HeatMap {
     this.scheduler = scheduler;
     this.key = key;
     this.handlers = handlers;
+    const pointer = new HeatMapPointer(this);
     this.canvas = h("canvas", { class: "cells", "aria-hidden": "true" });
     this.svg = s("svg", { "aria-hidden": "true" });
     this.progress = h("p", { class: "progress", "data-export": "no" });
@@ -36,20 +36,18 @@ export class HeatMap {
         tabindex: 0,
         role: "application",
         "aria-roledescription": "heat map",
-        onpointermove: (event) => this.onPointerMove(event),
-        onpointerleave: () => this.drag === null && handlers.point(null),
-        onpointerdown: (event) => this.onPointerDown(event),
-        onpointerup: (event) => this.onPointerUp(event),
-        onpointercancel: () => this.endDrag(),
-        ondblclick: (event) => this.zoomAt(event, 0.5),
+        onpointermove: (event) => pointer.onPointerMove(event),
+        onpointerleave: () => pointer.drag === null && handlers.point(null),
+        onpointerdown: (event) => pointer.onPointerDown(event),
+        onpointerup: (event) => pointer.onPointerUp(event),
+        onpointercancel: () => pointer.endDrag(),
+        ondblclick: (event) => pointer.zoomAt(event, 0.5),
       },
       this.canvas,
       this.svg,
       this.progress,
     );
-    this.element.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
-    /** @type {{x: number, y: number, moved: boolean} | null} */
-    this.drag = null;
+    this.element.addEventListener("wheel", (event) => pointer.onWheel(event), { passive: false });
     /** @type {FigureData | null} */
     this.figureData = null;
     /** @type {Raster | null} */
@@ -440,94 +438,5 @@ export class HeatMap {
       [Math.max(g.zoom.columns[0], column - columnRadius), Math.min(g.zoom.columns[1], column + columnRadius + 1)],
     );
     return { row: bestRow, column: bestColumn };
-  }
-
-  /** @param {PointerEvent} event */
-  onPointerMove(event) {
-    if (this.drag) {
-      const isDrag = Math.hypot(event.clientX - this.drag.x, event.clientY - this.drag.y) > 8;
-      if (isDrag && event.pointerType !== "touch") this.drag.moved = true;
-      if (this.drag.moved) this.drawBox(event);
-      return;
-    }
-    this.handlers.point(this.cellAt(event));
-  }
-
-  /** @param {PointerEvent} event */
-  onPointerDown(event) {
-    if (event.button === 0) this.drag = { x: event.clientX, y: event.clientY, moved: false };
-  }
-
-  /** @param {PointerEvent} event */
-  onPointerUp(event) {
-    const { drag } = this;
-    this.endDrag();
-    if (!drag) return;
-    if (!drag.moved) {
-      const cell = this.cellAt(event);
-      if (cell) this.handlers.pin(cell);
-      return;
-    }
-    const box = this.selectedRange(drag, event);
-    if (box) this.handlers.zoom(box);
-  }
-
-  endDrag() {
-    this.drag = null;
-    this.box?.remove();
-    this.box = null;
-  }
-
-  /**
-   * The range of tokens between two points.
-   * @param {{x: number, y: number}} from @param {MouseEvent} to @returns {Zoom | null}
-   */
-  selectedRange(from, to) {
-    const g = this.geometry;
-    const box = this.svg.getBoundingClientRect();
-    /** @param {number} at @param {number} begin @param {number} length @param {number} cells */
-    const share = (at, begin, length, cells) => Math.max(0, Math.min(cells, ((at - begin) / length) * cells));
-    let columns = [from.x, to.clientX].map((x) => share(x, box.left + g.left, g.width, g.columnCount)).sort((a, b) => a - b);
-    if (this.figureData.columns.rtl) columns = [g.columnCount - columns[1], g.columnCount - columns[0]];
-    const rows = [from.y, to.clientY].map((y) => share(y, box.top + g.top, g.height, g.rowCount)).sort((a, b) => a - b);
-    /** @param {number[]} range @param {number} first @returns {[number, number]} */
-    const tokens = (range, first) => [first + Math.floor(range[0]), first + Math.ceil(range[1])];
-    const zoom = { rows: tokens(rows, g.zoom.rows[0]), columns: tokens(columns, g.zoom.columns[0]) };
-    return zoom.rows[1] > zoom.rows[0] && zoom.columns[1] > zoom.columns[0] ? zoom : null;
-  }
-
-  /** @param {PointerEvent} event */
-  drawBox(event) {
-    const box = this.svg.getBoundingClientRect();
-    this.box ??= this.svg.appendChild(s("rect", { class: "selection", rx: 4 }));
-    setAttributes(this.box, {
-      x: Math.min(this.drag.x, event.clientX) - box.left,
-      y: Math.min(this.drag.y, event.clientY) - box.top,
-      width: Math.abs(event.clientX - this.drag.x),
-      height: Math.abs(event.clientY - this.drag.y),
-    });
-  }
-
-  /** Zooms around a point; a factor of 0.5 halves the number of visible tokens. @param {MouseEvent} event @param {number} factor */
-  zoomAt(event, factor) {
-    const cell = this.cellAt(event);
-    if (cell) this.handlers.zoom(zoomAround(this.figureData, cell, factor));
-  }
-
-  /** @param {WheelEvent} event */
-  onWheel(event) {
-    const g = this.geometry;
-    if (!g) return;
-    if (event.ctrlKey || event.metaKey) {
-      event.preventDefault();
-      this.zoomAt(event, event.deltaY > 0 ? 1.25 : 0.8);
-    } else if (this.figureData.zoom) {
-      const across = this.figureData.columns.rtl ? -event.deltaX : event.deltaX;
-      const moved = shiftZoom(this.figureData, Math.round(event.deltaY / g.cellHeight), Math.round(across / g.cellWidth));
-      // At the edge of the map, let the page scroll.
-      if (JSON.stringify(moved) === JSON.stringify(this.figureData.zoom)) return;
-      event.preventDefault();
-      this.handlers.zoom(moved);
-    }
   }
 }

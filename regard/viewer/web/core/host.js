@@ -77,7 +77,7 @@ async function fetchLiveValues() {
   const headers = { "Content-Type": "application/json" };
   /** @param {any} content */
   const request = async (content) => {
-    const response = await requestServer("ask", { method: "POST", headers, body: JSON.stringify(content) });
+    const response = await requestServer("request", { method: "POST", headers, body: JSON.stringify(content) });
     if (content.look) sessionStorage.setItem(location.pathname, JSON.stringify(content));
     return response;
   };
@@ -127,16 +127,16 @@ function requestKernel(model, body) {
     };
     /** @param {any} message @param {DataView[]} views */
     const onMessage = (message, views) => {
-      if (message?.heard === id) clearTimeout(timer);
-      if (message?.answers !== id) return;
+      if (message?.received === id) clearTimeout(timer);
+      if (message?.response_to !== id) return;
       stopListening();
       if (message.error) reject(new Error(message.error));
-      else resolve({ body: message.told, blob: cached(copyViews(views)) });
+      else resolve({ body: message.response, blob: cached(copyViews(views)) });
     };
     const timer = setTimeout(fail, KERNEL_TIMEOUT);
     model.on("msg:custom", onMessage);
     try {
-      model.send({ number: id, ask: body });
+      model.send({ number: id, request: body });
     } catch {
       fail(); // some notebooks refuse to send to a kernel that has stopped
     }

@@ -13,7 +13,7 @@ export class MainView {
     const { scene } = context.host;
     this.context = context;
     /** @type {AttentionView | ImageView | null} */
-    this.attention = scene.picture ? new ImageView(context) : scene.attentions.length ? new AttentionView(context) : null;
+    this.attention = scene.image ? new ImageView(context) : scene.attentions.length ? new AttentionView(context) : null;
     /** @type {SearchView | null} */
     this.search = null;
     this.details = scene.decode?.nodes.length

@@ -4,7 +4,7 @@ import { wordStarts } from "../weights/maths.js";
 
 /**
  * The tokens of one side of a map. `entries`: by index, the entry of the vocabulary where it differs from the token.
- * @typedef {{tokens: string[], words: (number | null)[], direction: "ltr" | "rtl", called?: string, title?: string,
+ * @typedef {{tokens: string[], words: (number | null)[], direction: "ltr" | "rtl", title?: string,
  *   entries?: Record<string, string>}} Side
  */
 
@@ -86,7 +86,7 @@ export class Axis {
   /** @param {string} name @param {Side} side @param {boolean} merged @param {boolean} [showsEntries] labels are entries of the vocabulary */
   constructor(name, side, merged, showsEntries = false) {
     this.name = name;
-    this.title = side.called ?? side.title ?? name;
+    this.title = side.title ?? name;
     this.rtl = side.direction === "rtl";
     this.merged = merged;
     /** Start index of each word among the tokens. */

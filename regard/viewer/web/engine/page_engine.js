@@ -208,14 +208,14 @@ export class PageEngine {
       };
     });
     const used = new Set(attentions.flatMap((/** @type {AttentionHeader} */ one) => [one.rows, one.columns]));
-    const sides = Object.fromEntries(Object.entries(look.axes).filter(([name]) => used.has(name)).map(([name, axis]) => [name, { called: template.sides[name]?.called ?? name, ...axis, direction: directionOf(axis) }]));
+    const sides = Object.fromEntries(Object.entries(look.axes).filter(([name]) => used.has(name)).map(([name, axis]) => [name, { title: template.sides[name]?.title ?? name, ...axis, direction: directionOf(axis) }]));
     const title = [look.source.trim(), look.target.trim()].filter(Boolean).join("  →  ");
     const scene = {
       format: template.format,
       title: title.length <= MAX_TITLE ? title : `${title.slice(0, MAX_TITLE - 1)}…`,
       model: template.model,
       texts: { source: look.source, target: look.target },
-      opens: null,
+      initial: null,
       sides,
       attentions,
       walk: buildWalk(this, look),

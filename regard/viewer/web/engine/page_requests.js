@@ -15,6 +15,6 @@ export function respond(engine, template, request) {
     const { scene, blobs } = engine.buildScene(look, template);
     return { body: { scene: { ...scene, output: sceneOutput(engine, look) } }, blobs };
   }
-  if (request.try) return { body: runExperiment(engine, request.try, template), blobs: [] };
-  throw new Error("Unsupported request. Supported: look, try.");
+  if (request.experiment) return { body: runExperiment(engine, request.experiment, template), blobs: [] };
+  throw new Error("Unsupported request. Supported: look, experiment.");
 }

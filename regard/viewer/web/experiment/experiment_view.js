@@ -146,7 +146,7 @@ export class ExperimentView {
       group("Attention head", where),
       group("Components", h("div", { class: "switches" }, parts), this.others),
       row,
-      this.hasModel && !this.scene.picture ? group("Text", this.textField("instead", "Sentence"), this.generatesText ? this.textField("prefix", "Output prefix") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keepToggle) : null) : null,
+      this.hasModel && !this.scene.image ? group("Text", this.textField("instead", "Sentence"), this.generatesText ? this.textField("prefix", "Output prefix") : null, this.scene.texts.target ? h("div", { class: "switches" }, this.keepToggle) : null) : null,
       h("p", { class: "buttons" }, this.resetAllButton),
       this.hasModel ? null : this.note(),
     );
@@ -178,7 +178,7 @@ export class ExperimentView {
       "To see the effect on the output, and to disable layers and positions, save the page with ",
       h("code", {}, "--with-model"),
       ", or open the live page: ",
-      h("code", {}, this.scene.picture ? "regard look MODEL IMAGE --live" : "regard look MODEL --live"),
+      h("code", {}, this.scene.image ? "regard look MODEL IMAGE --live" : "regard look MODEL --live"),
       ".",
     );
   }
@@ -276,7 +276,7 @@ export class ExperimentView {
     const list = this.scene.attentions;
     const changes = [
       mask && list.some((one) => one.mask) ? { change: "mask" } : null,
-      scale && list.some((one) => one.score.called === "scaled_dot") ? { change: "scale" } : null,
+      scale && list.some((one) => one.score.name === "scaled_dot") ? { change: "scale" } : null,
       positions ? { change: "positions" } : null,
       ...[...heads].map((name) => ({ change: "head", attention: name.slice(0, name.lastIndexOf(":")), head: Number(name.slice(name.lastIndexOf(":") + 1)) })),
       ...[...layers].map((layer) => ({ change: "layer", layer })),
@@ -304,7 +304,7 @@ export class ExperimentView {
     if (wait) await new Promise((done) => setTimeout(done, wait));
     if (id !== this.requestId) return;
     try {
-      const { body } = await this.host.request({ try: request });
+      const { body } = await this.host.request({ experiment: request });
       if (id !== this.requestId) return;
       this.response = body;
     } catch (error) {
@@ -364,7 +364,7 @@ export class ExperimentView {
     if (!attentions.isLoaded(attention)) return;
     const { colors, scale, theme } = this.state.view;
     const { axes } = this;
-    const colormap = createColormap(colors, scale ?? (this.scene.picture ? "log" : axes.columns.length > MAX_LINEAR_SCALE_COLUMNS ? "root" : "linear"), isDark(theme));
+    const colormap = createColormap(colors, scale ?? (this.scene.image ? "log" : axes.columns.length > MAX_LINEAR_SCALE_COLUMNS ? "root" : "linear"), isDark(theme));
     const [T, S] = [one.q.shape[0], one.k.shape[0]];
     const plain = attentions.map({ attention, head }, false);
     const name = headLabel(this.scene.attentions, { attention, head });
@@ -398,7 +398,7 @@ export class ExperimentView {
   /** The map after interventions that need no model. @param {any} plain */
   localMap(plain) {
     const mask = this.disabled.mask && this.one.mask;
-    const scale = this.disabled.scale && this.one.score.called === "scaled_dot";
+    const scale = this.disabled.scale && this.one.score.name === "scaled_dot";
     if (!mask && !scale && !this.editedRow) return plain;
     const head = { ...plain.head, ...(mask ? { mask: null } : {}), ...(scale ? { scale: 1 } : {}) };
     return new InterventionMap(head, this.attentions.kernel, this.editedRow);
@@ -420,7 +420,7 @@ export class ExperimentView {
     /** @param {HTMLButtonElement} button @param {boolean} off @param {boolean} [possible] */
     const set = (button, off, possible = true) => setAttributes(button, { "aria-pressed": String(possible && !off), disabled: !possible });
     set(this.mask, this.disabled.mask, this.hasModel ? this.scene.attentions.some((other) => other.mask) : Boolean(one.mask));
-    set(this.scale, this.disabled.scale, this.hasModel ? this.scene.attentions.some((other) => other.score.called === "scaled_dot") : one.score.called === "scaled_dot");
+    set(this.scale, this.disabled.scale, this.hasModel ? this.scene.attentions.some((other) => other.score.name === "scaled_dot") : one.score.name === "scaled_dot");
     set(this.positions, this.disabled.positions);
     set(this.headToggle, this.disabled.heads.has(`${attention}:${head}`));
     set(this.layerToggle, this.disabled.layers.has(attention));

@@ -20,7 +20,7 @@ export class ImageAttention {
   /** @param {import("../weights/maps.js").Attentions} attentions */
   constructor(attentions) {
     this.attentions = attentions;
-    this.image = attentions.scene.picture;
+    this.image = attentions.scene.image;
     const [rows, columns] = this.image.grid;
     this.rows = rows;
     this.columns = columns;
@@ -66,7 +66,7 @@ export class ImageAttention {
 
   /** Whether the mean over patches is estimated from a sample, as for large maps. @param {HeadRef} ref */
   isSampled(ref) {
-    return this.image.speaks[ref.attention] === null && !this.attentions.map(ref, false).isMaterialized;
+    return this.image.single_query[ref.attention] === null && !this.attentions.map(ref, false).isMaterialized;
   }
 
   /**
@@ -76,7 +76,7 @@ export class ImageAttention {
    */
   weights(ref, token) {
     const map = this.attentions.map(ref, false);
-    const row = token ?? this.image.speaks[ref.attention];
+    const row = token ?? this.image.single_query[ref.attention];
     if (row !== null) return map.exactRow(row);
     const key = `${ref.attention}:${ref.head}`;
     if (!this.averages.has(key)) this.averages.set(key, this.average(map, this.firstPatch(ref.attention, "rows")));
@@ -141,7 +141,7 @@ export class ImageAttention {
   /** The query as a distribution over the encoder's output tokens. @param {RolloutQuery} query */
   initialRow(query) {
     const row = new Float64Array(this.tokens);
-    const first = this.image.first.picture;
+    const first = this.image.first.image;
     if (query && "token" in query) row[query.token] = 1;
     else if (query && "label" in query) row.set(this.labelQueryRow(query.label), first);
     else if (this.image.read) for (const token of this.image.read) row[token] = 1 / this.image.read.length;

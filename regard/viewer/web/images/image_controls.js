@@ -11,7 +11,7 @@ import { patchLabel } from "./image_reading.js";
 /** @typedef {import("./image_query.js").QueryRef} QueryRef */
 
 /** Kinds of overlays. */
-const OVERLAY_LABELS = { picture: "Image", attention: "Attention", rollout: "Rollout", mask: "Mask" };
+const OVERLAY_LABELS = { image: "Image", attention: "Attention", rollout: "Rollout", mask: "Mask" };
 
 export class ImageControls {
   /**
@@ -70,7 +70,7 @@ export class ImageControls {
     this.head.value = String(view.selected.head);
     setChildren(this.label, h("option", { value: "" }, "any label"), this.imageQuery.image.labels.map((/** @type {any} */ one) => h("option", { value: one.number }, makeVisible(one.name))));
     this.label.value = this.imageQuery.selectedLabel === null ? "" : String(this.imageQuery.selectedLabel);
-    this.overlayTitle.textContent = { picture: "Image", rollout: "Attention rollout", mask: "Segmentation mask" }[overlayKind] ?? "";
+    this.overlayTitle.textContent = { image: "Image", rollout: "Attention rollout", mask: "Segmentation mask" }[overlayKind] ?? "";
     this.overlayTitle.hidden = overlayKind === "attention";
     this.attention.hidden = this.head.hidden = overlayKind !== "attention";
     this.label.hidden = overlayKind !== "rollout" || !(this.imageQuery.labelRollouts.size || this.imageQuery.imageAttention.segmenter.length);
@@ -89,7 +89,7 @@ export class ImageControls {
   describe() {
     const { overlayKind } = this.imageQuery;
     const { rows, columns } = this.imageQuery.imageAttention;
-    if (overlayKind === "picture") return `${rows} × ${columns} patches of ${this.imageQuery.image.patch} × ${this.imageQuery.image.patch} pixels.`;
+    if (overlayKind === "image") return `${rows} × ${columns} patches of ${this.imageQuery.image.patch} × ${this.imageQuery.image.patch} pixels.`;
     if (overlayKind === "mask") return "Each pixel has the color of its most probable label.";
     if (this.imageQuery.canSelectQuery) return "";
     if (overlayKind === "attention") return "The pooling query attends to all patches.";
@@ -110,11 +110,11 @@ export class ImageControls {
     const first = this.imageQuery.image.first[attention.rows] ?? 0;
     const tokens = this.imageQuery.scene.sides[attention.rows].tokens.slice(0, first);
     const group = attention.rows === "labels" ? "Label queries" : "Other tokens";
-    const speaks = this.imageQuery.image.speaks[attention.name];
+    const singleQuery = this.imageQuery.image.single_query[attention.name];
     setChildren(
       this.querySelect,
       (this.pointerOption = h("option", { value: "pointer" })),
-      h("option", { value: "whole" }, isRollout ? "entire image" : speaks === null ? "mean over patches" : `entire image (${this.imageQuery.imageRowLabel(attention.name)})`),
+      h("option", { value: "whole" }, isRollout ? "entire image" : singleQuery === null ? "mean over patches" : `entire image (${this.imageQuery.imageRowLabel(attention.name)})`),
       tokens.length
         ? h("optgroup", { label: group }, tokens.map((/** @type {string} */ name, /** @type {number} */ i) => h("option", { value: i }, makeVisible(name))))
         : null,

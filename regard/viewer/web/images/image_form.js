@@ -12,12 +12,12 @@ import { makeVisible } from "../core/tokens.js";
  */
 export function imageForm(host, show) {
   /** @type {string[]} */
-  const imageNames = host.scene.pictures ?? [];
+  const imageNames = host.scene.images ?? [];
   if (imageNames.length < 2) return null;
   const status = h("p", { class: "request-status", id: uniqueId("status"), role: "status" });
   const choice = h(
     "select",
-    { name: "picture", "aria-label": "Image", "aria-describedby": status.id, onchange: () => submit() },
+    { name: "image", "aria-label": "Image", "aria-describedby": status.id, onchange: () => submit() },
     imageNames.map((name) => h("option", { value: name }, makeVisible(name))),
   );
   choice.value = host.scene.texts.source;
@@ -27,7 +27,7 @@ export function imageForm(host, show) {
     status.textContent = "Running …";
     delete form.dataset.failed;
     try {
-      await show(hostForResponse(host, await host.request({ look: { picture: image } })), { picture: image });
+      await show(hostForResponse(host, await host.request({ look: { image } })), { image });
     } catch (error) {
       form.dataset.failed = "";
       status.textContent = error.message;

@@ -15,7 +15,7 @@ export class ImageQuery {
     this.image = imageAttention.image;
     this.state = state;
     /** The available kinds of overlays. */
-    this.overlayKinds = ["picture", "attention", "rollout", ...(this.image.mask ? ["mask"] : [])];
+    this.overlayKinds = ["image", "attention", "rollout", ...(this.image.mask ? ["mask"] : [])];
     /** The patch under the pointer. @type {number | null} */
     this.cursor = null;
     /** Gradient-weighted rollouts by label. @type {Map<number, Float64Array>} */
@@ -99,7 +99,7 @@ export class ImageQuery {
 
   /** The label of the row that represents the image in an attention. @param {string} name */
   imageRowLabel(name) {
-    const row = this.image.speaks[name];
+    const row = this.image.single_query[name];
     return row === null ? "mean over patches" : this.attentions.axesOf(name, false).rows.labels[row];
   }
 
@@ -126,8 +126,8 @@ export class ImageQuery {
     const query = this.rolloutQuery();
     if (!this.imageAttention.rolloutLayers(query).every((name) => this.imageAttention.means.has(name))) return null;
     const row = this.imageAttention.rollout(query);
-    const first = this.image.first.picture;
-    const tokens = this.scene.sides.picture.tokens.slice(0, first);
+    const first = this.image.first.image;
+    const tokens = this.scene.sides.image.tokens.slice(0, first);
     return {
       patches: row.subarray(first),
       others: tokens.map((/** @type {string} */ name, /** @type {number} */ i) => ({ name: makeVisible(name), weight: row[i] })),
@@ -142,8 +142,8 @@ export class ImageQuery {
     const { query } = this;
     if (this.isForLabel) return { label: this.selectedLabel };
     if (query === null) return null;
-    if ("patch" in query) return { token: this.image.first.picture + query.patch };
+    if ("patch" in query) return { token: this.image.first.image + query.patch };
     const { rows } = this.attentions.byName.get(this.state.view.selected.attention);
-    return rows === "picture" ? { token: query.token } : { label: query.token };
+    return rows === "image" ? { token: query.token } : { label: query.token };
   }
 }

@@ -25,12 +25,12 @@ import { Table, toTsv } from "../attention/table.js";
 /** @typedef {import("./image_reading.js").Overlay} Overlay */
 
 /** Keys of the overlays. */
-const OVERLAY_KEYS = { p: "picture", a: "attention", r: "rollout", m: "mask" };
+const OVERLAY_KEYS = { p: "image", a: "attention", r: "rollout", m: "mask" };
 
 /** The initial view of an image, if the address has none. @param {any} scene @returns {any} */
 export function initialImageView(scene) {
-  if (!scene.picture) return {};
-  const { over: overlayKind, token, label } = scene.opens;
+  if (!scene.image) return {};
+  const { over: overlayKind, token, label } = scene.initial;
   return { view: "attention", overlayKind, label, pin: token === null ? null : [token, token], colors: "iris" };
 }
 
@@ -40,7 +40,7 @@ export class ImageView {
     this.host = host;
     this.attentions = attentions;
     this.scene = attentions.scene;
-    this.image = this.scene.picture;
+    this.image = this.scene.image;
     this.state = state;
     this.scheduler = scheduler;
     this.announcer = announcer;
@@ -78,7 +78,7 @@ export class ImageView {
       h("style", {}, IMAGES_STYLE),
       h(
         "div",
-        { class: this.scene.opens?.all ? "columns all-first" : "columns" },
+        { class: this.scene.initial?.all ? "columns all-first" : "columns" },
         this.overview.element,
         this.stage,
         h("aside", { class: "side", "aria-label": "Details" }, this.reading, this.measures.note),
@@ -239,7 +239,7 @@ export class ImageView {
     this.figure.mark({ query: queryPatch, cursor, pinned: this.imageQuery.pinned !== null });
     const at = (/** @type {number | null} */ patch) => (patch === null ? null : { row: Math.floor(patch / this.imageAttention.columns), column: patch % this.imageAttention.columns });
     if (this.isTable && this.overlay) this.table.mark(at(cursor), at(queryPatch));
-    setChildren(this.reading, this.imageQuery.overlayKind === "mask" || this.imageQuery.overlayKind === "picture" ? this.pixelDetails() : overlayDetails(this.overlay, this.imageQuery.readPatch, this.imageQuery.pinned !== null && this.imageQuery.canSelectQuery, this.imageAttention.columns));
+    setChildren(this.reading, this.imageQuery.overlayKind === "mask" || this.imageQuery.overlayKind === "image" ? this.pixelDetails() : overlayDetails(this.overlay, this.imageQuery.readPatch, this.imageQuery.pinned !== null && this.imageQuery.canSelectQuery, this.imageAttention.columns));
   }
 
   /** Details of the pixel under the pointer. */
@@ -268,7 +268,7 @@ export class ImageView {
 
   /** @param {number | null} patch @param {number | null} pixel */
   point(patch, pixel) {
-    if (patch === this.imageQuery.cursor && (pixel === this.pixel || !["mask", "picture"].includes(this.imageQuery.overlayKind))) return;
+    if (patch === this.imageQuery.cursor && (pixel === this.pixel || !["mask", "image"].includes(this.imageQuery.overlayKind))) return;
     const same = patch === this.imageQuery.cursor;
     [this.imageQuery.cursor, this.pixel] = [patch, pixel];
     if (this.imageQuery.followsPointer && !same) this.draw();

@@ -6,7 +6,7 @@ import IMAGES_STYLE from "./images.css";
 
 /** A small image with the right aspect ratio. @param {any} scene @param {...any} children */
 function smallImage(scene, ...children) {
-  const { pixels, grid } = scene.picture;
+  const { pixels, grid } = scene.image;
   const [height, width] = pixels.shape;
   const element = h("div", { class: "small-image" }, children);
   for (const [name, value] of Object.entries({ aspect: width / height, rows: grid[0], columns: grid[1] })) element.style.setProperty(`--${name}`, String(value));
@@ -16,7 +16,7 @@ function smallImage(scene, ...children) {
 
 /** A canvas with the image in color or gray, painted when its pixels are loaded. @param {import("../core/host.js").Host} host @param {boolean} gray */
 function imageCanvas(host, gray) {
-  const { pixels, grid } = host.scene.picture;
+  const { pixels, grid } = host.scene.image;
   const [height, width, channels] = pixels.shape;
   const canvas = h("canvas", { "aria-hidden": "true" });
   host.blob(pixels.at).then((buffer) => paintImage(canvas, { pixels: new Uint8Array(buffer), height, width, channels, rows: grid[0], columns: grid[1] }, gray));
@@ -30,8 +30,8 @@ export function imageThumbnail(host) {
 
 /** Weights over patches as an overlay of the image. @param {import("../core/host.js").Host} host @param {string} side of the weights @param {Float64Array} weights */
 export function patchOverlay(host, side, weights) {
-  const [rows, columns] = host.scene.picture.grid;
-  const start = host.scene.picture.first[side];
+  const [rows, columns] = host.scene.image.grid;
+  const start = host.scene.image.first[side];
   const overlay = h("canvas", { class: "overlay", "aria-hidden": "true" });
   paintPatches(overlay, rows, columns, weights.subarray(start, start + rows * columns), "iris", "linear", 0.65);
   return smallImage(host.scene, imageCanvas(host, true), overlay);
@@ -43,7 +43,7 @@ export function patchOverlay(host, side, weights) {
  * left and right @param {HTMLElement[]} buttons
  */
 export function placePatchButtons(host, side, group, buttons) {
-  const { grid, first } = host.scene.picture;
+  const { grid, first } = host.scene.image;
   const columns = grid[1];
   const start = first[side] ?? 0;
   const patches = h("div", { class: "patch-buttons" }, buttons.slice(start));

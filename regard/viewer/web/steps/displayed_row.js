@@ -50,10 +50,10 @@ export function displayedRow(view, n) {
     // The ten most probable tokens.
     columns = columns.sort(descending).slice(0, 10);
     names = columns.map((i) => makeVisible(view.walk.names[i] ?? `token ${i}`));
-    if (subject && tokenSide && !view.host.scene.picture) subject = `after ${subject}`;
+    if (subject && tokenSide && !view.host.scene.image) subject = `after ${subject}`;
   }
   const display = step.op === "softmax" ? "bars" : "cells";
-  if (display === "bars" && view.host.scene.picture && names && columns.length > MAX_BARS) {
+  if (display === "bars" && view.host.scene.image && names && columns.length > MAX_BARS) {
     // Of many patches, list only the largest; all of them are painted.
     const all = names;
     columns = columns.sort(descending).slice(0, MAX_BARS);

@@ -1,27 +1,21 @@
 /** The step-by-step view: from the input to the output of the model, with the numbers of one token. */
 
 import { Trace } from "./trace.js";
-import { formatNumber } from "./operations.js";
-import { derivationElement } from "./derivation.js";
 import { displayedRow } from "./displayed_row.js";
-import { patchOverlay, placePatchButtons } from "../images/patch_picker.js";
-import { h, picker, setAttributes, setChildren, tokenText } from "../core/dom.js";
-import { bidiIsolate, formatWeight, makeVisible, truncate, withMinus } from "../core/tokens.js";
+import { ideaFigure, ideaOf } from "./stage_ideas.js";
+import { StepCards, TOLERANCE, formatGap } from "./step_cards.js";
+import { placePatchButtons } from "../images/patch_picker.js";
+import { h, picker, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
+import { tabList } from "../core/shell.js";
+import { DEPTHS, storeDepth } from "../core/state.js";
+import { bidiIsolate, makeVisible, truncate } from "../core/tokens.js";
 import STEPS_STYLE from "./steps.css";
 
 /** @typedef {import("./trace.js").Step} Step */
 /** @typedef {{title: string, part: string, side?: string, token?: number, layer?: number, attention?: string, heads?: number, keys?: string}} Section */
-/** @typedef {import("./displayed_row.js").Row} Row */
 
-/** Number of values that are visible before "more" is pressed. */
-const INITIAL_CELLS = 8;
 /** Number of steps that are computed before the page responds again. */
 const STEPS_PER_SLICE = 8;
-/** Tolerance of the comparison with recorded values. */
-const TOLERANCE = 1e-5;
-
-/** Formats a difference. @param {number} x */
-const formatGap = (x) => (x === 0 ? "0" : withMinus(x.toExponential(0)));
 
 export class StepsView {
   /** @param {import("../core/shell.js").Context} context */
@@ -43,10 +37,7 @@ export class StepsView {
     this.tokens = Object.fromEntries(Object.keys(sides).map((name) => [name, focus[name] ?? 0]));
     /** Indices of the open sections. @type {Set<number>} */
     this.openSections = new Set();
-    /** Indices of the steps that show all numbers. @type {Set<number>} */
-    this.expandedSteps = new Set();
-    /** For each step, the number whose derivation is shown. @type {Map<number, number>} */
-    this.selectedNumber = new Map();
+    this.cards = new StepCards(this);
     /** @type {Trace | null} */
     this.trace = null;
     this.checkedCount = 0;
@@ -55,15 +46,17 @@ export class StepsView {
     this.chips = h("div", { class: "sides" });
     this.choice = h("div", { class: "choice" });
     this.list = h("ol", { class: "sections" });
+    this.panel = h("div", { role: "tabpanel", id: uniqueId("depth") }, this.list);
+    this.depths = tabList("Depth", DEPTHS, this.panel.id, (depth) => this.setDepth(depth));
     this.element = h(
       "div",
       { class: "steps-view", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
       h("style", {}, STEPS_STYLE),
       h("section", { class: "selection-bar", "aria-label": "Selected tokens and heads", "data-export": "no" }, this.chips, this.choice),
-      this.verdict,
+      h("div", { class: "bar depth-bar", "data-export": "no" }, this.depths.element, this.verdict),
       this.substitute,
       this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
-      this.list,
+      this.panel,
     );
     this.createSelection();
     this.createSections();
@@ -93,6 +86,12 @@ export class StepsView {
 
   layout() {}
 
+  /** @param {string} depth */
+  setDepth(depth) {
+    storeDepth(depth);
+    this.state.set({ depth });
+  }
+
   // Selection of tokens and heads
 
   createSelection() {
@@ -109,7 +108,7 @@ export class StepsView {
       this.chips,
       selectable.map(([name, side]) => {
         const known = this.host.scene.sides[name];
-        const title = (known?.called ?? name.charAt(0).toUpperCase() + name.slice(1)) + (name === "target" && this.host.scene.sides.predicted ? " (input → prediction)" : "");
+        const title = (known?.title ?? name.charAt(0).toUpperCase() + name.slice(1)) + (name === "target" && this.host.scene.sides.predicted ? " (input → prediction)" : "");
         const buttons = side.tokens.map((/** @type {string} */ token, /** @type {number} */ t) =>
           h(
             "button",
@@ -128,7 +127,7 @@ export class StepsView {
           },
           buttons,
         );
-        const choice = this.host.scene.picture ? placePatchButtons(this.host, name, group, buttons) : group;
+        const choice = this.host.scene.image ? placePatchButtons(this.host, name, group, buttons) : group;
         return h("div", { class: "token-side" }, h("p", { class: "side-name", "aria-hidden": "true" }, title), choice);
       }),
     );
@@ -226,7 +225,7 @@ export class StepsView {
       const details = h(
         "details",
         { ontoggle: () => this.toggled(n) },
-        h("summary", {}, h("h2", {}, section.title), h("span", { class: "count" }, count === 1 ? "1 step" : `${count} steps`), mark),
+        h("summary", {}, h("h2", {}, section.title), h("span", { class: "count" }, count === 1 ? "1 step" : `${count} steps`), mark, h("p", { class: "idea" }, ideaOf(this, n))),
         body,
       );
       const item = h("li", { "data-part": section.part }, details);
@@ -256,17 +255,19 @@ export class StepsView {
       this.trace = new Trace(this.walk, numbers[0], numbers[1], this.host.modelTensor);
       this.scheduler.add("steps", 5, () => this.checkSome());
     }
-    const { pin } = this.state.view;
     const { attention } = this.selected;
+    const { pointed } = this.state;
+    const wasPointed = changed === null && pointed?.attention === attention ? pointed.cell : null;
+    const pin = this.state.view.pin ?? wasPointed;
     if (pin && (changed === null || changed.has("pin"))) {
       const { rows, columns } = this.axesOf(attention);
-      const fits = (/** @type {string} */ side, /** @type {number} */ token) => token < this.walk.sides[side].tokens.length;
+      const fits = (/** @type {string} */ side, /** @type {number | null} */ token) => token !== null && token < this.walk.sides[side].tokens.length;
       if (fits(columns, pin[1]) && columns !== rows) this.tokens[columns] = pin[1];
       if (fits(rows, pin[0])) this.tokens[rows] = pin[0];
     }
     const { section } = this.state.view;
     const opensSection = section !== null && (changed === null || changed.has("section"));
-    if (changed === null || changed.has("selected") || changed.has("pin")) this.redraw(!opensSection && (changed === null || changed.has("selected")));
+    if (changed === null || changed.has("selected") || changed.has("pin") || changed.has("depth")) this.redraw(!opensSection && (changed === null || changed.has("selected")));
     if (opensSection) {
       this.showSection(Math.min(section, this.sections.length - 1));
       this.state.set({ section: null });
@@ -285,6 +286,9 @@ export class StepsView {
   /** Redraws after a change of the selection. @param {boolean} [opensSection] whether to open the section of the selected attention */
   redraw(opensSection = false) {
     const { attention, head, heads } = this.selected;
+    const { depth } = this.state.view;
+    this.element.dataset.depth = depth;
+    setAttributes(this.panel, { "aria-labelledby": this.depths.mark(depth) });
     this.attention.value = attention;
     setChildren(this.head, Array.from({ length: heads }, (_, i) => h("option", { value: i }, String(i))));
     this.head.value = String(head);
@@ -321,7 +325,10 @@ export class StepsView {
   /** Draws the steps of a section. @param {number} n */
   draw(n) {
     if (!this.trace) return;
-    setChildren(this.sectionElements[n].body, this.stepsOf[n].map((step) => this.card(step)));
+    const { depth } = this.state.view;
+    const steps = this.stepsOf[n];
+    const cards = depth === "formula" ? h("div", { class: "formulas" }, steps.map((step) => this.cards.formula(step))) : steps.map((step) => this.cards.card(step));
+    setChildren(this.sectionElements[n].body, depth === "idea" ? ideaFigure(this, n) : cards);
   }
 
   // Comparison with recorded values
@@ -359,166 +366,5 @@ export class StepsView {
       h("strong", {}, worst <= TOLERANCE ? `✓ All ${computed} steps, recomputed in this page, agree` : "≠ Some steps do not agree"),
       ` with the recorded values to within ${formatGap(worst)}; the recorded values agree with the model's to within ${formatGap(modelGap)}.`,
     );
-  }
-
-  // Steps
-
-  /** @param {number} n */
-  card(n) {
-    const step = this.walk.steps[n];
-    const row = displayedRow(this, n);
-    const body = h("div", { class: "values-panel" });
-    const show = () => {
-      const { indices, display } = row;
-      const selectedNumber = Math.min(this.selectedNumber.get(n) ?? row.first, indices.length - 1);
-      setChildren(body, this.overlay(n), display === "bars" ? this.bars(n, row, selectedNumber, show) : this.cells(n, row, selectedNumber, show), derivationElement(this.trace, n, row, selectedNumber));
-    };
-    show();
-    const gap = this.trace.check(n);
-    const given = step.op === "given";
-    const check = !this.walk.outputs
-      ? ""
-      : given
-      ? h("span", { class: "check", "data-agrees": "given" }, "input")
-      : h(
-          "span",
-          { class: "check", "data-agrees": gap <= TOLERANCE ? "yes" : "no", title: "Largest difference between the value computed in this page and the recorded one" },
-          gap <= TOLERANCE ? "✓ " : "≠ ",
-          h("span", { class: "visually-hidden" }, gap <= TOLERANCE ? "agrees, largest difference " : "does not agree, largest difference "),
-          formatGap(gap),
-        );
-    return h(
-      "article",
-      { class: "step", "data-op": step.op, id: `step-${step.id}` },
-      h("header", {}, h("h3", {}, step.title), check),
-      h("p", { class: "formula" }, step.formula),
-      body,
-      h(
-        "footer",
-        {},
-        h("code", {}, step.where),
-        this.trace.paramsOf(n).map(({ sign, name, shape, full_shape: full }) => h("span", { class: "param" }, h("i", {}, sign), ` ${(full ?? shape).join("×")} `, h("code", {}, name), full ? ` (${shape[0]} ${shape[0] === 1 ? "row" : "rows"} in this page)` : null)),
-        step.differs === null ? null : h("span", { class: "own" }, step.differs === 0 ? "identical to the model's values" : `within ${formatGap(step.differs)} of the model's values`),
-      ),
-    );
-  }
-
-  /** Weights over patches as an overlay, or null if there are none. @param {number} n */
-  overlay(n) {
-    const { op, output } = this.walk.steps[n];
-    const side = output.axes[output.axes.length - 1];
-    if (op !== "softmax" || !(side in (this.host.scene.picture?.first ?? {}))) return null;
-    const width = output.shape[output.shape.length - 1];
-    const start = Math.floor(displayedRow(this, n).indices[0] / width) * width;
-    return patchOverlay(this.host, side, this.trace.value(n).data.subarray(start, start + width));
-  }
-
-  /** A row of numbers; selecting one shows its derivation. @param {number} n @param {Row} row @param {number} selectedNumber @param {() => void} show */
-  cells(n, { subject, indices, names, total }, selectedNumber, show) {
-    const { data } = this.trace.value(n);
-    const all = this.expandedSteps.has(n);
-    const count = all ? indices.length : Math.min(indices.length, Math.max(INITIAL_CELLS, names && indices.length <= 16 ? indices.length : 0));
-    const maximum = indices.reduce((largest, at) => (Number.isFinite(data[at]) ? Math.max(largest, Math.abs(data[at])) : largest), 1e-12);
-    const hasDerivation = this.trace.derivation(n, indices[0]) !== null;
-    const cells = indices.slice(0, count).map((at, i) => {
-      const value = data[at];
-      const on = i === selectedNumber;
-      const content = [names ? [h("span", { class: "name" }, h("bdi", {}, names[i])), " "] : null, h("span", { class: "number" }, formatNumber(value))];
-      const share = Number.isFinite(value) ? Math.round((34 * Math.abs(value)) / maximum) : 0;
-      const style = `--share: ${share}%`;
-      const sign = value < 0 ? "minus" : "plus";
-      if (!hasDerivation) return h("span", { class: "cell", style, "data-sign": sign }, content);
-      return h(
-        "button",
-        {
-          type: "button",
-          class: "cell",
-          style,
-          "data-sign": sign,
-          "aria-pressed": String(on),
-          tabindex: on || (i === 0 && selectedNumber >= count) ? 0 : -1,
-          title: names ? null : `channel ${i}`,
-          "aria-label": names ? null : `channel ${i}: ${formatNumber(value)}`,
-          onclick: () => this.point(n, i, show),
-        },
-        content,
-      );
-    });
-    const rest = indices.length - count;
-    const more =
-      rest > 0 || (all && indices.length > INITIAL_CELLS)
-        ? h(
-            "button",
-            {
-              type: "button",
-              class: "more",
-              "aria-expanded": String(all),
-              onclick: () => {
-                if (all) this.expandedSteps.delete(n);
-                else this.expandedSteps.add(n);
-                show();
-              },
-            },
-            all ? "show fewer" : `… ${rest} more`,
-          )
-        : null;
-    const width = total > 1 && !names ? h("span", { class: "width" }, ` ${total} channels`) : null;
-    return [
-      subject ? h("p", { class: "value-subject" }, subject, width) : null,
-      h(
-        "div",
-        { class: "value-row", role: "group", "aria-label": subject ? `Values of ${subject}` : "Values", onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, count, show) },
-        cells,
-        more,
-      ),
-    ];
-  }
-
-  /** Weights and probabilities as bars. @param {number} n @param {Row} row @param {number} selectedNumber @param {() => void} show */
-  bars(n, { subject, indices, names }, selectedNumber, show) {
-    const { data } = this.trace.value(n);
-    return [
-      subject ? h("p", { class: "value-subject" }, subject) : null,
-      h(
-        "div",
-        { class: "bar-list", role: "group", "aria-label": `Weights of ${subject}`, onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, indices.length, show) },
-        indices.map((at, i) =>
-          h(
-            "button",
-            {
-              type: "button",
-              class: "bar-button",
-              "aria-pressed": String(i === selectedNumber),
-              tabindex: i === selectedNumber ? 0 : -1,
-              title: formatWeight(data[at]),
-              onclick: () => this.point(n, i, show),
-            },
-            h("span", { class: "name" }, h("bdi", {}, names?.[i] ?? String(i))),
-            " ",
-            h("span", { class: "track" }, h("span", { class: "bar", style: `width: ${(100 * data[at]).toFixed(2)}%` })),
-            h("span", { class: "number" }, data[at] > 0 && data[at] < 0.0005 ? withMinus(data[at].toExponential(0)) : data[at].toFixed(3)),
-          ),
-        ),
-      ),
-    ];
-  }
-
-  /** @param {number} n @param {number} i @param {() => void} show */
-  point(n, i, show) {
-    this.selectedNumber.set(n, i);
-    const inside = document.activeElement;
-    const parent = inside?.closest?.(".values-panel");
-    show();
-    /** @type {HTMLElement | null | undefined} */ (parent?.querySelector('[aria-pressed="true"]'))?.focus();
-  }
-
-  /** @param {KeyboardEvent} event @param {number} n @param {number} count @param {() => void} show */
-  moveSelection(event, n, count, show) {
-    const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
-    if (!(event.key in moves)) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const now = Math.min(this.selectedNumber.get(n) ?? displayedRow(this, n).first, count - 1);
-    this.point(n, (now + moves[event.key] + count) % count, show);
   }
 }

@@ -6,7 +6,7 @@
  */
 
 /** @typedef {{op: string, size?: number, length?: number, parts?: Mask[], part?: Mask}} Mask */
-/** @typedef {{called: string, form: string, scale?: number, cap?: number}} Score */
+/** @typedef {{name: string, form: string, scale?: number, cap?: number}} Score */
 /**
  * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw encoded numbers
  */

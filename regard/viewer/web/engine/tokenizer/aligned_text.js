@@ -38,6 +38,7 @@ export class AlignedText {
     return build((add) => {
       let at = 0;
       for (const [from, to] of this.matches(pattern)) {
+        if (from === to) continue;
         for (; at < from; at++) add(this.chars[at], this.starts[at], this.ends[at]);
         for (const char of content) add(char, to ? this.starts[to - 1] : 0, to ? this.ends[to - 1] : 0);
         at = to;
@@ -53,7 +54,23 @@ export class AlignedText {
     return new AlignedText([...added, ...this.chars], [...added.map(() => this.starts[0]), ...this.starts], [...added.map(() => this.ends[0]), ...this.ends]);
   }
 
-  /** Ranges of the non-empty matches of a pattern, in characters. @param {RegExp} pattern @returns {[number, number][]} */
+  /**
+   * Replaces all characters. Each new one has a change of the number of characters: 0 replaces one, 1 inserts one (with
+   * the range of the character before it), −n replaces one and removes the n after it.
+   * @param {[char: string, change: number][]} changes
+   */
+  transform(changes) {
+    let at = 0;
+    return build((add) => {
+      for (const [char, change] of changes) {
+        const from = Math.min(change > 0 ? at - 1 : at, this.length - 1);
+        add(char, from < 0 ? 0 : this.starts[from], from < 0 ? 0 : this.ends[from]);
+        if (change <= 0) at += 1 - change;
+      }
+    });
+  }
+
+  /** Ranges of the matches of a pattern, in characters. @param {RegExp} pattern @returns {[number, number][]} */
   matches(pattern) {
     const { text } = this;
     const isPlain = text.length === this.length;
@@ -67,7 +84,6 @@ export class AlignedText {
     }
     const found = [];
     for (const match of text.matchAll(pattern)) {
-      if (!match[0].length) continue;
       const [from, to] = [match.index, match.index + match[0].length];
       found.push(/** @type {[number, number]} */ (positions ? [positions[from], positions[to]] : [from, to]));
     }
@@ -81,7 +97,7 @@ export class AlignedText {
       // A character that combines with none before it starts a new segment; segments are normalized separately.
       for (let from = 0; from < this.length; ) {
         let to = from + 1;
-        while (to < this.length && combines(this.chars.slice(from, to).join(""), this.chars[to])) to++;
+        while (to < this.length && combines(this.chars.slice(from, to).join(""), this.chars[to], form)) to++;
         const source = this.chars.slice(from, to);
         // A result has the range of the first original character among its parts, in order; if it is a further part of
         // a decomposed character, that of the result before it.
@@ -106,11 +122,11 @@ export class AlignedText {
   }
 }
 
-/** Whether the next character may change together with those before it. @param {string} before @param {string} next */
-function combines(before, next) {
+/** Whether the next character may change together with those before it. @param {string} before @param {string} next @param {string} form */
+function combines(before, next, form) {
   if (/\p{M}/u.test(next)) return true;
-  const joined = (before + next).normalize("NFC");
-  return joined !== before.normalize("NFC") + next.normalize("NFC");
+  const composed = form.replace("D", "C");
+  return (before + next).normalize(composed) !== before.normalize(composed) + next.normalize(composed);
 }
 
 /** @param {(add: (char: string, start: number, end: number) => void) => void} fill */

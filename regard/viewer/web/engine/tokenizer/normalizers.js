@@ -1,9 +1,13 @@
 /** Normalizers of tokenizer files. */
 
 import { AlignedText } from "./aligned_text.js";
+import { applyCharacterMap } from "./character_map.js";
 import { compilePattern } from "./patterns.js";
 
 const CJK = /[\u4e00-\u9fff\u3400-\u4dbf\u{20000}-\u{2a6df}\u{2a700}-\u{2b73f}\u{2b740}-\u{2b81f}\u{2b920}-\u{2ceaf}\uf900-\ufaff\u{2f800}-\u{2fa1f}]/u;
+/** Control characters that the normalizer of SentencePiece's rule "nmt" removes, and characters that become spaces. */
+const NMT_REMOVED = /[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f]/;
+const NMT_SPACE = /[\t\n\f\r\u1680\u200b-\u200f\u2028\u2029\u2581\ufeff\ufffd]/;
 
 /** @param {AlignedText} text */
 const lowercase = (text) => text.flatMap((char) => char.toLowerCase());
@@ -19,6 +23,8 @@ const NORMALIZERS = {
   NFKD: (text) => text.normalize("NFKD"),
   Lowercase: lowercase,
   StripAccents: stripAccents,
+  Nmt: (text) => text.flatMap((char) => (NMT_REMOVED.test(char) ? "" : NMT_SPACE.test(char) ? " " : char)),
+  Precompiled: (text, { precompiled_charsmap: map }) => applyCharacterMap(text, map),
   Replace: (text, { pattern, content }) => text.replace(compilePattern(pattern), content),
   Prepend: (text, { prepend }) => text.prepend(prepend),
   Strip: (text, { strip_left: left, strip_right: right }) => {

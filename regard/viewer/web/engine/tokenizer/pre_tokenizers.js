@@ -40,7 +40,8 @@ function splitPiece(piece, pattern, behavior, invert = false) {
     wasMatch = isMatch;
     isWaiting = isMatch;
   }
-  return parts.map(([from, to]) => piece.slice(from, to));
+  // A pattern may match between two characters.
+  return parts.filter(([from, to]) => from < to).map(([from, to]) => piece.slice(from, to));
 }
 
 /** @type {Record<string, (pieces: AlignedText[], options: any) => AlignedText[]>} */

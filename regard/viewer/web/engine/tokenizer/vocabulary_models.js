@@ -1,5 +1,8 @@
 /** Models of tokenizer files: the tokens of a piece of text. A token is an id and a range of characters. */
 
+import { byteIds } from "./byte_tokens.js";
+import { Unigram } from "./unigram.js";
+
 /** @typedef {[id: number, from: number, to: number]} Token */
 
 /** Words, each with an id. */
@@ -73,7 +76,7 @@ class BytePairs {
     chars.forEach((char, i) => {
       const name = (i && prefix ? prefix : "") + char + (i === chars.length - 1 && suffix ? suffix : "");
       const id = this.ids.get(name);
-      const bytes = id === undefined && this.options.byte_fallback ? this.byteIds(char) : null;
+      const bytes = id === undefined && this.options.byte_fallback ? byteIds(char, this.ids) : null;
       if (id !== undefined) tokens.push([id, i, i + 1]);
       else if (bytes) for (const byte of bytes) tokens.push([byte, i, i + 1]);
       else if (this.unknown !== undefined) {
@@ -83,12 +86,6 @@ class BytePairs {
       wasUnknown = id === undefined && !bytes;
     });
     return this.merge(tokens);
-  }
-
-  /** @param {string} char */
-  byteIds(char) {
-    const ids = Array.from(new TextEncoder().encode(char), (byte) => this.ids.get(`<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`));
-    return ids.includes(undefined) ? null : ids;
   }
 
   /** @param {Token[]} tokens @returns {Token[]} */
@@ -107,7 +104,7 @@ class BytePairs {
 }
 
 /** @type {Record<string, new (model: any) => {ids: Map<string, number>, tokenize: (chars: string[]) => Token[]}>} */
-const MODELS = { WordLevel, WordPiece, BPE: BytePairs };
+const MODELS = { WordLevel, WordPiece, Unigram, BPE: BytePairs };
 
 /** @param {any} model of a tokenizer file */
 export const makeVocabularyModel = (model) => new MODELS[model.type ?? "BPE"](model);

@@ -1,0 +1,1 @@
+"""Decoding in CUDA graphs of fused kernels."""

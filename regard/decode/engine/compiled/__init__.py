@@ -1,0 +1,1 @@
+"""Decoding with compiled CPU kernels, in several worker processes."""

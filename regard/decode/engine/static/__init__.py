@@ -1,0 +1,1 @@
+"""Models with static key and value caches, for every device."""

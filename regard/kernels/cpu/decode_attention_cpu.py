@@ -1,0 +1,247 @@
+"""Attention of one decoding step, and of the encoder, on a CPU: queries of a row over cached keys and values.
+
+Plain twins: tests/kernels/cpu/test_decode_attention_cpu.py.
+"""
+
+import numpy as np
+
+from regard.kernels.cpu.attend_head_cpu import attend_head_32, attend_head_64, attend_head_128
+from regard.kernels.cpu.decode_rows_cpu import exp_float, largest_value, read_row, write_row
+from regard.kernels.cpu.numba_support import jit, numba_available
+from regard.kernels.cpu.vector_code import LANES
+
+_HAS_VECTOR_CODE = numba_available()
+
+
+@jit
+def make_row_buffers(capacity):
+    """Buffers for the scores and the row numbers of at most `capacity` keys: 0, 1, 2, … and, as padding, the last."""
+    padded = -(-capacity // LANES) * LANES
+    return np.empty(padded, np.float32), np.minimum(np.arange(padded), capacity - 1)
+
+
+@jit
+def attend_rows(query, start, keys, values, rows, shift, count, factor, bias, bias_row, scores, result):
+    """Attention of one head: its query begins at `start` of `query`, its output at `start` of `result`.
+
+    Its keys and values are rows[s] + shift of (N, D) matrices, for s < count. Row `bias_row` of `bias`, unless that is
+    empty, is added to the scores by distance from the last key. `rows` and `scores` are made by `make_row_buffers`.
+    """
+    D = keys.shape[1]
+    q, head = query[start : start + D], result[start : start + D]
+    s = 0
+    while s + 4 <= count:  # four keys at once: one load of the query
+        # Unsigned: compilers do not vectorize loops over indices that might be negative.
+        a, b = np.uint64(rows[s] + shift), np.uint64(rows[s + 1] + shift)
+        c, e = np.uint64(rows[s + 2] + shift), np.uint64(rows[s + 3] + shift)
+        t0, t1, t2, t3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for d in range(D):
+            t0 += q[d] * keys[a, d]
+            t1 += q[d] * keys[b, d]
+            t2 += q[d] * keys[c, d]
+            t3 += q[d] * keys[e, d]
+        scores[s], scores[s + 1], scores[s + 2], scores[s + 3] = t0, t1, t2, t3
+        s += 4
+    while s < count:
+        a, t0 = np.uint64(rows[s] + shift), np.float32(0)
+        for d in range(D):
+            t0 += q[d] * keys[a, d]
+        scores[s] = t0
+        s += 1
+    for s in range(count):
+        scores[s] *= factor
+    if len(bias):
+        for s in range(count):
+            scores[s] += bias[bias_row, count - 1 - s]
+    highest, total = largest_value(scores, count), np.float32(0)
+    for s in range(count):
+        e = exp_float(scores[s] - highest)
+        scores[s] = e
+        total += e
+    inverse = np.float32(1) / total
+    head[:] = np.float32(0)
+    s = 0
+    while s + 4 <= count:
+        a, b = np.uint64(rows[s] + shift), np.uint64(rows[s + 1] + shift)
+        c, e = np.uint64(rows[s + 2] + shift), np.uint64(rows[s + 3] + shift)
+        t0, t1 = scores[s] * inverse, scores[s + 1] * inverse
+        t2, t3 = scores[s + 2] * inverse, scores[s + 3] * inverse
+        for d in range(D):
+            head[d] += (t0 * values[a, d] + t1 * values[b, d]) + (t2 * values[c, d] + t3 * values[e, d])
+        s += 4
+    while s < count:
+        a, t0 = np.uint64(rows[s] + shift), scores[s] * inverse
+        for d in range(D):
+            head[d] += t0 * values[a, d]
+        s += 1
+
+
+@jit
+def attend_heads(query, keys, values, rows, shift, head_rows, group, count, factor, bias, scores, result):
+    """Attention of all heads of a query: see `attend_rows`. The rows of a group of heads begin at `shift`, those of the
+    next group `head_rows` later.
+    """
+    D = keys.shape[1]
+    H = len(result) // D
+    if not (_HAS_VECTOR_CODE and len(bias) == 0 and (D == 32 or D == 64 or D == 128)):
+        for h in range(H):
+            attend_rows(
+                query, h * D, keys, values, rows, shift + h // group * head_rows, count, factor, bias, h, scores, result
+            )  # fmt: skip
+        return
+    q_start, k_start, v_start = query.ctypes.data, keys.ctypes.data, values.ctypes.data
+    rows_start, scores_start, out = rows.ctypes.data, scores.ctypes.data, result.ctypes.data
+    for h in range(H):
+        q, first, head = q_start + 4 * h * D, 4 * D * (shift + h // group * head_rows), out + 4 * h * D
+        if D == 32:
+            attend_head_32(q, k_start + first, v_start + first, rows_start, count, factor, scores_start, head)
+        elif D == 64:
+            attend_head_64(q, k_start + first, v_start + first, rows_start, count, factor, scores_start, head)
+        else:
+            attend_head_128(q, k_start + first, v_start + first, rows_start, count, factor, scores_start, head)
+
+
+@jit
+def copy_head(row, start, target):
+    """Copy the key or value at `start` of a row."""
+    source = row[start : start + len(target)]
+    for d in range(len(target)):
+        target[d] = source[d]
+
+
+@jit
+def transform_head(row, start, width, gain, eps, rotary, p):
+    """Change the query or key at `start` of a row: RMSNorm, unless `gain` is empty, and rotation by the angles of
+    position p, unless `rotary` is empty.
+    """
+    if len(gain):
+        head, square = row[start : start + width], np.float32(0)
+        for d in range(width):
+            square += head[d] * head[d]
+        factor = np.float32(1) / np.sqrt(square / np.float32(width) + eps)
+        for d in range(width):
+            head[d] *= factor * gain[d]
+    if len(rotary):
+        half = width // 2
+        first, second = row[start : start + half], row[start + half : start + width]
+        cos, sin = rotary[p, :half], rotary[p, half:]
+        for d in range(half):
+            a, b = first[d], second[d]
+            first[d], second[d] = a * cos[d] - b * sin[d], b * cos[d] + a * sin[d]
+
+
+@jit
+def self_attention(
+    y,
+    row_scale,
+    scale,
+    bias,
+    keys,
+    values,
+    ancestors,
+    positions,
+    query_factor,
+    distance_bias,
+    q_gain,
+    k_gain,
+    eps,
+    rotary,
+    out,
+    out_scale,
+):
+    """Self-attention of the last token of every hypothesis, whose key and value enter the caches (B, G, S, K, D).
+
+    `y` holds queries, keys and values side by side. The key of position s of hypothesis k is in column
+    ancestors[b, k, s]; with one hypothesis per slot `ancestors` is not read.
+    """
+    B, G, capacity, K, D = keys.shape
+    H = y.shape[1] // D - 2 * G
+    group = H // G
+    flat_keys, flat_values = keys.reshape(-1, D), values.reshape(-1, D)
+    row, result = np.empty(y.shape[1], np.float32), np.empty(H * D, np.float32)
+    scores, rows = make_row_buffers(capacity)
+    for b in range(B):
+        p = positions[b]
+        if p < 0:
+            continue
+        for k in range(K):
+            r = b * K + k
+            read_row(y, r, 0, row_scale, scale, bias, row)
+            for g in range(G):
+                transform_head(row, (H + g) * D, D, k_gain, eps, rotary, p)
+                i = ((b * G + g) * capacity + p) * K + k
+                copy_head(row, (H + g) * D, flat_keys[i])
+                copy_head(row, (H + G + g) * D, flat_values[i])
+            for s in range(p + 1):
+                rows[s] = s * K + (ancestors[b, k, s] if K > 1 else 0)
+            for h in range(H):
+                transform_head(row, h * D, D, q_gain, eps, rotary, p)
+            attend_heads(
+                row, flat_keys, flat_values, rows, b * G * capacity * K, capacity * K, group, p + 1, query_factor,
+                distance_bias, scores, result,
+            )  # fmt: skip
+            write_row(result, out, out_scale, r)
+
+
+@jit
+def cross_attention(
+    y, row_scale, scale, bias, keys, values, lengths, positions, query_factor, q_gain, eps, out, out_scale
+):
+    """Attention of every hypothesis over the source: caches (B, G, S, D), of which `lengths` are in use."""
+    B, G, capacity, D = keys.shape
+    H, K = y.shape[1] // D, len(y) // B
+    group = H // G
+    flat_keys, flat_values = keys.reshape(-1, D), values.reshape(-1, D)
+    row, result = np.empty(H * D, np.float32), np.empty(H * D, np.float32)
+    (scores, rows), empty = make_row_buffers(capacity), np.empty((0, 0), np.float32)
+    for b in range(B):
+        if positions[b] < 0:
+            continue
+        for k in range(K):
+            r = b * K + k
+            read_row(y, r, 0, row_scale, scale, bias, row)
+            for h in range(H):
+                transform_head(row, h * D, D, q_gain, eps, empty, 0)
+            attend_heads(
+                row, flat_keys, flat_values, rows, b * G * capacity, capacity, group, lengths[b], query_factor,
+                empty, scores, result,
+            )  # fmt: skip
+            write_row(result, out, out_scale, r)
+
+
+@jit
+def encoder_attention(y, row_scale, scale, bias, starts, heads, kv_heads, query_factor, out, out_scale):
+    """Self-attention within packed sequences: sequence b is rows starts[b] to starts[b + 1]."""
+    D = y.shape[1] // (heads + 2 * kv_heads)
+    longest = 0
+    for b in range(len(starts) - 1):
+        longest = max(longest, starts[b + 1] - starts[b])
+    row, result = np.empty(y.shape[1], np.float32), np.empty(heads * D, np.float32)
+    (scores, rows), empty = make_row_buffers(longest), np.empty((0, 0), np.float32)
+    keys, values = np.empty((kv_heads * longest, D), np.float32), np.empty((kv_heads * longest, D), np.float32)
+    group = heads // kv_heads
+    for b in range(len(starts) - 1):
+        first, count = starts[b], starts[b + 1] - starts[b]
+        for s in range(count):
+            read_row(y, first + s, 0, row_scale, scale, bias, row)
+            for g in range(kv_heads):
+                copy_head(row, (heads + g) * D, keys[g * longest + s])
+                copy_head(row, (heads + kv_heads + g) * D, values[g * longest + s])
+        for s in range(count):
+            read_row(y, first + s, 0, row_scale, scale, bias, row)
+            attend_heads(row, keys, values, rows, 0, longest, group, count, query_factor, empty, scores, result)
+            write_row(result, out, out_scale, first + s)
+
+
+@jit
+def store_keys_values(y, row_scale, scale, bias, starts, slots, k_gain, eps, keys, values):
+    """Store the keys and values of packed source sentences in their slots of the caches (B, G, S, D)."""
+    G, D = keys.shape[1], keys.shape[3]
+    row, no_rotary = np.empty(2 * G * D, np.float32), np.empty((0, 0), np.float32)
+    for i in range(len(slots)):
+        for s in range(starts[i + 1] - starts[i]):
+            read_row(y, starts[i] + s, 0, row_scale, scale, bias, row)
+            for g in range(G):
+                transform_head(row, g * D, D, k_gain, eps, no_rotary, 0)
+                copy_head(row, g * D, keys[slots[i], g, s])
+                copy_head(row, (G + g) * D, values[slots[i], g, s])

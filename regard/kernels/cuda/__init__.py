@@ -1,0 +1,1 @@
+"""GPU kernels: custom operators that launch the Triton sources of `kernels.triton`."""

@@ -1,0 +1,154 @@
+"""Residual sum, dropout and norm in one pass: x + dropout(y) and its norm (CUDA, Triton; y in bf16 or f16).
+
+Plain twin: `regard.layers.residual.Residual.add_norm`. torch.compile fuses the forward pass too, but it spends more
+time on random numbers than on memory, stores the dropout mask, and reads everything again for the gradients of gain
+and bias.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.kernels.cuda.column_sums_cuda import column_sums
+from regard.kernels.triton_support import contiguous_rows, next_power_of_two, operator, triton_available
+
+MAX_WIDTH = 4096
+# Elements per program and tensor, warps per program, programs of the backward pass.
+TILE_ELEMENTS, WARPS, PROGRAMS = 2048, 4, 528
+
+
+def supports(x: Tensor, y: Tensor) -> bool:
+    """Whether the kernel runs on these inputs."""
+    return (
+        triton_available()
+        and x.is_cuda
+        and x.dim() >= 2
+        and y.dtype in (torch.bfloat16, torch.float16)
+        and x.dtype in (torch.float32, y.dtype)
+        and x.shape == y.shape
+        and x.shape[-1] <= MAX_WIDTH
+    )
+
+
+def add_norm(
+    x: Float[Tensor, "*n E"],
+    y: Float[Tensor, "*n E"],
+    gain: Float[Tensor, "E"],
+    bias: Float[Tensor, "E"] | None,
+    eps: float,
+    p: float,
+) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"]]:
+    """The sum x + dropout(y) in the dtype of x, and its norm in the dtype of y; p is the dropout probability.
+
+    The norm is LayerNorm, or RMSNorm if `bias` is None.
+    """
+    # Drawn on the device from torch's generator, so that each replay of a CUDA graph draws a new one.
+    seed = torch.randint(2**31, (1,), device=x.device) if p else None
+    flat = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, y))
+    out, total = add_norm_forward(*flat, gain, bias, seed, p, eps)
+    return total.view(x.shape), out.view(x.shape)
+
+
+@operator("regard::add_norm")
+def add_norm_forward(
+    x: Tensor, y: Tensor, gain: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The normalized sum (LayerNorm, or without a bias RMSNorm), and the sum."""
+    from regard.kernels.triton import add_norm_triton
+
+    x, y = contiguous_rows(x), contiguous_rows(y)
+    out, total = _empty(y), _empty(x)
+    N, E = x.shape
+    blocks = _blocks(E)
+    add_norm_triton.add_norm_forward[(-(-N // blocks["BLOCK_R"]),)](
+        *(x, y, gain, bias, seed, out, total, N, x.stride(0), y.stride(0), eps, *_dropout_arguments(p)),
+        E=E,
+        IS_CENTERED=bias is not None,
+        HAS_DROPOUT=seed is not None,
+        **blocks,
+    )
+    return out, total
+
+
+@operator("regard::add_norm_backward")
+def add_norm_backward(
+    grad: Tensor,
+    sum_grad: Tensor | None,
+    total: Tensor,
+    gain: Tensor,
+    is_centered: bool,
+    seed: Tensor | None,
+    p: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, y (empty where it equals that of x), gain and bias (empty without a bias).
+
+    `sum_grad` is the gradient of the sum, where it has other uses than the norm.
+    """
+    from regard.kernels.triton import add_norm_triton
+
+    grad = contiguous_rows(grad)
+    sum_grad = None if sum_grad is None else contiguous_rows(sum_grad)
+    N, E = total.shape
+    dx, dy = _empty(total), _empty_y_grad(grad, total, seed)
+    blocks = _blocks(E)
+    programs = max(1, min(PROGRAMS, -(-N // blocks["BLOCK_R"])))
+    partial_sums = torch.empty(1 + is_centered, programs, E, dtype=torch.float32, device=total.device)
+    add_norm_triton.add_norm_backward[(programs,)](
+        *(grad, sum_grad, total, gain, seed, dx, dy, partial_sums[0], partial_sums[-1], N),
+        *(grad.stride(0), 0 if sum_grad is None else sum_grad.stride(0), eps, *_dropout_arguments(p)),
+        E=E,
+        IS_CENTERED=is_centered,
+        HAS_SUM_GRAD=sum_grad is not None,
+        HAS_DROPOUT=seed is not None,
+        HAS_Y_GRAD=dy.numel() > 0,
+        **blocks,
+    )
+    norm_grads = column_sums(partial_sums, gain.dtype)
+    return dx, dy, norm_grads[0], norm_grads[1] if is_centered else gain.new_empty(0)
+
+
+@add_norm_forward.register_fake
+def _(x, y, gain, bias, seed, p, eps):
+    return _empty(y), _empty(x)
+
+
+@add_norm_backward.register_fake
+def _(grad, sum_grad, total, gain, is_centered, seed, p, eps):
+    bias_grad = torch.empty_like(gain) if is_centered else gain.new_empty(0)
+    return _empty(total), _empty_y_grad(grad, total, seed), torch.empty_like(gain), bias_grad
+
+
+def _empty_y_grad(grad: Tensor, total: Tensor, seed: Tensor | None) -> Tensor:
+    """Memory for the gradient of y, in the dtype of the normalized sum; none where it equals the gradient of x."""
+    return grad.new_empty(grad.shape if seed is not None or grad.dtype != total.dtype else (0,))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    _, _, gain, bias, seed, ctx.p, ctx.eps = inputs
+    ctx.is_centered = bias is not None
+    ctx.save_for_backward(output[1], gain, seed)
+    ctx.set_materialize_grads(False)  # post-norm: the sum has no gradient
+
+
+def _backward(ctx, grad: Tensor, sum_grad: Tensor | None):
+    total, gain, seed = ctx.saved_tensors
+    dx, dy, gain_grad, bias_grad = add_norm_backward(grad, sum_grad, total, gain, ctx.is_centered, seed, ctx.p, ctx.eps)
+    return dx, dy if dy.numel() else dx, gain_grad, bias_grad if ctx.is_centered else None, None, None, None
+
+
+add_norm_forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _empty(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _dropout_arguments(p: float) -> tuple[int, float]:
+    """The threshold below which 32 random bits drop an element, and the factor of those that are kept."""
+    return round(p * 2**32), 1 / (1 - p)
+
+
+def _blocks(width: int) -> dict[str, int]:
+    block = next_power_of_two(width, 16)
+    return {"BLOCK_R": max(1, TILE_ELEMENTS // block), "BLOCK_E": block, "num_warps": WARPS}

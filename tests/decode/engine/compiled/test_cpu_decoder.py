@@ -1,0 +1,241 @@
+"""Compiled CPU kernels give the same outputs as the plain search."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from regard.decode import DecodeConfig, Ensemble, Shortlist, decode_all
+from regard.decode.engine import engine_runner as engine_module
+from regard.decode.engine.model_precision import convert_model
+from regard.errors import RegardError
+from regard.layers.packed import pack
+from tests.decode.engine.helpers import (
+    CONFIGS,
+    VOCAB,
+    assert_equal_search,
+    decode_both,
+    gpt,
+    make_sources,
+    special_options,
+    transformer,
+)
+from tests.decode.engine.test_engine import GPT2_OPTIONS, T5_OPTIONS
+from tests.decode.test_shortlist import SHORTLIST
+
+pytest.importorskip("numba")
+from regard.decode.engine.compiled import cpu_decoder, packed_weights
+from regard.kernels.cpu import packed_product_cpu
+
+SUPPORTED = {
+    "transformer": (transformer, {}),
+    "post-norm, learned positions": (transformer, {"norm": "post", "positions": "learned", "position_offset": 2}),
+    "T5": (transformer, {**T5_OPTIONS, "output_scale": True}),
+    "rotary, grouped heads": (transformer, {"positions": "rotary", "heads": 4, "kv_heads": 2, "qk_norm": True}),
+    "output bias, swiglu": (transformer, {"output_bias": True, "tied": False, "activation": "swiglu"}),
+    "GPT": (gpt, {}),
+    "GPT-2": (gpt, GPT2_OPTIONS),
+    "silu": (gpt, {"activation": "silu"}),
+    "relu2, dot": (gpt, {"activation": "relu2", "score": "dot"}),
+}
+SEARCHES = [config for config in CONFIGS if "sample" not in config and "wider" not in config]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The number of steps with compiled kernels, in a list; they are used from the first sentence on."""
+    counts = [0]
+    advance = cpu_decoder.CpuDecoder.advance
+
+    def spy(self, *arguments):
+        counts[0] += 1
+        advance(self, *arguments)
+
+    monkeypatch.setattr(cpu_decoder.CpuDecoder, "advance", spy)
+    monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 0)
+    monkeypatch.setattr(engine_module, "can_fork", lambda: False)
+    return counts
+
+
+@pytest.mark.parametrize("config", SEARCHES)
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_equals_plain_search(steps, name, config):
+    make, options = SUPPORTED[name]
+    assert_equal_search(*decode_both(make(**options), make_sources(), CONFIGS[config]))
+    assert steps[0]
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_single_sentences_equal_plain_search(steps, name):
+    """All layers run in one call."""
+    make, options = SUPPORTED[name]
+    for source in make_sources(3):
+        for config in (CONFIGS["greedy"], DecodeConfig(beam=2, max_len=9)):
+            assert_equal_search(*decode_both(make(**options), [source], config))
+    assert steps[0]
+
+
+def test_slots_are_refilled_and_dropped(steps, monkeypatch):
+    monkeypatch.setattr(engine_module, "CPU_ROWS", 12)
+    for make in (transformer, gpt):
+        for config in (CONFIGS["greedy"], CONFIGS["beam"]):
+            assert_equal_search(*decode_both(make(), make_sources(40, longest=20), config))
+    assert steps[0]
+
+
+@pytest.mark.parametrize("has_panels", [True, False])
+@pytest.mark.parametrize("config", [config for config in CONFIGS if "sample" not in config])
+@pytest.mark.parametrize("name", ["transformer", "output bias, swiglu", "GPT"])
+def test_shortlists_equal_plain_search(steps, monkeypatch, name, config, has_panels):
+    """Slots are refilled and dropped, so the columns of the logits change while a sentence is decoded."""
+    if not has_panels:
+        monkeypatch.setattr(packed_weights, "packing_available", lambda is_int8: False)
+    make, options = SUPPORTED[name]
+    model, search = make(**options), replace(CONFIGS[config], shortlist=True)
+    if model.output.bias is not None:
+        torch.nn.init.normal_(model.output.bias)
+    sources = make_sources(3 if search.beam > 100 else 14, longest=14)
+    prefixes = [source[1:-1][: i % 3] for i, source in enumerate(reversed(sources))]
+    monkeypatch.setattr(engine_module, "CPU_ROWS", 5 * search.beam if search.method == "beam" else 5)
+    assert_equal_search(*decode_both(model, sources, search, shortlist=SHORTLIST, prefixes=prefixes))
+    assert_equal_search(*decode_both(model, sources[:1], search, shortlist=SHORTLIST))
+    assert steps[0]
+
+
+@pytest.mark.parametrize("has_panels", [True, False])
+def test_int8_with_shortlist(steps, monkeypatch, has_panels):
+    """Results do not depend on the batch, nor on the columns of other tokens."""
+    if not has_panels:
+        monkeypatch.setattr(packed_weights, "packing_available", lambda is_int8: False)
+    monkeypatch.setattr(engine_module, "CPU_ROWS", 12)
+    model, sources = transformer(width=32), make_sources(20)
+    config = DecodeConfig(beam=3, max_len=8, precision="int8", shortlist=True)
+    options = {"shortlist": SHORTLIST, **special_options(model)}
+    together = decode_all(model, sources, pack, config, **options)
+    alone = [decode_all(model, [source], pack, config, **options)[0] for source in sources]
+    assert_equal_search(together, alone)
+    everything = replace(SHORTLIST, frequent=np.arange(VOCAB, dtype=np.int32))
+    all_tokens = decode_all(model, sources, pack, config, **(options | {"shortlist": everything}))
+    without = decode_all(model, sources, pack, replace(config, shortlist=False), **special_options(model))
+    assert all_tokens == without
+    assert steps[0]
+
+
+def test_lists_of_special_tokens(steps):
+    """Fewer tokens than candidates of a beam."""
+    empty = Shortlist(np.full((VOCAB, 1), -1, np.int32), np.zeros(0, np.int32), VOCAB)
+    for name in ("greedy", "beam"):
+        search = replace(CONFIGS[name], shortlist=True)
+        assert_equal_search(*decode_both(transformer(), make_sources(3), search, shortlist=empty))
+    assert steps[0]
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_weights_without_panels(steps, monkeypatch, precision):
+    """Processors without instructions for packed products, and large float32 models, use the products of torch."""
+    if not packed_product_cpu.packing_available(precision == "int8"):
+        pytest.skip("this processor has no instructions for packed products")
+    config = DecodeConfig(beam=3, max_len=8, precision=precision)
+    packed, unpacked = [], []
+    for results, is_available in ((packed, True), (unpacked, False)):
+        monkeypatch.setattr(packed_weights, "packing_available", lambda is_int8, found=is_available: found)
+        for make in (transformer, gpt):
+            model = make(width=32)
+            results += decode_all(model, make_sources(20), pack, config, **special_options(model))
+            results += decode_all(model, make_sources(1), pack, config, **special_options(model))
+    assert steps[0]
+    difference = [abs(a[0].score - b[0].score) for a, b in zip(packed, unpacked)]
+    assert max(difference) < 1e-5
+
+
+def test_memory_of_caches_is_used_again(steps):
+    """Also while another decoder of the same model is at work."""
+    model, sources = transformer(), make_sources(12)
+    config, options = CONFIGS["beam"], special_options(model)
+    expected = decode_all(model, sources, pack, config, **options)
+    nested = []
+    for _ in range(2):
+        for progress in (None, lambda *_: nested.append(decode_all(model, sources, pack, config, **options))):
+            results = decode_all(model, sources, pack, config, **options, progress=progress)
+            assert results == expected
+    assert nested
+    assert all(results == expected for results in nested)
+
+
+def test_forced_prefixes(steps):
+    sources = make_sources()
+    prefixes = [[token for token in source[: i % 4] if token != 3] for i, source in enumerate(make_sources(seed=1))]
+    for config in (CONFIGS["greedy"], CONFIGS["beam"]):
+        assert_equal_search(*decode_both(transformer(), sources, config, prefixes=prefixes))
+    assert steps[0]
+
+
+def test_int8_does_not_depend_on_the_batch(steps):
+    model, sources = transformer(width=32), make_sources(20)
+    config = DecodeConfig(beam=3, max_len=8, precision="int8")
+    together = decode_all(model, sources, pack, config, **special_options(model))
+    alone = [decode_all(model, [source], pack, config, **special_options(model))[0] for source in sources]
+    assert [(h.ids, h.score) for n_best in together for h in n_best] == [
+        (h.ids, h.score) for n_best in alone for h in n_best
+    ]
+
+
+def test_int8_is_close_to_the_plain_twin(steps, monkeypatch):
+    model, sources = transformer(width=32), make_sources(20)
+    config = DecodeConfig("greedy", max_len=1, precision="int8")
+    compiled = decode_all(model, sources, pack, config, **special_options(model))
+    assert steps[0]
+    monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 10**9)
+    monkeypatch.setattr(engine_module, "_decoded", 0)
+    plain = decode_all(model, sources, pack, config, **special_options(model))
+    difference = [abs(a[0].logprob - b[0].logprob) for a, b in zip(compiled, plain)]
+    assert sorted(difference)[len(difference) // 2] < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (lambda: transformer(decoder_score="cosine"), CONFIGS["greedy"]),
+        (lambda: transformer(embedding_norm=True), CONFIGS["greedy"]),
+        (lambda: Ensemble([transformer(1), transformer(2)]).eval(), CONFIGS["greedy"]),
+        (transformer, CONFIGS["samples"]),
+    ],
+)
+def test_unsupported_calls_keep_the_plain_kernels(steps, model, config):
+    assert_equal_search(*decode_both(model(), make_sources(), config))
+    assert not steps[0]
+
+
+def test_changed_weights_are_packed_again(steps):
+    model, sources = transformer(), make_sources()
+    decode_both(model, sources, CONFIGS["greedy"])
+    with torch.no_grad():
+        model.decoder[0].attention.query.weight.mul_(-1)
+    assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"]))
+
+
+@pytest.mark.parametrize("config", ["greedy", "beam"])
+def test_nan_is_an_error(steps, config):
+    model = transformer()
+    with torch.no_grad():
+        model.output.weight[5] = torch.nan
+    with pytest.raises(RegardError, match="NaN"):
+        decode_all(model, make_sources(3), pack, CONFIGS[config], **special_options(model))
+
+
+def test_kernels_are_used_after_some_sentences(monkeypatch):
+    monkeypatch.setattr(engine_module, "_decoded", 0)
+    monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 3)
+    assert [engine_module.uses_compiled_kernels(1) for _ in range(4)] == [False, False, True, True]
+
+
+def test_nothing_is_used_without_numba(monkeypatch):
+    monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 0)
+    monkeypatch.setattr(engine_module, "numba_available", lambda: False)
+    assert not engine_module.uses_compiled_kernels(100)
+
+
+def test_supported_precisions():
+    assert cpu_decoder.supports(convert_model(transformer(), "int8"))
+    assert not cpu_decoder.supports(convert_model(transformer(), "bfloat16"))
