@@ -79,8 +79,9 @@ class SearchHistory:
         path: list[int] = []
         beam = 0
         for step, token in zip(self.steps, tokens):
-            # No two candidates share both parent and token.
-            index = next(i for i, pair in enumerate(zip(step.parents, step.tokens)) if pair == (beam, token))
+            # Candidates that share parent and token end by different tokens (`other_eos`).
+            indices = [i for i, pair in enumerate(zip(step.parents, step.tokens)) if pair == (beam, token)]
+            index = next((i for i in indices if step.statuses[i] != "pruned"), indices[0])
             path.append(index)
             beam = step.statuses[:index].count("live")
         return path

@@ -194,8 +194,11 @@ class TextGenerator(TextPipeline):
 
     def stream_decoders(self, request: DecodingRequest[Any]) -> list["StreamDecoder"]:
         """The decoders of the texts after the prompts of a request."""
-        prefix_len = len(self.special.add_special_tokens([]))
-        return [StreamDecoder(self.tokenizer, prompt[prefix_len:]) for prompt in request.sources]
+        return [self.stream_decoder(prompt) for prompt in request.sources]
+
+    def stream_decoder(self, prompt: list[int]) -> "StreamDecoder":
+        """The decoder of the text after a prompt, given by its ids with special tokens."""
+        return StreamDecoder(self.tokenizer, prompt[len(self.special.add_special_tokens([])) :])
 
     def generate_stream(
         self, prompt: str, config: DecodeConfig | None = None, *, truncate: bool = False

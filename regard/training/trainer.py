@@ -200,7 +200,7 @@ class Trainer:
 
     def print_plan(self) -> None:
         """Print the plan with the measured time of an update; a resumed run prints its first step instead."""
-        if self.state.step:
+        if self.spec.checkpoint is not None:
             self.run_log.print_lines(f"Resuming from step {self.state.step:,} of {self.config.steps:,}.")
         elif not self.run_log.is_silent:
             resources, cost = self.resources, self.distributed.cost

@@ -139,6 +139,8 @@ class Look(NotebookDisplay):
     """question answering: segment id per token"""
     question: tuple[range, range] | None = None
     """question answering: positions of the question and of the context"""
+    context: str = ""
+    """question answering: the text that the question is about"""
     search: tuple[list[Translation], DecodeConfig, str] | None = field(default=None, repr=False)
     """if the model translated: the n-best list, the configuration and the prefix of the search"""
 
@@ -411,9 +413,8 @@ def _look_at_text(
             # The only cross-attention of a single text is pooling by a learned query.
             queries = TokenAxis("query", ["query"], [-1]) if one.kind == "cross" else axis
             maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
-    return Look(
-        text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), segments=segments, question=question
-    )
+    more: dict[str, Any] = dict(segments=segments, question=question, context=context or "")
+    return Look(text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), **more)
 
 
 def _pair_ranges(question_length: int, total: int, special: SpecialTokens) -> tuple[range, range]:

@@ -131,7 +131,7 @@ def decode_sentences(
     job = DecodingJob(
         sources=sources,
         prefixes=prefixes if prefixes is not None else [()] * len(sources),
-        limits=_length_limits(sources, config, special, prefixes, max_total_len),
+        limits=length_limits(sources, config, special, prefixes, max_total_len),
         sample_indices=sample_indices if sample_indices is not None else range(len(sources)),
         config=config,
         special=special,
@@ -153,7 +153,7 @@ def decode_sentences(
     return results
 
 
-def _length_limits(
+def length_limits(
     sources: Sequence[Sequence[int]],
     config: DecodeConfig,
     special: SpecialTokens,

@@ -81,7 +81,7 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
 /** Returns the texts of the request that a scene answers. @param {any} scene @returns {Record<string, string>} */
 function requestTexts(scene) {
   const [first, second] = (scene.compared ?? [scene]).map((one) => one.texts.source);
-  return { source: first, beside: second ?? "" };
+  return { source: first, beside: second ?? "", context: scene.texts?.context ?? "" };
 }
 
 /** The page before the first request. @param {Host} host @param {HTMLElement} root @param {HTMLElement} form */
