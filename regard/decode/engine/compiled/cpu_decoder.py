@@ -130,7 +130,7 @@ class CpuDecoder(StaticDecoder):
         if isinstance(state, BeamState):
             decode_choice_cpu.beam_update(
                 *(self.top, self.ids, self.positions, limit, special.eos),
-                *(float(state.config.length_penalty), float(state.config.patience)),
+                *(float(state.config.length_penalty), float(state.config.enough), state.config.early_stopping),
                 **arrays,
             )
         else:
