@@ -83,7 +83,7 @@ def evaluate(
     match model:
         case Translator():
             metrics = _evaluate_translator(
-                model, files, columns, decode or DecodeConfig(), bleu_tokenizer, alignments, layer, truncate, quiet
+                model, files, columns, decode or model.decoding, bleu_tokenizer, alignments, layer, truncate, quiet
             )
         case TextGenerator():
             metrics = _evaluate_language_model(model, files, quiet)

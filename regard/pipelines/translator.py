@@ -50,6 +50,7 @@ Split = Literal["auto", "always", "never"]
 _SENTENCE_STRIDE = 1 << 32
 # Lines of a stream that are translated together.
 STREAM_BLOCK = 1024
+BEAM_SEARCH = DecodeConfig()
 # Sizes of shortlists.
 TOKENS_PER_SOURCE_TOKEN = 50
 FREQUENT_TOKENS = 100
@@ -79,6 +80,8 @@ class Translator(TextPipeline):
     """codes of the source and the target language, if known"""
     shortlist: Shortlist | None = None
     """target tokens that may translate each source token, for `DecodeConfig(shortlist=True)`"""
+    decoding: DecodeConfig = BEAM_SEARCH
+    """default options of decoding"""
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -181,7 +184,7 @@ class Translator(TextPipeline):
         history: bool = False,
     ) -> DecodingRequest[list[Translation]]:
         """The encoded lines and options of `translate`, to decode later: `translate` is `prepare(…).run()`."""
-        config = config or DecodeConfig()
+        config = config or self.decoding
         if config.n_best > 1 or history:
             if split == "always":
                 raise RegardError(
@@ -286,7 +289,7 @@ class Translator(TextPipeline):
         >>> translator.translate_file("corpus.en.gz", "corpus.fr.gz")  # doctest: +SKIP
         FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})
         """
-        config = config or DecodeConfig()
+        config = config or self.decoding
         settings = dict(settings or {})
         if config.shortlist:
             settings["shortlist_file"] = shortlist_fingerprint(require_shortlist(self.shortlist))

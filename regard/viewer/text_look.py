@@ -352,7 +352,7 @@ def look(
         if not context.strip():
             raise RegardError("The context is empty.", "Pass the text that the question is about.")
     if isinstance(model, Translator):
-        search = config or DecodeConfig(), prefix
+        search = config or model.decoding, prefix
         seen = _look_at_translation(model, source, target, layers, words, search, truncate)
     else:
         if target is not None:

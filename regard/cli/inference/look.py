@@ -15,7 +15,7 @@ from regard.cli.common import DeviceOption, Flag, Model, Quiet, Truncate, check_
 from regard.cli.inference.look_comparison import comparison_handler
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.pipelines import ImageModel, load
+from regard.pipelines import ImageModel, Translator, load
 from regard.viewer import look
 from regard.viewer.page.image_requests import ImageRequestHandler
 from regard.viewer.page.image_scene import build_image_scene
@@ -134,7 +134,7 @@ def run(argv: list[str]) -> int:
             check_utf8(options.text, "the text"),
             None if options.target is None else check_utf8(options.target, "--target"),
             layers=options.layers,
-            config=None if options.beam is None else DecodeConfig(beam=options.beam),
+            config=_search_config(pipeline, options.beam),
             prefix="" if options.prefix is None else check_utf8(options.prefix, "--prefix"),
             name=name,
             truncate=options.truncate,
@@ -161,6 +161,14 @@ def run(argv: list[str]) -> int:
 
 def _with_model(options: Options) -> bool | None:
     return False if options.no_with_model else options.with_model or None
+
+
+def _search_config(pipeline: Any, beam: int | None) -> DecodeConfig | None:
+    """The options of beam search with this width; None: those of the model."""
+    if beam is None:
+        return None
+    decoding = pipeline.decoding if isinstance(pipeline, Translator) else DecodeConfig()
+    return replace(decoding, method="beam", beam=beam)
 
 
 def _compare(options: Options) -> int:

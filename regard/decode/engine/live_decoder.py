@@ -75,7 +75,7 @@ class _ArrivingSentences(DecodingJob):
         columns: Any = {name: {} for name in ("sources", "prefixes", "limits", "sample_indices")}
         options: Any = {"continues_source": continues_source, "is_compiled": numba_available()}
         super().__init__(**columns, config=config, special=special, **options)
-        self.shape, self.sentences, self.count = shape, dict[int, LiveSentence](), 0
+        self.shape, self.sentences, self.count, self.streaming = shape, dict[int, LiveSentence](), 0, 0
         self.on_result = self._finish
 
     def add(self, sentence: LiveSentence) -> int:
@@ -85,7 +85,7 @@ class _ArrivingSentences(DecodingJob):
         for column, value in zip(self._columns, (sentence.source, sentence.prefix, sentence.limit)):
             column[index] = value
         self.pending.append(index)
-        self._set_on_token()
+        self._count_streaming(sentence, 1)
         return index
 
     @property
@@ -95,7 +95,7 @@ class _ArrivingSentences(DecodingJob):
     @property
     def token_lists(self) -> Any:
         """Not None if all sentences are restricted to lists of tokens: sentences of one batch agree in this."""
-        if not any(sentence.allowed_tokens is not None for sentence in self.sentences.values()):
+        if not self.vocab:
             return None
         return {index: sentence.allowed_tokens for index, sentence in self.sentences.items()}
 
@@ -111,14 +111,14 @@ class _ArrivingSentences(DecodingJob):
                 del column[index]
             if index in self.pending:
                 self.pending.remove(index)
-            self._set_on_token()
+            self._count_streaming(sentence, -1)
         return sentence
 
-    def _set_on_token(self) -> None:
+    def _count_streaming(self, sentence: LiveSentence, change: int) -> None:
         # In beam search the output is known only at the end.
-        can_stream = self.config.method != "beam"
-        is_streaming = can_stream and any(sentence.on_token is not None for sentence in self.sentences.values())
-        self.on_token = self._report_token if is_streaming else None
+        if sentence.on_token is not None and self.config.method != "beam":
+            self.streaming += change
+            self.on_token = self._report_token if self.streaming else None
 
     def _report_token(self, index: int, token: int) -> None:
         sentence = self.sentences.get(index)

@@ -5,6 +5,7 @@ The page interprets the programs in a worker (web/engine); it answers the reques
 
 import copy
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from regard.attention import Concat, ScaledDot
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
+from regard.decode.token_rules import has_token_rules
 from regard.errors import RegardError
 from regard.models import family_name
 from regard.pipelines import TextEncoder
@@ -34,6 +36,8 @@ from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import attention_headers
 from regard.viewer.text_look import AttentionMap, Look
 from regard.viewer.walk.image_walk import forward_all_tokens
+
+logger = logging.getLogger("regard")
 
 Precision = Literal["float32", "float16", "int8"]
 # Bytes of float16 weights up to which a page contains its model by default, and up to which weights are float16.
@@ -296,6 +300,8 @@ def _part_kinds(part: Any) -> list[str]:
 
 def _search_options(look: Look) -> dict[str, Any]:
     config = DecodeConfig() if look.search is None else look.search[1]
+    if has_token_rules(config) or config.suppress_sequences or not config.early_stopping:
+        logger.warning("The page decodes new input without repetition rules and suppressed tokens, and stops early.")
     names = ("method", "beam", "n_best", "length_penalty", "patience", "max_len", "max_ratio", "max_extra", "min_len")
     return {name: getattr(config, name) for name in (*names, "unknown", "temperature", "top_k", "top_p", "seed")}
 
