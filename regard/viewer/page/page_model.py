@@ -135,7 +135,7 @@ def _text_input(look: Look) -> dict[str, Any]:
 
 
 def _image_input(look: ImageLook, weights: "PageWeights") -> dict[str, Any]:
-    """The image of the page, on which experiments run: a page cannot open other files."""
+    """The first image of the page, on which experiments run; the reader may open others."""
     assert isinstance(look.run.images, Tensor)
     image = weights.add(look.run.images)
     weights.round("float32")

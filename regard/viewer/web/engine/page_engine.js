@@ -44,8 +44,10 @@ export class PageEngine {
     this.targetTokenizer = tokenizers[tokenizers.length - 1];
     this.isTranslator = header.kind === "Translator";
     this.isGenerator = header.kind === "TextGenerator";
-    /** The input of an image model. @type {Tensor | null} */
+    /** The page's own input of an image model. @type {Tensor | null} */
     this.image = header.image === undefined ? null : this.tensors[header.image];
+    /** Images that the reader opened, by name. @type {Map<string, Tensor>} */
+    this.images = new Map();
     const { attentions } = header.programs.forward;
     /** Slots of each map: the calls of a module that layers share are separate maps. @type {Map<string, import("./interventions.js").AttentionPart>} */
     this.maps = new Map();
@@ -95,18 +97,18 @@ export class PageEngine {
 
   // Runs of the model
 
-  /** Runs an image model on the image of the page. @param {Intervention[]} changes @returns {Look} */
-  lookAtImage(changes) {
-    const recorded = new Set([...this.maps.values()].map(({ weights }) => weights));
-    return { source: "", target: "", ids: [], axes: {}, pass: this.forward([], recorded, changes), search: null, options: this.header.search };
+  /** Runs an image model on an image that was opened, by default that of the page. @param {string} name @param {Intervention[]} changes @param {any} axes @returns {Look} */
+  lookAtImage(name, changes, axes) {
+    const pass = this.forward([], this.recordedSlots, changes, this.images.get(name) ?? this.image);
+    return { source: name, target: "", ids: [], axes, pass, search: null, options: this.header.search };
   }
 
-  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @returns {Pass} */
-  forward(ids, recorded, changes) {
+  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @param {Tensor | null} [image] @returns {Pass} */
+  forward(ids, recorded, changes, image = this.image) {
     const { runner, parts } = this.programs.forward;
     /** @type {Record<string, Tensor>} */
     const inputs = {};
-    if (this.image) inputs.image = this.image;
+    if (image) inputs.image = image;
     // A single text is one segment.
     else runner.json.inputs.forEach(({ name }, i) => (inputs[name] = idsTensor(ids[i] ?? ids[0].map(() => 0))));
     const { outputs, values } = runner.run(inputs, recorded, makeEdits(/** @type {any} */ (parts), changes));
