@@ -268,6 +268,7 @@ def look(
     name: str = "",
     truncate: bool = False,
     context: str | None = None,
+    to: str | None = None,
 ) -> Look: ...
 @overload
 def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
@@ -284,6 +285,7 @@ def look(
     name: str = "",
     truncate: bool = False,
     context: str | None = None,
+    to: str | None = None,
 ) -> Look | ImageLook:
     """Run a model on an input and record all of its attention maps.
 
@@ -299,6 +301,7 @@ def look(
         name: name of the model in the page.
         truncate: truncate inputs that are too long, instead of raising an error.
         context: for a question-answering model, the text that the question is about.
+        to: code of the target language, for a translator into several.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
@@ -324,7 +327,7 @@ def look(
             raise RegardError("The context is empty.", "Pass the text that the question is about.")
     if isinstance(model, Translator):
         search = config or DecodeConfig(), prefix
-        seen = _look_at_translation(model, source, target, layers, words, search, truncate)
+        seen = _look_at_translation(model.with_target(to), source, target, layers, words, search, truncate)
     else:
         if target is not None:
             raise RegardError("Only a translator takes a target.", "Leave out the target.")

@@ -20,6 +20,7 @@ from regard.cli.common import (
     Output,
     Overwrite,
     Quiet,
+    TargetLanguage,
     Texts,
     Truncate,
     UnknownCharacters,
@@ -68,6 +69,7 @@ class Options:
     text: Texts = ()
     """lines to translate"""
     input: InputShards = None
+    to: TargetLanguage = None
     output: Output = None
     overwrite: Overwrite = False
     ensemble: Ensemble = ()
@@ -114,6 +116,7 @@ def run(argv: list[str]) -> int:
     to_stream = is_stream(options.output)
     device = options.device if options.cluster is None else "cpu"
     translators = open_models(options.model, device, Translator, options.ensemble, parallel=not to_stream)
+    translators = [translator.with_target(options.to) for translator in translators]
     if options.alignments:
         require_attention(translators[0])
     limit = translators[0].max_output_len
