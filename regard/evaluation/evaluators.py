@@ -86,7 +86,7 @@ def evaluate(
     files = [str(data)] if isinstance(data, str | Path) else [str(file) for file in data]
     match model:
         case Translator():
-            options = (columns, decode or DecodeConfig(), bleu_tokenizer, alignments, layer, truncate, quiet)
+            options = (columns, decode or model.decoding, bleu_tokenizer, alignments, layer, truncate, quiet)
             metrics = _evaluate_language_pairs(model, files, languages, options)
         case TextGenerator():
             metrics = _evaluate_language_model(model, files, quiet)

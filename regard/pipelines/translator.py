@@ -20,14 +20,15 @@ from regard.decode import (
     Ensemble,
     Hypothesis,
     LexicalConstraints,
+    NBest,
     Shortlist,
     TokenTexts,
-    decode_all,
 )
 from regard.decode.shortlist import require_shortlist
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
+from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.large_files.file_processing import (
     BlockOutput,
     FileProgress,
@@ -51,6 +52,7 @@ Split = Literal["auto", "always", "never"]
 _SENTENCE_STRIDE = 1 << 32
 # Lines of a stream that are translated together.
 STREAM_BLOCK = 1024
+BEAM_SEARCH = DecodeConfig()
 # Sizes of shortlists.
 TOKENS_PER_SOURCE_TOKEN = 50
 FREQUENT_TOKENS = 100
@@ -82,6 +84,8 @@ class Translator(TextPipeline):
     """target language of a multilingual model, see `with_target`"""
     shortlist: Shortlist | None = None
     """target tokens that may translate each source token, for `DecodeConfig(shortlist=True)`"""
+    decoding: DecodeConfig = BEAM_SEARCH
+    """default options of decoding"""
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -201,13 +205,28 @@ class Translator(TextPipeline):
         translation per line. Lines with required phrases are not split. `first_index` is the index of the first line,
         on which samples depend in addition to the seed. `history` records the candidates of every step of the search.
         """
-        translator = self.with_target(to)
+        phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
+        options = {"prefixes": prefixes, **phrases, "truncate": truncate, "split": split, "history": history, "to": to}
         if isinstance(lines, str):
-            phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
-            return translator.translate(
-                [lines], config, prefixes=prefixes, **phrases, truncate=truncate, split=split, history=history
-            )[0]
-        config = config or DecodeConfig()
+            return self.translate([lines], config, **options)[0]
+        return self.prepare(lines, config, first_index=first_index, **options).run(progress=progress)
+
+    def prepare(
+        self,
+        lines: Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        required: Phrases | None = None,
+        forbidden: Phrases | None = None,
+        truncate: bool = False,
+        split: Split = "never",
+        first_index: int = 0,
+        history: bool = False,
+        to: str | None = None,
+    ) -> DecodingRequest[list[Translation]]:
+        """The encoded lines and options of `translate`, to decode later: `translate` is `prepare(…).run()`."""
+        translator, config = self.with_target(to), config or self.decoding
         if config.n_best > 1 or history:
             if split == "always":
                 raise RegardError(
@@ -237,9 +256,15 @@ class Translator(TextPipeline):
             [phrases[i] for i, line in enumerate(split_lines) for _ in line] for phrases in (required, forbidden)
         )
         lexical = make_constraints(lambda: self._token_texts, required, forbidden, names)
-        options = truncate, names, indices, history, progress
-        results = iter(translator._translate(sentences, config, sentence_prefixes, lexical, *options))
-        return [join_translations([next(results) for _ in line], config) for line in split_lines]
+        request = translator._encode_request(
+            sentences, config, sentence_prefixes, lexical, truncate, names, indices, history
+        )
+
+        def finish(results: list[NBest]) -> list[list[Translation]]:
+            translations = iter(request.finish(results))
+            return [join_translations([next(translations) for _ in line], config) for line in split_lines]
+
+        return dataclasses.replace(request, finish=finish)
 
     def translate_stream(
         self,
@@ -309,7 +334,7 @@ class Translator(TextPipeline):
         >>> translator.translate_file("corpus.en.gz", "corpus.fr.gz")  # doctest: +SKIP
         FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})
         """
-        config = config or DecodeConfig()
+        config = config or self.decoding
         settings = self._target_setting | (settings or {})
         if config.shortlist:
             settings["shortlist_file"] = shortlist_fingerprint(require_shortlist(self.shortlist))
@@ -354,8 +379,7 @@ class Translator(TextPipeline):
         for sentence in self.split_line(line, split):
             self.encode_source(sentence, name=name, truncate=truncate)
 
-    @torch.no_grad()
-    def _translate(
+    def _encode_request(
         self,
         lines: Sequence[tuple[str, list[int]]],
         config: DecodeConfig,
@@ -365,8 +389,8 @@ class Translator(TextPipeline):
         names: Sequence[str],
         sample_indices: Sequence[int],
         history: bool,
-        progress: Callable[[int, int], None] | None,
-    ) -> list[list[Translation]]:
+    ) -> DecodingRequest[list[Translation]]:
+        """The request for sentences with their ids; empty sentences are not decoded."""
         if self.max_output_len is not None:
             config = dataclasses.replace(config, max_len=min(config.max_len, self.max_output_len))
         nonempty = [i for i, (line, _) in enumerate(lines) if line.strip()]
@@ -386,27 +410,30 @@ class Translator(TextPipeline):
         for member in self.models:
             if getattr(member, "training", True):  # exported graphs have no mode
                 member.eval()
-        translations: list[list[Translation]] = [[] for _ in lines]
-        results = decode_all(
+
+        def finish(results: list[NBest]) -> list[list[Translation]]:
+            translations: list[list[Translation]] = [[] for _ in lines]
+            if any(len(h.ids) >= trained_length for n_best in results for h in n_best):
+                self.warn_beyond_trained_length()
+            decoded = iter(self.target_tokenizer.decode_batch(h.ids for n_best in results for h in n_best))
+            for i, n_best in zip(nonempty, results):
+                translations[i] = [Translation(next(decoded), h.score, h, n_best.history) for h in n_best]
+            empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
+            return [n_best or [empty] for n_best in translations]
+
+        return DecodingRequest(
             model,
             sources,
             self.pack,
             config,
-            special=self.special,
+            self.special,
+            finish,
             prefixes=forced,
-            history=history,
+            sample_indices=[sample_indices[i] for i in nonempty],
             lexical=None if lexical is None else [lexical[i] for i in nonempty],
             shortlist=self.shortlist,
-            sample_indices=[sample_indices[i] for i in nonempty],
-            progress=progress,
+            history=history,
         )
-        if any(len(h.ids) >= trained_length for n_best in results for h in n_best):
-            self.warn_beyond_trained_length()
-        decoded = iter(self.target_tokenizer.decode_batch(h.ids for n_best in results for h in n_best))
-        for i, n_best in zip(nonempty, results):
-            translations[i] = [Translation(next(decoded), h.score, h, n_best.history) for h in n_best]
-        empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
-        return [n_best or [empty] for n_best in translations]
 
     def learn_shortlist(
         self,

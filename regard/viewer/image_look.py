@@ -31,9 +31,11 @@ from regard.viewer.rollout import (
 )
 
 if TYPE_CHECKING:
+    from regard.viewer.explanations.head_effects import HeadEffects
+    from regard.viewer.explanations.logit_lens import LogitLens
     from regard.viewer.page.page_model import Precision
 
-PAGE_FORMAT, PLOT_FORMATS = "html", ("png", "svg")
+PAGE_FORMAT, PLOT_FORMATS, ANIMATION_FORMAT = "html", ("png", "svg"), "gif"
 # Labels of a segmenter in one plot: those with the most pixels.
 MAX_LABELS = 11
 BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
@@ -42,11 +44,12 @@ BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
 PatchWeights = Float[np.ndarray, "rows columns"]
 
 
-def check_format(path: str | Path) -> str:
+def check_format(path: str | Path, animated: bool = False) -> str:
     """The format of an output file, by its extension; raises an error for an unsupported one."""
     file_format = Path(path).suffix.lower().removeprefix(".")
-    if file_format not in (PAGE_FORMAT, *PLOT_FORMATS):
-        raise RegardError(f"{path}: pages are .html, plots are .png or .svg.", "Change the file extension.")
+    if file_format not in (PAGE_FORMAT, *PLOT_FORMATS, *([ANIMATION_FORMAT] if animated else [])):
+        only = "; an animation (.gif) needs a comparison (--steps)" if file_format == ANIMATION_FORMAT else ""
+        raise RegardError(f"{path}: pages are .html, plots are .png or .svg{only}.", "Change the file extension.")
     return file_format
 
 
@@ -131,6 +134,24 @@ class ImageLook(NotebookDisplay):
         if self._rollout.queries is not None:
             return self._rollout.patch_weights(query=index).cpu().numpy()
         return attention_rollout(self.run.model, self.run.images, [index]).patch_weights().cpu().numpy()
+
+    def head_effects(self) -> "HeadEffects":
+        """The change of the label's log-probability if a head is ablated, for every head (see `HeadEffects`)."""
+        from regard.viewer.explanations.head_effects import compute_head_effects
+
+        return compute_head_effects(self)
+
+    def logit_lens(self) -> "LogitLens":
+        """Which labels the model would predict after each layer (see `LogitLens`)."""
+        from regard.viewer.explanations.logit_lens import compute_logit_lens
+
+        return compute_logit_lens(self)
+
+    def attribution(self, label: str | None = None) -> PatchWeights:
+        """Gradient × input per patch for a label, by default the most likely one (see `compute_image_attribution`)."""
+        from regard.viewer.explanations.attribution import compute_image_attribution
+
+        return compute_image_attribution(self, label)
 
     def save(
         self,

@@ -117,10 +117,8 @@ def apply_interventions(model: nn.Module, interventions: Sequence[Intervention])
     ...     model(torch.ones(1, 3, 8)).abs().max().item()
     0.0
     """
-    interceptor = _AttentionInterceptor(model, interventions)
-    with ExitStack() as stack:
-        for hook in interceptor.hooks():
-            stack.callback(hook.remove)
+    interceptor = AttentionInterceptor(model, interventions)
+    with interceptor.installed(), ExitStack() as stack:
         if any(isinstance(one, RemovePositions) for one in interventions):
             for module, name in _positions(model):
                 stack.callback(setattr, module, name, getattr(module, name))
@@ -129,7 +127,7 @@ def apply_interventions(model: nn.Module, interventions: Sequence[Intervention])
         yield
 
 
-class _AttentionInterceptor:
+class AttentionInterceptor:
     """Changes the attention calls of one model, in the thread that created it."""
 
     def __init__(self, model: nn.Module, interventions: Sequence[Intervention]) -> None:
@@ -191,6 +189,14 @@ class _AttentionInterceptor:
         return selected
 
     # Hooks: track which attention is running and whether it decodes step by step
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Install the hooks inside the with block."""
+        with ExitStack() as stack:
+            for hook in self.hooks():
+                stack.callback(hook.remove)
+            yield
 
     def hooks(self) -> Iterator[Any]:
         yield self.model.register_forward_pre_hook(self._enter_model)

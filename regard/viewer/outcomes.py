@@ -69,6 +69,8 @@ class Outcome:
     """language models: the distribution of the token after the text"""
     vector: Float[np.ndarray, "E"] | None = field(default=None, repr=False)
     """encoders without a head: the embedding of the text"""
+    generated: list[int] = field(default_factory=list, repr=False)
+    """language models: the ids of the continuation"""
 
 
 @torch.no_grad()
@@ -116,7 +118,7 @@ def _continuation_outcome(language_model: TextGenerator, seen: Look, generator: 
     steps = _steps(tokenizer, probabilities[: max(1, len(added))], added)
     input_steps = _steps(tokenizer, logits[:first].softmax(-1), ids[1:]) if first <= MAX_INPUT_STEPS else []
     following = _next_token(tokenizer, ids, logits[first].log_softmax(-1))
-    return Outcome(text, _logprob(probabilities, added), steps, seen, input_steps, following)
+    return Outcome(text, _logprob(probabilities, added), steps, seen, input_steps, following, generated=added)
 
 
 def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor, "V"]) -> NextToken:
@@ -137,14 +139,19 @@ def _encoder_outcome(encoder: TextEncoder, seen: Look) -> Outcome:
         return Outcome(seen.translation, None, [], seen)
     if head != "mask":
         return Outcome("", None, [], seen, vector=encoder.embed([seen.source], truncate=True)[0])
-    mask = encoder.special.mask
-    texts = [ids]
-    if mask is not None and mask not in ids and len(ids) <= MAX_MASKED_TOKENS:
-        texts = [[*ids[:i], mask, *ids[i + 1 :]] for i in range(len(ids))]
+    texts = masked_inputs(encoder, ids)
     logits = encoder.model(encoder.pack(texts)).float()
     if len(texts) > 1:
         logits = logits.unflatten(0, (len(ids), len(ids))).diagonal().T
     return Outcome("", None, _steps(encoder.tokenizer, logits.softmax(-1), ids), seen)
+
+
+def masked_inputs(encoder: TextEncoder, ids: list[int]) -> list[list[int]]:
+    """A text with each token masked in turn; the text itself if it is long or contains masked tokens."""
+    mask = encoder.special.mask
+    if mask is None or mask in ids or len(ids) > MAX_MASKED_TOKENS:
+        return [ids]
+    return [[*ids[:i], mask, *ids[i + 1 :]] for i in range(len(ids))]
 
 
 def label_outcome(probabilities: Mapping[str, float], seen: Look | ImageLook) -> Outcome:

@@ -28,6 +28,9 @@ from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_
 from regard.viewer.page.notebook_display import NotebookDisplay
 
 if TYPE_CHECKING:
+    from regard.viewer.explanations.attribution import Attribution
+    from regard.viewer.explanations.head_effects import HeadEffects
+    from regard.viewer.explanations.logit_lens import LogitLens
     from regard.viewer.page.page_model import Precision
     from regard.viewer.search_tree import SearchTree
 
@@ -136,6 +139,8 @@ class Look(NotebookDisplay):
     """question answering: segment id per token"""
     question: tuple[range, range] | None = None
     """question answering: positions of the question and of the context"""
+    context: str = ""
+    """question answering: the text that the question is about"""
     search: tuple[list[Translation], DecodeConfig, str] | None = field(default=None, repr=False)
     """if the model translated: the n-best list, the configuration and the prefix of the search"""
 
@@ -174,6 +179,30 @@ class Look(NotebookDisplay):
         attention = self.alignment.name if self.maps and self.alignment.kind == "cross" else None
         hypotheses = [one.hypothesis for one in translations]
         return build_tree(self.pipeline, self.ids[0], hypotheses, history, config, prefix=prefix, attention=attention)
+
+    def head_effects(self) -> "HeadEffects":
+        """The change of the output's log-probability if a head is ablated, for every head (see `HeadEffects`)."""
+        from regard.viewer.explanations.head_effects import compute_head_effects
+
+        return compute_head_effects(self)
+
+    def logit_lens(self) -> "LogitLens":
+        """What the model would predict after each layer (see `LogitLens`)."""
+        from regard.viewer.explanations.logit_lens import compute_logit_lens
+
+        return compute_logit_lens(self)
+
+    def attribution(self) -> "Attribution":
+        """Gradient × input of every prediction for every input token (see `Attribution`)."""
+        from regard.viewer.explanations.attribution import compute_attribution
+
+        return compute_attribution(self)
+
+    def rollout(self) -> "dict[str, Float[np.ndarray, 'T S']]":
+        """Attention rollout through all layers, over source and target or over the text (see `text_rollout`)."""
+        from regard.viewer.explanations.text_rollout import text_rollout
+
+        return text_rollout(self)
 
     def select_attention(self, attention: str | None = None, head: int | None = None) -> AttentionMap:
         """An attention by name, by default the alignment. Raises an error for an unknown attention or head."""
@@ -326,7 +355,7 @@ def look(
         if not context.strip():
             raise RegardError("The context is empty.", "Pass the text that the question is about.")
     if isinstance(model, Translator):
-        search = config or DecodeConfig(), prefix
+        search = config or model.decoding, prefix
         seen = _look_at_translation(model.with_target(to), source, target, layers, words, search, truncate)
     else:
         if target is not None:
@@ -387,9 +416,8 @@ def _look_at_text(
             # The only cross-attention of a single text is pooling by a learned query.
             queries = TokenAxis("query", ["query"], [-1]) if one.kind == "cross" else axis
             maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
-    return Look(
-        text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), segments=segments, question=question
-    )
+    more: dict[str, Any] = dict(segments=segments, question=question, context=context or "")
+    return Look(text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), **more)
 
 
 def _pair_ranges(question_length: int, total: int, special: SpecialTokens) -> tuple[range, range]:

@@ -19,6 +19,7 @@ from regard.cli.common import (
     Truncate,
     open_model,
     parse,
+    parse_decoding,
     plot_format,
 )
 from regard.config_reader import json_bytes
@@ -81,8 +82,11 @@ def run(argv: list[str]) -> int:
             raise RegardError("--confusion requires a classification or segmentation model.", "Leave it out.")
         plot_format(options.confusion)  # checked before the evaluation, which may take minutes
     expect = Translator if options.ensemble else pipeline_kind(config).pipeline_class
+    pipeline: Any = open_model(options.model, options.device, expect, options.ensemble)
+    if isinstance(pipeline, Translator):
+        options = parse_decoding(options, "evaluate", argv, pipeline.decoding)
     results = evaluate(
-        open_model(options.model, options.device, expect, options.ensemble),
+        pipeline,
         options.data,
         columns=options.columns,
         languages=options.languages,

@@ -25,7 +25,7 @@ from regard.cli.common import (
 from regard.cli.inference.look_comparison import comparison_handler, load_for_look
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.pipelines import ImageModel
+from regard.pipelines import ImageModel, Translator
 from regard.viewer import look
 from regard.viewer.page.image_requests import ImageRequestHandler
 from regard.viewer.page.image_scene import build_image_scene
@@ -76,7 +76,7 @@ class Options:
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: page.html, for image models map.png)")
     ] = None
-    """output file: a page (.html) or an image (.png, .svg)"""
+    """output file: a page (.html), an image (.png, .svg) or, with --steps or --beside, an animation (.gif)"""
     attention: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the sharpest)")] = None
     """attention to show first, by its name in regard info"""
     head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: mean of all heads)")] = None
@@ -145,7 +145,7 @@ def run(argv: list[str]) -> int:
             check_utf8(options.text, "the text"),
             None if options.target is None else check_utf8(options.target, "--target"),
             layers=options.layers,
-            config=None if options.beam is None else DecodeConfig(beam=options.beam),
+            config=_search_config(pipeline, options.beam),
             prefix="" if options.prefix is None else check_utf8(options.prefix, "--prefix"),
             name=name,
             truncate=options.truncate,
@@ -172,6 +172,14 @@ def run(argv: list[str]) -> int:
 
 def _with_model(options: Options) -> bool | None:
     return False if options.no_with_model else options.with_model or None
+
+
+def _search_config(pipeline: Any, beam: int | None) -> DecodeConfig | None:
+    """The options of beam search with this width; None: those of the model."""
+    if beam is None:
+        return None
+    decoding = pipeline.decoding if isinstance(pipeline, Translator) else DecodeConfig()
+    return replace(decoding, method="beam", beam=beam)
 
 
 def _compare(options: Options) -> int:

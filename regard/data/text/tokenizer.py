@@ -217,10 +217,28 @@ class Tokenizer:
         """
         return self.backend_tokenizer.id_to_token(token_id) or ""
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text, without special tokens."""
+    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """Encode a text, without adding special tokens; with `special_tokens`, names of such tokens in it become them.
+
+        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer.encode("the cat<eos>", special_tokens=True)
+        [4, 5, 3]
+        """
+        backend = self._backend_with_special_tokens if special_tokens else self.backend_tokenizer
         with _library_errors("The tokenizer cannot encode a text"):
-            return self.backend_tokenizer.encode(text, add_special_tokens=False).ids
+            return backend.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _backend_with_special_tokens(self) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer.from_str(self.backend_tokenizer.to_str())
+        backend.encode_special_tokens = False
+        return backend
+
+    @cached_property
+    def special_token_names(self) -> list[str]:
+        """The names of the special tokens."""
+        added = self.backend_tokenizer.get_added_tokens_decoder()
+        return [token.content for token in added.values() if token.special]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts, on all cores."""

@@ -1,7 +1,7 @@
 """Import and export of model folders in Hugging Face format.
 
 config.json                  the model's config; `architectures` names its class
-generation_config.json       ids of the tokens that start and end generated text
+generation_config.json       ids of the tokens that start and end generated text; default options of decoding
 model.safetensors            the weights; also sharded, with an index
 pytorch_model.bin            the weights as a pickle, opened only if it holds nothing but tensors
 tokenizer.json               the tokenizer; or other files, listed in `tokenizer_files`
@@ -59,11 +59,12 @@ from regard.interop.tokenizer_files import (
     write_marian_tokenizers,
     write_tokenizer,
 )
-from regard.models import BertConfig, ViTConfig, family_name
+from regard.models import BertConfig, GPTConfig, ViTConfig, family_name
 from regard.pipelines import (
     ImageModel,
     Pipeline,
     TextEncoder,
+    TextGenerator,
     Translator,
     make_pipeline,
     model_from_weights,
@@ -154,10 +155,15 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
     target = source if imported.target is imported.source else Tokenizer(imported.target, FOREIGN_KIND)
     provenance: dict[str, Any] = {"class": name, "folder": folder.name}
+    settings = None
     if not isinstance(config, BertConfig):
-        provenance |= {"generation": settings} if (settings := read_generation_settings(table, special, path)) else {}
+        is_causal = isinstance(config, GPTConfig)
+        base = TextGenerator.decoding if is_causal else Translator.decoding
+        settings = read_generation_settings(table, special, sizes[-1], path, base=base, continues_source=is_causal)
+        provenance["generation"] = settings.stored
     if (template := read_chat_template(folder)) is not None:
-        provenance["chat_template"] = template
+        names = {f"{role}_token": imported.source.id_to_token(index) for role, index in imported.special.items()}
+        provenance |= {"chat_template": template, "special_tokens": names}
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
         tokenizer_config = read_json(folder / "tokenizer_config.json")
@@ -166,6 +172,8 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
             pipeline.language_pairs = (LanguagePair(source_language, target_language),)
     if isinstance(pipeline, TextEncoder):
         pipeline.sentence = read_sentence_modules(top_folder, config.width, config.max_len) or pipeline.sentence
+    if settings is not None:
+        pipeline.decoding = settings.decoding
     return dataclasses.replace(pipeline, special=special)
 
 
@@ -209,14 +217,17 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
     imported = pipeline.training.get("imported")
     imported = imported if isinstance(imported, dict) else {}
-    additions = {"chat_template": imported["chat_template"]} if "chat_template" in imported else {}
+    additions: dict[str, Any] = {}
+    if "chat_template" in imported:  # it writes special tokens
+        additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
     if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
         additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
     if additions:
         path = folder / "tokenizer_config.json"
         write_atomically(path, json_bytes({**read_json(path), **additions}))
-    if generation:
-        generation = {**imported.get("generation", {}), **generation}
+    if "generation" in imported:  # as it was, instead of the defaults for models trained with Regard
+        generation = {key: value for key, value in generation.items() if key.endswith("token_id")}
+        generation |= imported["generation"]
     if isinstance(pipeline, TextEncoder) and config.head in ("none", "mask"):
         write_sentence_modules(folder, pipeline.sentence, config.width, config.max_len)
     if generation:

@@ -14,7 +14,7 @@ from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.text_requests import Response, TextRequestHandler
 from regard.viewer.text_look import look
 
-TEXT_FIELDS = ("target", "prefix", "instead")
+TEXT_FIELDS = ("target", "prefix", "instead", "context")
 
 
 @dataclass(frozen=True, eq=False)

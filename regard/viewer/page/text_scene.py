@@ -99,7 +99,7 @@ def build_scene(
         "format": FORMAT,
         "title": shorten_title(look.title),
         "model": {"family": look.family, "name": look.name, "regard": __version__},
-        "texts": {"source": look.source, "target": look.translation},
+        "texts": _text_headers(look),
         "output": output_header(look),
         "initial": initial,
         "sides": axis_headers(look.maps),
@@ -109,6 +109,11 @@ def build_scene(
         "links": gold_links(look),
     }
     return Scene(header, blobs, None if page_walk is None else walk_template(page_walk))
+
+
+def _text_headers(look: Look) -> dict[str, str]:
+    texts = {"source": look.source, "target": look.translation}
+    return texts | ({"context": look.context} if look.context else {})
 
 
 def initial_view(

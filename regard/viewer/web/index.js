@@ -1,7 +1,7 @@
 /** Entry point: anywidget's `render`, and `openPage`, which a saved page calls. */
 
 import { createHost, pageModel } from "./core/host.js";
-import { DEFAULT_VIEW, State, readHash, writeHash } from "./core/state.js";
+import { DEFAULT_VIEW, State, readHash, storedDepth, writeHash } from "./core/state.js";
 import { Scheduler } from "./core/scheduler.js";
 import { h, setAttributes, uniqueId } from "./core/dom.js";
 import PAGE_STYLE from "./core/page.css";
@@ -13,6 +13,7 @@ import { LookSet } from "./comparison/comparison.js";
 import { initialSelection } from "./attention/panel.js";
 import { MainView } from "./core/main_view.js";
 import { OutputSection } from "./output/output_section.js";
+import { summarySentence } from "./output/summary.js";
 import { initialImageView } from "./images/image_view.js";
 import { ExperimentView } from "./experiment/experiment_view.js";
 import { StepsView } from "./steps/steps_view.js";
@@ -98,12 +99,13 @@ async function open(host, root, form, previousView) {
     ...view,
     view: names.includes(view.view) ? view.view : names[0],
     selected: looks.has(view.selected) ? view.selected : selected,
+    added: (view.added ?? []).filter((ref) => looks.has(ref)),
     other: looks.has(view.other) ? view.other : null,
   });
   const requested = previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
   const noHead = { selected: { attention: null, head: 0 } };
   const opening = looks.has(requested.selected) ? { selected: requested.selected } : scene.attentions.length ? await initialSelection(looks) : noHead;
-  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, form: defaultForm(scene), ...withDefaults({ ...opening, ...requested }, opening.selected) }));
+  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, ...storedDepth(), form: defaultForm(scene), ...withDefaults({ ...opening, ...requested }, opening.selected) }));
   const scheduler = new Scheduler((busy) => root.toggleAttribute("data-busy", busy));
   const announcer = new Announcer();
   const context = { host, looks, attentions: looks.all[0], state, scheduler, announcer };
@@ -166,6 +168,8 @@ async function open(host, root, form, previousView) {
     });
   }
   await show(null);
+  const head = state.view.selected;
+  output.setSummary(await summarySentence(scene, looks.attentionsOf(head), head));
   if (previousView) {
     announcer.announce(scene.title);
     if (host.ownsAddress) {

@@ -89,7 +89,7 @@ def test_finished_sentences_at_the_last_learned_position(monkeypatch):
 
 def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
     in_use = []
-    load = slot_decoder.SlotDecoder._load
+    load = slot_decoder.SlotDecoder.load
 
     def spy(self, slots, taken):
         in_use.append(sum(sentence is not None for sentence in self.sentences))
@@ -97,7 +97,7 @@ def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
 
     monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
     monkeypatch.setattr(engine_module, "can_fork", lambda: False)
-    monkeypatch.setattr(slot_decoder.SlotDecoder, "_load", spy)
+    monkeypatch.setattr(slot_decoder.SlotDecoder, "load", spy)
     config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
     decode_all(transformer(), make_sources(20, longest=20), pack, config)
     assert any(in_use)

@@ -266,27 +266,6 @@ def test_other_architectures_that_claim_to_be_llama_are_errors(transformers, tmp
         import_huggingface(tmp_path)
 
 
-def test_generation_settings_are_reported_and_survive(transformers, tmp_path, caplog):
-    make_hf_model(transformers, *CASES[4], tmp_path / "in")
-    settings = {"do_sample": True, "temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1, "num_beams": 1}
-    path = tmp_path / "in/generation_config.json"
-    path.write_text(json.dumps({"eos_token_id": 3, "bos_token_id": 2, "bad_words_ids": [[0]], **settings}))
-    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    (tmp_path / "in/chat_template.jinja").write_text(template)
-    with caplog.at_level("WARNING", "regard"):
-        pipeline = import_huggingface(tmp_path / "in")
-    [line] = [record.getMessage() for record in caplog.records]
-    assert line.endswith(
-        "(pass --method sample --temperature 0.6 to decode as it says; unsupported: repetition_penalty = 1.1)."
-    )
-    pipeline.save(tmp_path / "saved")
-    export_huggingface(load(tmp_path / "saved", "cpu"), tmp_path / "out")
-    exported = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
-    assert (exported.do_sample, exported.temperature, exported.repetition_penalty) == (True, 0.6, 1.1)
-    assert exported.eos_token_id == 3
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == template
-
-
 def test_missing_eos_token_is_an_error(transformers, tmp_path):
     make_hf_model(transformers, *CASES[11], tmp_path, eos_token_id=None)
     with pytest.raises(RegardError, match="eos_token_id is missing"):

@@ -258,7 +258,8 @@ class CudaDecoder(StaticDecoder):
                 **{name: getattr(state, name) for name in state.tensors()},
                 eos=special.eos,
                 length_penalty=state.config.length_penalty,
-                patience=state.config.patience,
+                enough=state.config.enough,
+                early_stopping=state.config.early_stopping,
             )
         else:
             names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")

@@ -99,6 +99,9 @@ class CpuDecoder(StaticDecoder):
 
     def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
         super().select_slots(slots)
+        rows = len(slots) * self.hypotheses
+        if rows > len(self.x):
+            self.x = np.zeros((rows, self.x.shape[1]), np.float32)
         self._take_views()
 
     def advance(self, state: Any, offsets: Array, constraints: Any) -> None:
@@ -128,7 +131,7 @@ class CpuDecoder(StaticDecoder):
         if isinstance(state, BeamState):
             decode_choice_cpu.beam_update(
                 *(self.top, self.ids, self.positions, limit, special.eos),
-                *(float(state.config.length_penalty), float(state.config.patience)),
+                *(float(state.config.length_penalty), float(state.config.enough), state.config.early_stopping),
                 **arrays,
             )
         else:
@@ -249,5 +252,5 @@ class CpuSlotDecoder(SlotDecoder):
         super().run()
         _return_memory(self.model.model, self.model.memory)
 
-    def _step(self) -> None:
+    def step(self) -> None:
         self.model.advance(self.state, self.offsets.numpy(), self.constraints)

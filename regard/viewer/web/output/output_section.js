@@ -55,6 +55,7 @@ export class OutputSection {
     this.selected = masked >= 0 ? masked : leastCertain(this.steps);
     this.bars = h("section", { class: "prediction", id: uniqueId("prediction"), "aria-label": "Probabilities" });
     this.tokens = this.tokenButtons();
+    this.summary = h("p", { class: "summary", hidden: true });
     this.element = h("div", { class: "output-section" }, h("style", {}, OUTPUT_STYLE), this.heading(), this.hasBars ? this.bars : null);
     if (this.hasBars) this.select(this.selected);
   }
@@ -128,9 +129,16 @@ export class OutputSection {
       { class: classes.filter(Boolean).join(" ") },
       h("h1", {}, sourceLine || targetLine ? [sourceLine, sourceLine && targetLine ? " " : null, targetLine] : this.scene.title),
       tokens,
+      this.summary,
       typeof this.scene.similarity === "number" ? this.similarity() : null,
       forced ? h("p", { class: "secondary" }, "All models are given this translation (teacher forcing), so that their rows are the same. What each outputs itself is written above its map.") : null,
     );
+  }
+
+  /** Shows the sentence that summarizes output and attention. @param {any[] | null} children */
+  setSummary(children) {
+    this.summary.hidden = children === null;
+    setChildren(this.summary, children ?? []);
   }
 
   /** The similarity of two embedded texts. */
@@ -249,6 +257,7 @@ export class OutputSection {
   /** In other views, only the texts are shown. @param {boolean} compact */
   setCompact(compact) {
     this.bars.hidden = compact;
+    this.summary.toggleAttribute("data-compact", compact);
     if (this.panel) this.panel.hidden = compact;
     this.element.toggleAttribute("data-compact", compact);
   }

@@ -1,0 +1,1 @@
+"""Explanations of an output: effects of heads (ablation), logit lens, gradient × input attribution, rollout."""

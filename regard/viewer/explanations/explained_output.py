@@ -1,0 +1,159 @@
+"""The output that is explained: the predictions of a look, and the inputs from which the model makes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.pipelines import TextEncoder, TextGenerator, Translator
+from regard.viewer.image_look import ImageLook
+from regard.viewer.outcomes import Outcome, compute_outcome, masked_inputs
+from regard.viewer.text_look import Look
+
+# Logits of a batch: its number of tokens is limited accordingly.
+MAX_BATCH_LOGITS, MAX_BATCH_TOKENS = 1 << 25, 8192
+
+
+class ExplainedStep(NamedTuple):
+    """A prediction: the index of its input, the row of the logits, and the id of the token or label."""
+
+    sequence: int
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class ExplainedOutput:
+    """The predictions of an output.
+
+    A translation is predicted from the source and the target before each token (teacher forcing), a continuation from
+    the text before each token. A masked language model predicts the most likely token at each masked position; of a
+    text without masked tokens, every token with this token masked. A classifier predicts the most likely label.
+    """
+
+    inputs: list[tuple[list[int], ...]]
+    """ids of each input: source and target, or a text; of an image, an empty tuple"""
+    steps: list[ExplainedStep]
+    tokens: list[str]
+    """the token or label of each step"""
+
+    @property
+    def input_tokens(self) -> int:
+        """Number of tokens of all inputs."""
+        return sum(len(ids) for one in self.inputs for ids in one)
+
+
+def explain_output(look: Look | ImageLook, outcome: Outcome | None = None) -> ExplainedOutput:
+    """The explained output of a look; raises an error for a model without predictions, such as an embedder.
+
+    >>> explain_output(look(translator, "The cat sleeps.")).tokens  # doctest: +SKIP
+    ['le', 'chat', 'dort', '.', '<eos>']
+    """
+    if isinstance(look, ImageLook):
+        if look.label is None:
+            raise _nothing_to_explain(look.run.model.config.head)
+        return ExplainedOutput([()], [ExplainedStep(0, 0, look.label_index(look.label))], [look.label])
+    pipeline = look.pipeline
+    if pipeline is None:
+        raise RegardError("This look has no model.", "Create it with regard.look.")
+    outcome = outcome or compute_outcome(look)
+    tokens = [one.token for one in outcome.steps]
+    if isinstance(pipeline, Translator):
+        source, target = look.ids
+        columns = [*target[1:], pipeline.special.eos]
+        return ExplainedOutput([(source, target)], _steps(0, 0, columns), tokens)
+    (ids,) = look.ids
+    if isinstance(pipeline, TextGenerator):
+        added = outcome.generated
+        if added:
+            return ExplainedOutput([([*ids, *added[:-1]],)], _steps(0, len(ids) - 1, added), tokens)
+        best = _best_columns(look, ids)[-1]
+        return ExplainedOutput([(ids,)], _steps(0, len(ids) - 1, [best]), [_token_text(pipeline, best)])
+    head = pipeline.model.config.head
+    if head == "classify":
+        labels = pipeline.model.config.labels
+        best = labels.index(outcome.text)
+        return ExplainedOutput([(ids,)], [ExplainedStep(0, 0, best)], [outcome.text])
+    if head != "mask":
+        raise _nothing_to_explain(head)
+    texts = masked_inputs(pipeline, ids)
+    if texts != [ids]:
+        steps = [ExplainedStep(i, i, column) for i, column in enumerate(ids)]
+        return ExplainedOutput([(one,) for one in texts], steps, tokens)
+    masked = [i for i, token in enumerate(ids) if token == pipeline.special.mask] or list(range(len(ids)))
+    best_ids = _best_columns(look, ids)
+    steps = [ExplainedStep(0, i, best_ids[i]) for i in masked]
+    return ExplainedOutput([(ids,)], steps, [_token_text(pipeline, step.column) for step in steps])
+
+
+def _steps(sequence: int, first_row: int, columns: Sequence[int]) -> list[ExplainedStep]:
+    return [ExplainedStep(sequence, first_row + i, column) for i, column in enumerate(columns)]
+
+
+def _nothing_to_explain(head: str) -> RegardError:
+    return RegardError(
+        f"A model with the head {head} predicts no tokens and no single label: there is no output to explain.",
+        "Use a translator, a language model, a masked language model or a classifier.",
+    )
+
+
+def _token_text(pipeline: Any, token: int) -> str:
+    return pipeline.tokenizer.decode([token]) or pipeline.tokenizer.vocabulary[token]
+
+
+@torch.no_grad()
+def _best_columns(look: Look, ids: list[int]) -> list[int]:
+    """The most likely token of each row."""
+    return run_inputs(look, [(ids,)])[0].argmax(-1).tolist()
+
+
+def model_of(look: Look | ImageLook) -> Any:
+    """The model of a look."""
+    return look.run.model if isinstance(look, ImageLook) else look.pipeline.model
+
+
+def model_inputs(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> list[Any]:
+    """The arguments of the model's forward for a batch of inputs."""
+    if isinstance(look, ImageLook):
+        assert isinstance(look.run.images, Tensor)
+        return [look.run.images.expand(len(inputs), -1, -1, -1)]
+    return [look.pipeline.pack(list(side)) for side in zip(*inputs)]
+
+
+def split_logits(
+    look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]], logits: Float[Tensor, "rows V"]
+) -> list[Float[Tensor, "_ V"]]:
+    """The logits of each input: one row per token, or a single row of labels."""
+    is_label = isinstance(look, ImageLook) or (
+        isinstance(look.pipeline, TextEncoder) and look.pipeline.model.config.head == "classify"
+    )
+    return list(logits.float().split([1 if is_label else len(one[-1]) for one in inputs]))
+
+
+def run_inputs(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> list[Float[Tensor, "_ V"]]:
+    """The logits of the model for a batch of inputs."""
+    model = model_of(look).eval()
+    return split_logits(look, inputs, model(*model_inputs(look, inputs)))
+
+
+def step_logprob(look: Look | ImageLook, logits: Float[Tensor, "_ V"], step: ExplainedStep) -> Float[Tensor, ""]:
+    """Log-probability of a prediction; of a regression, its value."""
+    row = logits[step.row]
+    match getattr(model_of(look).config, "problem_type", "single_label"):
+        case "multi_label":
+            return nn.functional.logsigmoid(row[step.column])
+        case "regression":
+            return row[step.column]
+    return row.log_softmax(-1)[step.column]
+
+
+def batch_size(look: Look | ImageLook, output: ExplainedOutput) -> int:
+    """Number of inputs per batch, limited by memory."""
+    config = model_of(look).config
+    vocab = getattr(config, "target_vocab", 0) or getattr(config, "vocab", 0) or 1
+    longest = max(sum(map(len, one)) for one in output.inputs) or config.max_len
+    return max(1, min(MAX_BATCH_LOGITS // vocab, MAX_BATCH_TOKENS) // longest)

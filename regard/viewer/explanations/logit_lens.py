@@ -1,0 +1,158 @@
+"""Logit lens (nostalgebraist 2020): the output layer applied to the residual stream after every layer."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.models import GPT, Bert, Transformer, ViT
+from regard.pipelines import TextGenerator
+from regard.viewer.explanations.explained_output import (
+    ExplainedOutput,
+    ExplainedStep,
+    batch_size,
+    explain_output,
+    model_inputs,
+    model_of,
+    split_logits,
+)
+from regard.viewer.image_look import ImageLook
+from regard.viewer.text_look import Look
+
+# Candidates per layer and position.
+LENS_TOP_K = 5
+
+
+@dataclass(frozen=True, eq=False)
+class LogitLens:
+    """What the model would predict after each layer, if it skipped the layers after it."""
+
+    layers: list[str]
+    """the embedding, then every layer"""
+    tokens: list[str]
+    """the token or label at each position of the output"""
+    probabilities: Float[np.ndarray, "L T"]
+    """probability of this token after each layer"""
+    columns: Int[np.ndarray, "L T K"] = field(repr=False)
+    """ids of the most likely tokens or labels after each layer"""
+    top_probabilities: Float[np.ndarray, "L T K"] = field(repr=False)
+    names: dict[int, str] = field(repr=False)
+    """text of each id"""
+
+    def candidates(self, layer: int, position: int) -> dict[str, float]:
+        """The most likely tokens or labels after a layer (0: embedding), with their probabilities."""
+        columns = self.columns[layer, position].tolist()
+        probabilities = self.top_probabilities[layer, position].tolist()
+        return {self.names[column]: probability for column, probability in zip(columns, probabilities)}
+
+
+@torch.no_grad()
+def compute_logit_lens(
+    look: Look | ImageLook, output: ExplainedOutput | None = None, *, last: int | None = None
+) -> LogitLens:
+    """The logit lens at the positions of the output; of a language model, at all positions of the text.
+
+    `last` limits the number of positions to the last ones.
+
+    >>> lens = compute_logit_lens(look(translator, "The cat sleeps."))  # doctest: +SKIP
+    >>> lens.layers, lens.candidates(2, 0)  # doctest: +SKIP
+    (['embedding', 'layer 1', 'layer 2'], {'le': 0.93, 'la': 0.04, 'un': 0.01, 'une': 0.01, 'les': 0.0})
+    """
+    output = output or explain_output(look)
+    model = model_of(look).eval()
+    check_has_lens(model)
+    steps, tokens = lens_steps(look, output)
+    cut = slice(0 if last is None else max(0, len(steps) - last), None)
+    steps, tokens = steps[cut], tokens[cut]
+    per_layer: list[list[Tensor]] = []  # by layer, the probabilities of each step
+    size = batch_size(look, output)
+    for first in range(0, len(output.inputs), size):
+        inputs = output.inputs[first : first + size]
+        arguments = model_inputs(look, inputs)
+        with record_streams(model) as streams:
+            # The forward of an image classifier skips the patches in the last block.
+            model.encode(*arguments) if isinstance(model, ViT) else model(*arguments)
+        for layer, stream in enumerate(streams):
+            logits = split_logits(look, inputs, unembed(model, stream, arguments[-1]))
+            if layer == len(per_layer):
+                per_layer.append([])
+            per_layer[layer] += [
+                logits[one.sequence - first][one.row].softmax(-1)
+                for one in steps
+                if first <= one.sequence < first + len(inputs)
+            ]
+    probabilities = torch.stack([torch.stack(rows) for rows in per_layer])
+    best, columns = probabilities.topk(min(LENS_TOP_K, probabilities.shape[-1]))
+    own = probabilities[:, range(len(steps)), [one.column for one in steps]]
+    names = _names(look, sorted(set(columns.flatten().tolist())))
+    layers = ["embedding", *(f"layer {i + 1}" for i in range(len(per_layer) - 1))]
+    return LogitLens(layers, tokens, own.cpu().numpy(), columns.cpu().numpy(), best.cpu().numpy(), names)
+
+
+def lens_steps(look: Look | ImageLook, output: ExplainedOutput) -> tuple[list[ExplainedStep], list[str]]:
+    """Positions of the lens: those of the output; of a language model, also those of the text before it."""
+    if isinstance(look, ImageLook) or not isinstance(look.pipeline, TextGenerator):
+        return output.steps, output.tokens
+    ((ids,),) = output.inputs
+    first = output.steps[0].row
+    before = [ExplainedStep(0, row, ids[row + 1]) for row in range(first)]
+    tokenizer = look.pipeline.tokenizer
+    texts = [tokenizer.decode([one.column]) or tokenizer.vocabulary[one.column] for one in before]
+    return before + output.steps, texts + output.tokens
+
+
+def check_has_lens(model: nn.Module) -> None:
+    """Raise an error unless the model has layers with a residual stream that ends in an output layer."""
+    is_residual = isinstance(model, Transformer | GPT | Bert | ViT)
+    if not is_residual or getattr(model, "output", None) is None or getattr(model.config, "head", "") == "segment":
+        raise RegardError(
+            f"The logit lens needs a residual stream and an output layer; {type(model).__name__} has none.",
+            "Use a Transformer with an output layer.",
+        )
+
+
+@contextmanager
+def record_streams(model: Any) -> Iterator[list[Float[Tensor, "*n E"]]]:
+    """Record the residual stream: the input of the first block, and the output of every block."""
+    streams: list[Tensor] = []
+    blocks: Sequence[nn.Module] = model.decoder if isinstance(model, Transformer) else model.blocks
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not streams:
+            streams.append(args[0])
+
+    with ExitStack() as stack:
+        stack.callback(blocks[0].register_forward_pre_hook(enter).remove)
+        for block in blocks:
+            hook = block.register_forward_hook(lambda module, args, out: streams.append(out))
+            stack.callback(hook.remove)
+        yield streams
+
+
+def unembed(model: Any, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+    """Final norm, head and output layer on a residual stream."""
+    match model:
+        case Transformer():
+            return model.output(model.final_norm(stream))
+        case ViT():
+            return model.logits(model.pool(stream if model.norm_is_last else model.norm(stream), inputs))
+        case Bert():
+            x = model.norm(stream)
+            x = model.mask_head(x) if model.mask_head is not None else model.pool(x, inputs)
+            return model.output(x)
+    return model.output(model.norm(stream))
+
+
+def _names(look: Look | ImageLook, columns: Sequence[int]) -> dict[int, str]:
+    labels = getattr(model_of(look).config, "labels", ())
+    if labels:
+        return {column: labels[column] for column in columns}
+    assert isinstance(look, Look)
+    tokenizer = look.pipeline.tokenizers[-1]
+    return {column: tokenizer.decode([column]) or tokenizer.vocabulary[column] for column in columns}

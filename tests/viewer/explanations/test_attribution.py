@@ -1,0 +1,103 @@
+"""Gradient × input against directional derivatives and against autograd by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from regard.errors import RegardError
+from regard.layers.packed import pack
+from regard.viewer.explanations import explained_output
+from regard.viewer.explanations.attribution import compute_attribution
+from regard.viewer.explanations.explained_output import explain_output, model_of
+from tests.viewer import image_models, text_models
+
+FORMS = ["transformer", "BART", "luong", "bahdanau", "gpt", "llama", "bert", "albert", "classify"]
+
+
+def scaled_logprob(look, output, step, side, token, factor):
+    """The log-probability of a prediction if the embedding of one input token is multiplied by a factor."""
+    one = output.steps[step]
+    model = model_of(look)
+    calls = []
+
+    def scale(module, args, out):
+        calls.append(None)
+        if len(calls) - 1 != side:
+            return out
+        out = out.clone()
+        rows = out[0] if out.dim() == 3 else out
+        rows[token] *= factor
+        return out
+
+    modules = [getattr(model, name).tokens for name in ("source_embedding", "target_embedding") if hasattr(model, name)]
+    modules = modules or [model.embedding.tokens if output.inputs[0] else model.embedding.patches]
+    hooks = [module.register_forward_hook(scale) for module in set(modules)]
+    try:
+        inputs = [pack([ids]) for ids in output.inputs[one.sequence]] or [look.run.images.double()]
+        return model(*inputs)[one.row].log_softmax(-1)[one.column].item()
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@torch.no_grad()
+def test_attribution_is_the_derivative_along_the_embedding(form):
+    look = text_models.make_look(text_models.make_pipeline(form))
+    output, found = explain_output(look), compute_attribution(look)
+    model_of(look).double()
+    epsilon = 1e-5
+    for side, (name, values) in enumerate(found.values.items()):
+        assert values.shape == (len(found.tokens), len(found.inputs[name]))
+        for step in {0, len(output.steps) - 1}:
+            for token in {0, values.shape[1] // 2}:
+                up, down = (scaled_logprob(look, output, step, side, token, 1 + e) for e in (epsilon, -epsilon))
+                assert values[step, token] == pytest.approx((up - down) / (2 * epsilon), abs=2e-4, rel=1e-3)
+        if name == "target":
+            assert not np.triu(values, 1).any()  # no token depends on later ones
+        assert np.abs(values).max() > 1e-3
+
+
+@pytest.mark.parametrize("form", ["class", "stem"])
+@torch.no_grad()
+def test_attribution_of_patches(form):
+    look = image_models.cached_look(form)
+    label = look.run.model.config.labels[1]
+    found = look.attribution(label)
+    assert found.shape == look.grid
+    model = image_models.model_of(form).double()
+    double = image_models.regard.look(model, look.run.images[0].double())
+    output = explain_output(double)
+    output = explained_output.ExplainedOutput(output.inputs, [output.steps[0]._replace(column=1)], [label])
+    for patch in (0, 3):
+        up, down = (scaled_logprob(double, output, 0, 0, patch, 1 + e) for e in (1e-5, -1e-5))
+        assert found.flat[patch] == pytest.approx((up - down) / 2e-5, abs=1e-4, rel=1e-3)
+
+
+def test_attribution_equals_autograd_by_hand():
+    """A language model: the gradient through a copy of its embeddings, without hooks."""
+    look = text_models.cached_look("gpt")
+    model, output = look.pipeline.model, explain_output(look)
+    ((ids,),) = output.inputs
+    tokens = pack([ids])
+    x = model.embedding(tokens.ids, tokens.positions).detach().requires_grad_()
+    h = x
+    for block in model.blocks:
+        h = block(h, tokens.offsets, tokens.positions)
+    logprobs = model.output(model.norm(h)).log_softmax(-1)
+    for i in (0, 2):
+        step = output.steps[i]
+        (gradient,) = torch.autograd.grad(logprobs[step.row, step.column], x, retain_graph=True)
+        np.testing.assert_allclose(look.attribution().values["text"][i], (gradient * x).sum(-1).detach(), atol=1e-5)
+
+
+def test_several_batches(monkeypatch):
+    look = text_models.cached_look("bert")
+    whole = look.attribution().values["text"]
+    monkeypatch.setattr(explained_output, "MAX_BATCH_TOKENS", 13)
+    np.testing.assert_allclose(look.attribution().values["text"], whole, atol=1e-6)
+
+
+def test_segmenters_have_no_attribution():
+    with pytest.raises(RegardError, match="needs an image classifier"):
+        image_models.cached_look("linear").attribution()
