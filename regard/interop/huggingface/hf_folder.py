@@ -193,6 +193,8 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
         return _write_model(folder, table, tensors)
     source, target = pipeline.tokenizers
+    imported = pipeline.training.get("imported")
+    imported = imported if isinstance(imported, dict) else {}
     family = family_name(config)
     writers = {architecture.family: architecture.write for architecture in ARCHITECTURES.values()}
     if family not in writers:
@@ -206,7 +208,9 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         source = target = join_tokenizers(source, target, config.source_vocab)
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
         config = join_config(config)
-    table, generation, tensors = writers[family](config, special, weights)
+    # Of several classes that compute the same, a language model keeps the one that it was imported from.
+    preferred = [imported.get("class", "")] if family == "gpt" else []
+    table, generation, tensors = writers[family](config, special, weights, *preferred)
     if special.other_eos:
         for written in (table, generation):
             written["eos_token_id"] = list(special.ends)
@@ -215,8 +219,6 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
-    imported = pipeline.training.get("imported")
-    imported = imported if isinstance(imported, dict) else {}
     additions: dict[str, Any] = {}
     if "chat_template" in imported:  # it writes special tokens
         additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
@@ -287,7 +289,7 @@ def _model_types(name: str) -> tuple[str, ...]:
     >>> _model_types("MBartForConditionalGeneration"), _model_types("XLMRobertaModel")
     (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
     """
-    prefixes = {"XLMRoberta": "xlm-roberta", "DistilBert": "distilbert"}
+    prefixes = {"XLMRoberta": "xlm-roberta", "Gemma3": "gemma3_text", "GPTNeoX": "gpt_neox"}
     family = re.split("Model|For|LMHead|MTModel", name)[0]
     model_type = prefixes.get(family, family.lower())
     same = ("xlm-roberta", "roberta", "camembert")  # only their tokenizers differ

@@ -99,6 +99,11 @@ def check_tensor_parallel(recipe: Recipe, given: Container[str] = DIVIDED_SIZES)
             "divided among ranks.",
             "Remove train.tensor_parallel.",
         )
+    if getattr(recipe.model, "qk_norm_joint", False):
+        raise RegardError(
+            "Tensor parallelism divides the heads, over all of which model.qk_norm_joint normalizes.",
+            "Remove one of train.tensor_parallel and model.qk_norm_joint.",
+        )
     if config.compile:
         raise RegardError(
             "train.compile does not support tensor parallelism.",
