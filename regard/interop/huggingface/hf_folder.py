@@ -24,6 +24,7 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from regard.config_reader import json_bytes
+from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
@@ -166,8 +167,9 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
         tokenizer_config = read_json(folder / "tokenizer_config.json")
-        languages = [tokenizer_config.get(key) for key in _LANGUAGE_KEYS]
-        pipeline.languages = tuple(name for name in languages if isinstance(name, str)) if all(languages) else ()
+        source_language, target_language = (tokenizer_config.get(key) for key in _LANGUAGE_KEYS)
+        if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
+            pipeline.language_pairs = (LanguagePair(source_language, target_language),)
     if isinstance(pipeline, TextEncoder):
         pipeline.sentence = read_sentence_modules(top_folder, config.width, config.max_len) or pipeline.sentence
     if settings is not None:
@@ -220,7 +222,7 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     additions: dict[str, Any] = {}
     if "chat_template" in imported:  # it writes special tokens
         additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
-    if isinstance(pipeline, Translator):
+    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
         additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
     if additions:
         path = folder / "tokenizer_config.json"
