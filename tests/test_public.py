@@ -46,6 +46,7 @@ PUBLIC = {
         "SCORES",
         "ScaledDot",
         "Score",
+        "SoftCap",
         "attend",
         "causal",
         "explain",

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from regard.config_reader import fill_config, json_bytes, read_json
 from regard.data.images.resizing import Resizing
+from regard.data.text.language_pairs import LanguagePair, add_directions, format_language_pairs, parse_language_pairs
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.decode import DecodeConfig
@@ -39,6 +40,7 @@ from regard.pipelines.migration import migrate_names
 from regard.pipelines.pipeline import Pipeline
 from regard.pipelines.sentence_embedding import read_sentence_embedding, write_sentence_embedding
 from regard.pipelines.shortlist_file import SHORTLIST_FILE, read_shortlist, write_shortlist
+from regard.pipelines.target_language import without_target
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import TextGenerator
 from regard.pipelines.translator import Translator
@@ -106,6 +108,8 @@ def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "
     """
     check_value(WeightPrecision, precision, "precision")
     folder = Path(path)
+    if isinstance(pipeline, Translator):
+        pipeline = without_target(pipeline)
     write_tokenizers(folder, *pipeline.tokenizers)
     write_atomically(folder / "training.json", json_bytes(pipeline.training))
     if isinstance(pipeline, Translator) and pipeline.shortlist is not None:
@@ -131,8 +135,8 @@ def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = 
     if pipeline.tokenizers:
         config["shared_tokenizer"] = pipeline.tokenizers[0] is pipeline.tokenizers[-1]
         config[_FINGERPRINTS] = _fingerprints(folder)
-    if isinstance(pipeline, Translator) and pipeline.languages:
-        config["languages"] = list(pipeline.languages)
+    if isinstance(pipeline, Translator) and pipeline.language_pairs:
+        config["languages"] = format_language_pairs(pipeline.language_pairs)
     if isinstance(pipeline, TextEncoder):
         config |= write_sentence_embedding(folder, pipeline.sentence)
     if isinstance(pipeline, Translator | TextGenerator) and pipeline.decoding != type(pipeline).decoding:
@@ -232,7 +236,7 @@ def load(path, device="auto", *, expect=None):
 def read_pipeline_settings(pipeline: Pipeline, folder: Path) -> None:
     """Set what a folder contains for its pipeline beside model and tokenizers."""
     if isinstance(pipeline, Translator):
-        pipeline.languages = read_languages(folder)
+        pipeline.language_pairs = read_language_pairs(folder)
     path = folder / "config.json"
     if isinstance(pipeline, Translator | TextGenerator):
         pipeline.decoding = _read_part(path, _DECODING, DecodeConfig()) or pipeline.decoding
@@ -327,25 +331,31 @@ def make_pipeline(
         model, *tokenizers[: kind.tokenizer_count], training=training, special=special or kind.special
     )
     if isinstance(pipeline, Translator):  # at the start of training there is no config.json to read them from
-        pipeline.languages = _recipe_languages(training)
+        pipeline.language_pairs = _recipe_language_pairs(training)
     return pipeline
 
 
-def _recipe_languages(training: Any) -> tuple[str, ...]:
-    """The languages in the recipe of a training.json, which may hold anything."""
-    for key in ("recipe", "data", "languages"):
+def _recipe_language_pairs(training: Any) -> tuple[LanguagePair, ...]:
+    """The language pairs in the recipe of a training.json, which may hold anything."""
+    for key in ("recipe", "data"):
         training = training.get(key) if isinstance(training, dict) else None
-    languages = training if isinstance(training, list | tuple) else ()
-    return tuple(code for code in languages if isinstance(code, str))
+    if not isinstance(training, dict):
+        return ()
+    languages = training.get("languages")
+    try:
+        pairs = parse_language_pairs([code for code in languages or () if isinstance(code, str)])
+    except (RegardError, TypeError):
+        return ()
+    return add_directions(pairs, training.get("both_directions") is True)
 
 
-def read_languages(folder: Path) -> tuple[str, ...]:
-    """The language codes in config.json; empty if there are none."""
+def read_language_pairs(folder: Path) -> tuple[LanguagePair, ...]:
+    """The language pairs in config.json; empty if there are none."""
     path = folder / "config.json"
     languages = read_json(path).get("languages", [])
     if not isinstance(languages, list) or not all(isinstance(code, str) for code in languages):
         raise RegardError(f"{path}: languages must be a list of codes (got {languages!r}).", "Fix the file.")
-    return tuple(languages)
+    return parse_language_pairs(languages, f"{path}: languages")
 
 
 def read_precision(folder: Path) -> WeightPrecision:

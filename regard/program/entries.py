@@ -210,7 +210,7 @@ def _gpt_entries(model: GPT) -> dict[str, EntryPoint]:
 
     def prompt(model: GPT, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         caches = [FunctionalKVCache() for _ in model.blocks]
-        logits = model.output(model._features(_padded(ids, mask), list(caches)))
+        logits = model.logits(model._features(_padded(ids, mask), list(caches)))
         return logits, mask.sum(1), *(tensor for cache in caches for tensor in cache.tensors)
 
     def step(model: GPT, last: Tensor, lengths: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -83,6 +83,8 @@ def plain_search_reason(
             return "the model is in training mode"
         if any(module._forward_hooks or module._forward_pre_hooks for module in iterate_modules(member)):
             return "the model has forward hooks"
+        if isinstance(member, GPT) and member.config.rotary_scaling == "dynamic":
+            return "dynamic rotary scaling depends on the length of the text"
         if isinstance(member, Transformer) and member.decoder_bias is not None:
             score = member.config.decoder_score
             if score not in ("dot", "scaled_dot"):

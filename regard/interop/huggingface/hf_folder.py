@@ -25,6 +25,7 @@ from torch import Tensor
 
 from regard.config_reader import json_bytes
 from regard.data.images.resizing import Resizing
+from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
@@ -168,8 +169,9 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
         tokenizer_config = read_json(folder / "tokenizer_config.json")
-        languages = [tokenizer_config.get(key) for key in _LANGUAGE_KEYS]
-        pipeline.languages = tuple(name for name in languages if isinstance(name, str)) if all(languages) else ()
+        source_language, target_language = (tokenizer_config.get(key) for key in _LANGUAGE_KEYS)
+        if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
+            pipeline.language_pairs = (LanguagePair(source_language, target_language),)
     if isinstance(pipeline, TextEncoder):
         pipeline.sentence = read_sentence_modules(top_folder, config.width, config.max_len) or pipeline.sentence
     if settings is not None:
@@ -194,6 +196,8 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
         return _write_model(folder, table, tensors)
     source, target = pipeline.tokenizers
+    imported = pipeline.training.get("imported")
+    imported = imported if isinstance(imported, dict) else {}
     family = family_name(config)
     writers = {architecture.family: architecture.write for architecture in ARCHITECTURES.values()}
     if family not in writers:
@@ -207,7 +211,9 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         source = target = join_tokenizers(source, target, config.source_vocab)
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
         config = join_config(config)
-    table, generation, tensors = writers[family](config, special, weights)
+    # Of several classes that compute the same, a language model keeps the one that it was imported from.
+    preferred = [imported.get("class", "")] if family == "gpt" else []
+    table, generation, tensors = writers[family](config, special, weights, *preferred)
     if special.other_eos:
         for written in (table, generation):
             written["eos_token_id"] = list(special.ends)
@@ -216,12 +222,10 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
-    imported = pipeline.training.get("imported")
-    imported = imported if isinstance(imported, dict) else {}
     additions: dict[str, Any] = {}
     if "chat_template" in imported:  # it writes special tokens
         additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
-    if isinstance(pipeline, Translator):
+    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
         additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
     if additions:
         path = folder / "tokenizer_config.json"
@@ -293,7 +297,7 @@ def _model_types(name: str) -> tuple[str, ...]:
     >>> _model_types("MBartForConditionalGeneration"), _model_types("XLMRobertaModel")
     (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
     """
-    prefixes = {"XLMRoberta": "xlm-roberta", "DistilBert": "distilbert"}
+    prefixes = {"XLMRoberta": "xlm-roberta", "Gemma3": "gemma3_text", "GPTNeoX": "gpt_neox"}
     family = re.split("Model|For|LMHead|MTModel", name)[0]
     model_type = prefixes.get(family, family.lower())
     same = ("xlm-roberta", "roberta", "camembert")  # only their tokenizers differ

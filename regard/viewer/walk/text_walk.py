@@ -13,7 +13,8 @@ from regard.layers.packed import pack
 from regard.models import Bert, Seq2Seq
 from regard.pipelines import Translator
 from regard.program import forward_program
-from regard.viewer.text_look import Look, TokenAxis
+from regard.viewer.text_look import Look
+from regard.viewer.token_axis import TokenAxis
 from regard.viewer.walk import limits
 from regard.viewer.walk.computation import Computation
 from regard.viewer.walk.module_outputs import ModuleOutputs

@@ -23,6 +23,7 @@ from tests.decode.engine.helpers import (
     special_options,
     transformer,
 )
+from tests.models.gpt_variants import VARIANTS
 
 SCORES = ("dot", "scaled_dot", "cosine", "general", "concat", "location")
 SCORE_OPTIONS = ("encoder_score", "decoder_score", "cross_score")
@@ -39,6 +40,7 @@ MODELS = {
     "rotary, grouped heads": (transformer, {"positions": "rotary", "heads": 4, "kv_heads": 2, "qk_norm": True}),
     "embedding norm, output bias": (transformer, {"embedding_norm": True, "output_bias": True, "tied": False}),
     "GPT-2": (gpt, GPT2_OPTIONS),
+    **{f"gpt, {name}": (gpt, {"heads": 4} | options) for name, options in VARIANTS.items()},
 }
 
 

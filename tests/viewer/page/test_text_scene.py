@@ -22,7 +22,7 @@ from regard.version import __version__
 from regard.viewer import AttentionMap, Look, look
 from regard.viewer.page import text_scene
 from regard.viewer.page.text_scene import Scene, build_scene
-from regard.viewer.text_look import TokenAxis, _token_axis
+from regard.viewer.token_axis import TokenAxis, build_axis
 from tests.attention.helpers import SCORE_NAMES, Slope, masks, scores
 from tests.viewer.helpers import weights
 
@@ -206,6 +206,16 @@ def test_language_models():
     assert [one["k"]["shape"] for one in made.header["attentions"]] == [[5, 2, 4]] * 2
 
 
+def test_sliding_windows_and_soft_capping():
+    generator = make_text_pipeline("gpt")
+    config = dataclasses.replace(generator.model.config, sliding_windows=(2, 0), score_cap=0.7)
+    seen = look(dataclasses.replace(generator, model=amplify_weights(make_model(config))), SOURCE)
+    made = build_scene(seen)
+    compare(seen, made)
+    assert [one["mask"] for one in made.header["attentions"]] == [{"op": "window", "size": 2}, {"op": "causal"}]
+    assert made.header["attentions"][0]["score"]["cap"] == 0.7
+
+
 def test_layers_with_shared_weights_are_separate_attentions():
     seen = look(make_text_pipeline("bert"), SOURCE)
     made = build_scene(seen)
@@ -372,7 +382,7 @@ def test_word_indices_of_ids_that_the_tokenizer_would_not_choose():
     """A translation may contain <unk>, or other pieces than the tokenizer would choose."""
     tokenizer = Tokenizer.train(["ab ab", "a b"], "bpe", vocab_size=30)
     letters = [tokenizer.backend_tokenizer.token_to_id(piece) for piece in ("▁", "a", "b")]
-    side = _token_axis(tokenizer, "ab ab", [*letters, 1, *tokenizer.encode("ab")], str.split)
+    side = build_axis(tokenizer, "ab ab", [*letters, 1, *tokenizer.encode("ab")], str.split)
     assert side.tokens[3:] == ["<unk>", "ab"]
     assert side.words[-1] == max(side.words) == 1
     assert tokenizer.encode("ab ab") != letters
@@ -396,7 +406,7 @@ def test_leading_space_of_llama_is_not_the_first_letter():
     library = tokenizers.Tokenizer(tokenizers.models.BPE({"▁": 0, "h": 1, "i": 2, "<unk>": 3}, [], unk_token="<unk>"))
     normalizers = tokenizers.normalizers
     library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    axis = _token_axis(Tokenizer(library, "foreign"), "hi", [0, 1, 2], str.split)
+    axis = build_axis(Tokenizer(library, "foreign"), "hi", [0, 1, 2], str.split)
     assert axis.tokens == ["▁", "h", "i"]
     assert axis.words[1:] == [0, 0]
 

@@ -49,8 +49,7 @@ class CpuDecoder(StaticDecoder):
         self.rotary = EMPTY_TABLE
         rotary = self.blocks[0].attention.rotary
         if rotary is not None:
-            angle = torch.arange(capacity)[:, None].float() * rotary.rates
-            self.rotary = to_array(torch.cat((angle.cos(), angle.sin()), dim=1))
+            self.rotary = to_array(torch.cat(rotary.tables(torch.arange(capacity)), dim=-1)[:, 0])
         bias = self.self_attention[0].distance_bias
         self.distance_bias = EMPTY_TABLE if bias is None else to_array(bias.float())
         self.output_layer = packed.output

@@ -30,9 +30,10 @@ export function windowAround([from, to], center, maxLength) {
 }
 
 export class Lines {
-  /** @param {import("./figure_data.js").FigureHandlers} handlers */
-  constructor(handlers) {
+  /** @param {import("./figure_data.js").FigureHandlers} handlers @param {boolean} [isLarge] for a projector */
+  constructor(handlers, isLarge = false) {
     this.handlers = handlers;
+    this.isLarge = isLarge;
     this.svg = s("svg", { "aria-hidden": "true" });
     this.element = h(
       "div",
@@ -105,7 +106,7 @@ export class Lines {
    */
   horizontalGeometry(range, width) {
     const { rows, columns } = this.figureData;
-    const size = 17;
+    const size = this.isLarge ? Math.max(18, Math.min(36, width / 40)) : 17;
     /** Centers of the labels, spread over the width. @param {import("../core/tokens.js").Axis} axis @param {[number, number]} part */
     const centers = (axis, part) => {
       const widths = this.labelWidths(axis, part, size);
@@ -122,10 +123,10 @@ export class Lines {
     };
     const [rowCenters, columnCenters] = [centers(rows, range.rows), centers(columns, range.columns)];
     if (!rowCenters || !columnCenters) return null;
-    const span = Math.max(110, Math.min(220, 0.15 * window.innerHeight));
-    const top = 52 + 14 * (this.layers.length - 1);
-    const rowY = top + span + 30;
-    return { isHorizontal: true, range, step: 34, size, width, height: rowY + 34, head: 20, top, span, rowY, rowCenters, columnCenters };
+    const span = this.isLarge ? 0.36 * window.innerHeight : Math.max(110, Math.min(220, 0.15 * window.innerHeight));
+    const top = (this.isLarge ? 84 : 52) + 14 * (this.layers.length - 1);
+    const rowY = top + span + (this.isLarge ? 40 : 30);
+    return { isHorizontal: true, range, step: 34, size, width, height: rowY + (this.isLarge ? 54 : 34), head: 20, top, span, rowY, rowCenters, columnCenters };
   }
 
   /** Queries on the left, keys on the right. @param {{rows: [number, number], columns: [number, number]}} range @param {number} availableWidth */
@@ -161,12 +162,12 @@ export class Lines {
   headings() {
     const { isHorizontal, left, right, head, rowY } = this.geometry;
     const { rows, columns } = this.figureData;
-    const text = { class: "heading", "font-size": "12px" };
+    const text = { class: "heading", "font-size": this.isLarge ? "16px" : "12px" };
     return s(
       "g",
       { class: "headings" },
       isHorizontal
-        ? [label(`${columns.title} (keys)`, false, "left", { x: 0, y: 10, ...text }), label(`${rows.title} (queries)`, false, "left", { x: 0, y: rowY + 30, ...text })]
+        ? [label(`${columns.title} (keys)`, false, "left", { x: 0, y: 10, ...text }), label(`${rows.title} (queries)`, false, "left", { x: 0, y: rowY + (this.isLarge ? 46 : 30), ...text })]
         : [label(rows.title, false, "right", { x: left - 12, y: head - 22, ...text }), label(columns.title, false, "left", { x: right + 12, y: head - 22, ...text })],
     );
   }
@@ -187,7 +188,7 @@ export class Lines {
     };
     const middle = g.isHorizontal;
     this.rowTexts = texts(rows, g.range.rows, middle ? "middle" : "right", (t) => (middle ? { x: this.rowX(t), y: g.rowY } : { x: g.left - 12, y: this.rowY(t) }));
-    this.columnTexts = texts(columns, g.range.columns, middle ? "middle" : "left", (c) => (middle ? { x: this.columnX(c), y: g.top - 16 } : { x: g.right + 12, y: this.columnY(c) }));
+    this.columnTexts = texts(columns, g.range.columns, middle ? "middle" : "left", (c) => (middle ? { x: this.columnX(c), y: g.top - (this.isLarge ? 24 : 16) } : { x: g.right + 12, y: this.columnY(c) }));
     return group;
   }
 
@@ -341,8 +342,8 @@ export class Lines {
     const { isHorizontal, width, top } = this.geometry;
     // The numbers of several heads are stacked above the token, or next to each other.
     const place = color ?? 0;
-    const at = isHorizontal ? { x, y: top - 38 - 14 * place } : { x: width - 2 - NUMBER_WIDTH * place, y };
-    this.focus.append(label(formatShort(weight), false, isHorizontal ? "middle" : "right", { ...at, dy: "0.35em", class: on ? "weight on" : "weight", "data-color": color, "font-size": "13px" }));
+    const at = isHorizontal ? { x, y: top - (this.isLarge ? 56 : 38) - 14 * place } : { x: width - 2 - NUMBER_WIDTH * place, y };
+    this.focus.append(label(formatShort(weight), false, isHorizontal ? "middle" : "right", { ...at, dy: "0.35em", class: on ? "weight on" : "weight", "data-color": color, "font-size": this.isLarge ? "20px" : "13px" }));
   }
 
   /**

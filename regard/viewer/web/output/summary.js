@@ -3,7 +3,7 @@
 import { isPunctuation } from "../weights/head_labels.js";
 import { argmax, topK } from "../weights/maths.js";
 import { h, tokenText } from "../core/dom.js";
-import { formatProbability, truncate, withMinus } from "../core/tokens.js";
+import { formatProbability, makeVisible, truncate, withMinus } from "../core/tokens.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../weights/maps.js").Attentions} Attentions */
@@ -29,8 +29,8 @@ function strongestWords(axis, weights) {
   return topK(masked, MAX_NAMED).filter((i) => masked[i] >= MIN_WEIGHT);
 }
 
-/** The clearest pairs of an output word and the word it attends to. @param {import("../weights/maps.js").AttentionMap} map @param {any} rows @param {any} columns */
-function clearestPairs(map, rows, columns) {
+/** The clearest pairs of an output word and the word it attends to. @param {import("../weights/maps.js").AttentionMap} map @param {any} rows @param {any} columns @param {number} [count] */
+export function clearestPairs(map, rows, columns, count = MAX_NAMED) {
   const pairs = map.sampleRows().map((/** @type {number} */ row) => {
     const weights = map.exactRow(row);
     const column = argmax(weights);
@@ -41,13 +41,13 @@ function clearestPairs(map, rows, columns) {
   return pairs
     .filter(({ row, column, weight }) => isWord(rows, row) && isWord(columns, column) && weight >= MIN_WEIGHT)
     .sort((a, b) => rank(b) - rank(a))
-    .slice(0, MAX_NAMED)
+    .slice(0, count)
     .sort((a, b) => a.row - b.row);
 }
 
 /** What the model output, as the beginning of the sentence; null if there is nothing to say. @param {any} scene */
 function outputClause({ output, similarity, image }) {
-  const strong = (/** @type {string} */ text) => h("strong", {}, truncate(text.trim() || text, 60));
+  const strong = (/** @type {string} */ text) => h("strong", {}, truncate(makeVisible(text), 60));
   const probability = (/** @type {number} */ share) => ` (${formatProbability(share)})`;
   if (image?.labels[0]?.probability !== undefined) return ["The model’s answer is ", strong(image.labels[0].name), probability(image.labels[0].probability)];
   if (typeof similarity === "number") return ["The two texts have a cosine similarity of ", strong(withMinus(similarity.toFixed(2)))];
@@ -100,7 +100,7 @@ function patchClause({ image, attentions: list }, attentions, selected) {
   if (row === null || selected.head === "mean") return null;
   const { columns } = list.find((/** @type {any} */ one) => one.name === selected.attention);
   const best = argmax(attentions.map(selected, false).exactRow(row).slice(image.first[columns]));
-  return [`; most attention goes to the patch in row ${Math.floor(best / image.grid[1]) + 1}, column ${(best % image.grid[1]) + 1}`];
+  return ["; most attention goes to ", h("q", {}, attentions.axesOf(selected.attention, false).columns.labels[image.first[columns] + best])];
 }
 
 /**
