@@ -5,7 +5,7 @@ generation_config.json       ids of the tokens that start and end generated text
 model.safetensors            the weights; also sharded, with an index
 pytorch_model.bin            the weights as a pickle, opened only if it holds nothing but tensors
 tokenizer.json               the tokenizer; or other files, listed in `tokenizer_files`
-preprocessor_config.json     image models: normalization of pixels
+preprocessor_config.json     image models: resizing of images, normalization of pixels
 modules.json                 sentence-transformers: pooling and other modules, see `sentence_modules`
 
 The config.json of a timm folder has other keys, among them `architecture`.
@@ -24,6 +24,7 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from regard.config_reader import json_bytes
+from regard.data.images.resizing import Resizing
 from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
@@ -38,6 +39,7 @@ from regard.interop.huggingface.encoder_decoder_models import (
 )
 from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
 from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
+from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing, write_resizing
 from regard.interop.huggingface.sentence_modules import (
     MODULES_FILE,
     lowercase_normalizer,
@@ -124,7 +126,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     if name in VIT_CLASSES:
         preprocessor = ForeignConfig(read_json(folder / PREPROCESSOR_FILE), str(folder / PREPROCESSOR_FILE))
         config, weights = read_vit_model(name, table, preprocessor, read_tensors(folder), str(path))
-        return _make_image_model(config, weights, name, folder)
+        return _make_image_model(config, weights, name, folder, read_resizing(preprocessor, config, name))
     if tokenizer is None:
         imported = read_tokenizer(folder)
         if (top_folder / MODULES_FILE).exists():
@@ -190,6 +192,7 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()}
     if isinstance(pipeline, ImageModel):
         table, preprocessor, tensors = write_vit_model(pipeline.model.config, weights)
+        preprocessor |= write_resizing(pipeline.resizing)
         write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
         return _write_model(folder, table, tensors)
     source, target = pipeline.tokenizers
@@ -248,12 +251,17 @@ def _write_model(folder: Path, table: Mapping[str, Any], tensors: Mapping[str, T
 def _import_timm(path: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ImageModel:
     """Import a Vision Transformer of timm; `path` is config.json or, if there is none, the file of the weights."""
     config, weights = read_timm_model(table, tensors, str(path))
-    return _make_image_model(config, weights, table.get("architecture", "VisionTransformer"), path.parent)
+    resizing = read_timm_resizing(table, config, str(path)) if table else None
+    return _make_image_model(config, weights, table.get("architecture", "VisionTransformer"), path.parent, resizing)
 
 
-def _make_image_model(config: ViTConfig, weights: Mapping[str, Tensor], name: str, folder: Path) -> ImageModel:
+def _make_image_model(
+    config: ViTConfig, weights: Mapping[str, Tensor], name: str, folder: Path, resizing: Resizing | None
+) -> ImageModel:
     model = model_from_weights(config, weights, folder)
-    return make_pipeline(model.eval(), (), {"imported": {"class": name, "folder": folder.name}})
+    pipeline = make_pipeline(model.eval(), (), {"imported": {"class": name, "folder": folder.name}})
+    pipeline.resizing = resizing
+    return pipeline
 
 
 def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
