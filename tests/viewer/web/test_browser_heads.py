@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard.viewer import web
-from tests.viewer.browser import AXE, HEAD, announced, hash_of, missing, point_at
+from tests.viewer.browser import HEAD, announced, axe_violations, hash_of, point_at
 from tests.viewer.helpers import weights
 
 CROSS_2 = '.thumb[data-head="decoder.1.cross:2"]'
@@ -84,14 +84,10 @@ def test_heads_are_added_by_keyboard_and_button(opened, small):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violations_on_a_phone(opened, small, scheme):
-    if not AXE.exists():
-        missing("axe-core is not installed: run npm install.")
     options = dict(viewport={"width": 390, "height": 844}, color_scheme=scheme, reduced_motion="reduce")
     page = opened(small, HEAD + "&as=lines&and=decoder.1.cross:3&and=decoder.0.cross:0&pin=7,4", **options)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+    assert axe_violations(page) == []
 
 
 def test_saved_figure_has_the_colors_and_the_legend(opened, small):
