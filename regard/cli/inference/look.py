@@ -11,11 +11,21 @@ from typing import Annotated, Any
 
 import tyro
 
-from regard.cli.common import DeviceOption, Flag, Model, Quiet, Truncate, check_utf8, parse, print_note
-from regard.cli.inference.look_comparison import comparison_handler
+from regard.cli.common import (
+    DeviceOption,
+    Flag,
+    Model,
+    Quiet,
+    TargetLanguage,
+    Truncate,
+    check_utf8,
+    parse,
+    print_note,
+)
+from regard.cli.inference.look_comparison import comparison_handler, load_for_look
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.pipelines import ImageModel, Translator, load
+from regard.pipelines import ImageModel, Translator
 from regard.viewer import look
 from regard.viewer.page.image_requests import ImageRequestHandler
 from regard.viewer.page.image_scene import build_image_scene
@@ -56,6 +66,7 @@ class Options:
         str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(default: the model's translation)")
     ] = None
     """target text for teacher forcing"""
+    to: TargetLanguage = None
     context: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """question answering models: text that the question is about"""
     beam: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 5)")] = None
@@ -119,7 +130,7 @@ def run(argv: list[str]) -> int:
         raise RegardError("--beam and --prefix require an input text.", "Pass a text, or leave them out.")
     if options.beside is not None or options.steps:
         return _compare(options)
-    pipeline = load(options.model, options.device)
+    pipeline = load_for_look(options.model, options.device, options.to)
     if isinstance(pipeline, ImageModel):
         return _look_at_image(pipeline, options)
     if options.more:

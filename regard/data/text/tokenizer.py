@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from regard.data.text.language_pairs import tag_code
 from regard.data.text.special_tokens import MASK_TOKEN, SPECIAL_TOKEN_NAMES, UNK
 from regard.errors import RegardError
 from regard.files import read_file, write_atomically
@@ -132,9 +133,10 @@ class Tokenizer:
         mask: bool = False,
         exact: bool = False,
         keep_newlines: bool = False,
+        tags: Sequence[str] = (),
     ) -> "Tokenizer":
-        """Train a tokenizer with at most `vocab_size` entries, including the four special tokens and, with `mask`,
-        `<mask>`.
+        """Train a tokenizer with at most `vocab_size` entries, including the four special tokens, with `mask` `<mask>`,
+        and the language `tags` (see `language_tag`).
 
         `exact` (for `char`) keeps characters, newlines and spaces unchanged. `keep_newlines` (for `word`) makes a
         newline a token; runs of other white space still become one space.
@@ -147,7 +149,7 @@ class Tokenizer:
             raise RegardError(f"Unknown tokenizer kind {kind!r}.", hint=f"Choose one of {', '.join(TOKENIZER_KINDS)}.")
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
-            "special_tokens": [*SPECIAL_TOKEN_NAMES, *[MASK_TOKEN] * mask],
+            "special_tokens": [*SPECIAL_TOKEN_NAMES, *[MASK_TOKEN] * mask, *tags],
             "show_progress": False,
         }
         library: tokenizers.Tokenizer
@@ -186,11 +188,35 @@ class Tokenizer:
         The same text at the start of a word and inside a word (after l') has two ids. A part of a character, possible
         with `bytes`, is shown as "�".
         """
-        special = {index for index, token in self.backend_tokenizer.get_added_tokens_decoder().items() if token.special}
+        special = self._special_tokens
         return [
-            self.backend_tokenizer.id_to_token(index) if index in special else self.backend_tokenizer.decode([index])
+            special[index] if index in special else self.backend_tokenizer.decode([index])
             for index in range(self.vocab_size)
         ]
+
+    @property
+    def _special_tokens(self) -> dict[int, str]:
+        added = self.backend_tokenizer.get_added_tokens_decoder().items()
+        return {index: token.content for index, token in added if token.special}
+
+    @cached_property
+    def language_tags(self) -> dict[str, int]:
+        """The ids of the tags of target languages, by language code; empty for a model of one language pair.
+
+        >>> Tokenizer.train(["the cat"], "word", tags=["<2de>", "<2fr>"]).language_tags
+        {'de': 4, 'fr': 5}
+        """
+        codes = {index: tag_code(token) for index, token in sorted(self._special_tokens.items())}
+        return {code: index for index, code in codes.items() if code is not None}
+
+    def label(self, token_id: int) -> str:
+        """The text of an id in `vocabulary`; an id beyond it, which imported models may have, is written as a number.
+
+        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer.label(4), tokenizer.label(99)
+        ('the', '<99>')
+        """
+        return self.vocabulary[token_id] if token_id < len(self.vocabulary) else self.entry(token_id) or f"<{token_id}>"
 
     def entry(self, token_id: int) -> str:
         """The entry of the vocabulary for an id, as the tokenizer file has it: `##ing`, `▁the`, `<unk>`.
