@@ -209,6 +209,15 @@ class Tokenizer:
         codes = {index: tag_code(token) for index, token in sorted(self._special_tokens.items())}
         return {code: index for index, code in codes.items() if code is not None}
 
+    def label(self, token_id: int) -> str:
+        """The text of an id in `vocabulary`; an id beyond it, which imported models may have, is written as a number.
+
+        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer.label(4), tokenizer.label(99)
+        ('the', '<99>')
+        """
+        return self.vocabulary[token_id] if token_id < len(self.vocabulary) else self.entry(token_id) or f"<{token_id}>"
+
     def entry(self, token_id: int) -> str:
         """The entry of the vocabulary for an id, as the tokenizer file has it: `##ing`, `▁the`, `<unk>`.
 

@@ -30,7 +30,8 @@ from regard.evaluation.teacher_forcing import mutual_information
 from regard.version import __version__
 from regard.viewer.outcomes import output_header
 from regard.viewer.search_tree import SearchTree, search_header
-from regard.viewer.text_look import AttentionMap, Look, TokenAxis
+from regard.viewer.text_look import AttentionMap, Look
+from regard.viewer.token_axis import TokenAxis
 from regard.viewer.walk.page_walk import walk_for_page
 from regard.viewer.walk.walkthrough import walk_header, walk_template
 

@@ -18,6 +18,7 @@ from regard.decode import DecodeConfig, decode_batch
 from regard.errors import RegardError
 from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
+from regard.layers.positions import Sinusoidal
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
 from regard.pipelines import Translator
 from tests.interop.model_comparison import assert_same_tensors
@@ -263,6 +264,21 @@ def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_
         edit_config(tmp_path, dense_act_fn=None)
     edit_config(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=f"config.json: {key} (=|must be)"):
+        import_huggingface(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sinusoids_in_half_precision_are_read(transformers, tmp_path, dtype):
+    """Pegasus stores its positions."""
+    make_hf_model(transformers, "pegasus", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    table = Sinusoidal(tensors["model.shared.weight"].shape[1], 40, split_halves=True).table
+    name = "model.encoder.embed_positions.weight"
+    save_file({**tensors, name: table.to(dtype)}, path)
+    import_huggingface(tmp_path)
+    save_file({**tensors, name: table.roll(1, 0).to(dtype).contiguous()}, path)
+    with pytest.raises(RegardError, match="does not hold sinusoids"):
         import_huggingface(tmp_path)
 
 
