@@ -45,5 +45,5 @@ def test_routes_select_the_target_language(tmp_path):
         status, content = server.request("/translate", {"q": text, "source": "en", "target": "xx"})
         assert (status, content["error"][-30:]) == (400, "Language pairs: en-de, en-fr.".rjust(30))
         status, content = server.request("/api/translate", {"texts": [text]})
-        assert status == 400
+        assert status == 422
         assert "into: de, fr" in str(content)
