@@ -377,7 +377,7 @@ def _look_at_text(
     more_inputs = [] if segments is None else [torch.tensor(segments, device=pipeline.device)]
     with torch.inference_mode(), record(pipeline.model, layers) as recording:
         pipeline.model(pack([ids]).to(pipeline.device), *more_inputs)
-    special, names = pipeline.special, pipeline.tokenizer.vocabulary
+    special, label = pipeline.special, pipeline.tokenizer.label
     head, tail = (0 if one is None else 1 for one in (special.begin, special.end))
     question, answer = None, ""
     if context is None:
@@ -386,7 +386,7 @@ def _look_at_text(
         question = pair_ranges(len(pipeline.tokenizer.encode(text)), len(ids), special)
         inner = build_pair_axis(pipeline.tokenizer, (text, context), ids[head : len(ids) - tail], question, head, words)
         answer = pipeline.answer(Question("", text, context))  # type: ignore[union-attr]
-    axis = inner.add_special_tokens("text", [names[i] for i in ids[:head]], [names[i] for i in ids[len(ids) - tail :]])
+    axis = inner.add_special_tokens("text", [label(i) for i in ids[:head]], [label(i) for i in ids[len(ids) - tail :]])
     maps = {}
     for name, one in recording.items():
         for index, call in enumerate(one.calls):  # several if layers share weights
@@ -449,17 +449,17 @@ def _look_at_pair(
     recording = (
         record_teacher_forced(translator, [(source_ids, target_ids)], layers) if attention_names(translator) else {}
     )
-    special, names = translator.special, translator.target_tokenizer.vocabulary
-    source_names = translator.source_tokenizer.vocabulary
+    special, label = translator.special, translator.target_tokenizer.label
+    source_label = translator.source_tokenizer.label
     begin, end = (0 if one is None else 1 for one in (special.begin, special.end))
     last = len(source_ids) - end
     source_text = build_axis(translator.source_tokenizer, source, source_ids[begin:last], words)
     target_text = build_axis(translator.target_tokenizer, target, target_ids, words)
-    source_special = [[source_names[i] for i in ids] for ids in (source_ids[:begin], source_ids[last:])]
+    source_special = [[source_label(i) for i in ids] for ids in (source_ids[:begin], source_ids[last:])]
     encoder_axis = source_text.add_special_tokens("source", *source_special)
-    forced = [names[i] for i in special.make_decoder_input([])]
+    forced = [label(i) for i in special.make_decoder_input([])]
     decoder_axis = target_text.add_special_tokens("target", forced)
-    predicted = target_text.add_special_tokens("predicted", forced[1:], [names[special.eos]])
+    predicted = target_text.add_special_tokens("predicted", forced[1:], [label(special.eos)])
     axes = {
         "self": (encoder_axis, encoder_axis),
         "masked": (decoder_axis, decoder_axis),

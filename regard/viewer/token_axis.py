@@ -45,7 +45,7 @@ def build_axis(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: WordS
             break
     else:
         text, pieces = tokenizer.decode(ids), tokenizer.decode_as_pieces(ids)
-        labels = [tokenizer.vocabulary[i] for i in ids]
+        labels = [tokenizer.label(i) for i in ids]
     indices = _word_indices([span for _, span in pieces], find_spans(text, words(text)))
     return TokenAxis("", labels, indices, [tokenizer.entry(i) for i in ids])
 
@@ -82,7 +82,7 @@ def build_pair_axis(
         build_axis(tokenizer, text, ids[part.start - head : part.stop - head], words)
         for text, part in zip(texts, parts)
     )
-    middle = [tokenizer.vocabulary[i] for i in ids[parts[0].stop - head : parts[1].start - head]]
+    middle = [tokenizer.label(i) for i in ids[parts[0].stop - head : parts[1].start - head]]
     first = max(question.words, default=-1) + 1
     context_words = [-1 if word < 0 else word + first for word in context.words]
     return TokenAxis(

@@ -102,7 +102,7 @@ def _nothing_to_explain(head: str) -> RegardError:
 
 
 def _token_text(pipeline: Any, token: int) -> str:
-    return pipeline.tokenizer.decode([token]) or pipeline.tokenizer.vocabulary[token]
+    return pipeline.tokenizer.decode([token]) or pipeline.tokenizer.label(token)
 
 
 @torch.no_grad()

@@ -103,7 +103,7 @@ def lens_steps(look: Look | ImageLook, output: ExplainedOutput) -> tuple[list[Ex
     first = output.steps[0].row
     before = [ExplainedStep(0, row, ids[row + 1]) for row in range(first)]
     tokenizer = look.pipeline.tokenizer
-    texts = [tokenizer.decode([one.column]) or tokenizer.vocabulary[one.column] for one in before]
+    texts = [tokenizer.decode([one.column]) or tokenizer.label(one.column) for one in before]
     return before + output.steps, texts + output.tokens
 
 
@@ -155,4 +155,4 @@ def _names(look: Look | ImageLook, columns: Sequence[int]) -> dict[int, str]:
         return {column: labels[column] for column in columns}
     assert isinstance(look, Look)
     tokenizer = look.pipeline.tokenizers[-1]
-    return {column: tokenizer.decode([column]) or tokenizer.vocabulary[column] for column in columns}
+    return {column: tokenizer.decode([column]) or tokenizer.label(column) for column in columns}
