@@ -12,10 +12,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Packages without which tests are skipped. In .ci/run that is an error.
 OPTIONAL = ["triton", "numba", "pyarrow", "datasets", "ray", "wandb", "zstandard", "ctranslate2", "onnx"]
-missing = [name for name in OPTIONAL if not importlib.util.find_spec(name)]
+SERVING = ["fastapi", "uvicorn", "openai", "schemathesis", "libretranslatepy"]
+missing = [name for name in (*OPTIONAL, *SERVING) if not importlib.util.find_spec(name)]
 if os.environ.get("REGARD_BROWSER") == "1" and missing:
     raise pytest.UsageError(f"Missing packages, without which tests would be skipped: {', '.join(missing)}.")
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["*_triton.py"]
+if set(SERVING) & set(missing):
+    collect_ignore_glob += ["regard/serve", "tests/serve"]
 
 
 @pytest.fixture(autouse=True)

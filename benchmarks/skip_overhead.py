@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 
 from regard.models import TransformerConfig
+from regard.pipelines import write_tokenizers
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, trainer
 from regard.training.checkpoint import gather_state
 from regard.training.run.run_log import RunLog
@@ -38,7 +39,7 @@ def make_trainer(device: str, width: int, optimizer: str, folder: Path) -> train
     )
     dataset = read_dataset("translate", recipe.data)
     tokenizers = trainer.TASKS["translate"].make_tokenizers(dataset, recipe.tokenizer)
-    trainer.write_tokenizers(folder, *tokenizers)
+    write_tokenizers(folder, *tokenizers)
     spec, resources = prepare_run(recipe, folder, dataset, None, make_provenance(recipe, dataset, None), 1)
     log = RunLog(folder / "metrics.jsonl", 10_000, is_silent=True, writes_files=False)
     return trainer.Trainer(spec, Workers(), log, time.monotonic(), resources)
@@ -78,7 +79,7 @@ def main() -> int:
     for name in options.optimizers:
         with tempfile.TemporaryDirectory(prefix="regard-skip-") as folder:
             run = make_trainer(options.device, options.width, name, Path(folder))
-            groups = run._batch_groups()
+            groups = run._batches()
             guarded = run._make_update()
 
             def step(optimizer, _accepted) -> None:

@@ -1,12 +1,15 @@
-"""Take the screenshots of the README and the docs: python docs/screenshots.py MODEL
+"""Take the screenshots of the README and the docs: python docs/screenshots.py MODEL [FOLDER]
 
-MODEL is the model folder that `make demo` trains. The image classifier, which predicts the color of a ball, is trained
-here. Requires Chromium and Playwright (requirements-dev.txt).
+MODEL is the model folder that `make demo` trains. The other models are trained here in about two minutes: an image
+classifier, which predicts the color of a ball, a language model and a masked language model. FOLDER, if given, receives
+every first screen at full size: desktop, dark and phone. Requires Chromium and Playwright (requirements-dev.txt).
 """
 
+import io
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,21 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import regard
-from regard.models import ViT, ViTConfig
+from regard.data import phrasebook_pairs
+from regard.models import ViT, ViTConfig, make_model
+from regard.pipelines import TextEncoder
 from regard.training import list_step_folders
 
 SENTENCE = "The cat chased the mouse."
-VIEWS = {"Attention": "page-heads.png", "Step by step": "page-walk.png"}
+DOCS = Path(__file__).parent
+VIEWS = {"": "page-heads.png", "#view=steps&at=encoder.0.attention:1&pin=2,2&depth=numbers": "page-walk.png"}
+SCREENS: dict[str, dict[str, Any]] = {
+    "desktop": {"viewport": {"width": 1280, "height": 860}},
+    "dark": {"viewport": {"width": 1280, "height": 860}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}},
+}
+# Height of a screen in the overview of all first screens.
+THUMBNAIL = 200
 COLORS = {"red": (0.85, 0.25, 0.2), "green": (0.2, 0.65, 0.3), "blue": (0.25, 0.4, 0.9)}
 HEIGHT, WIDTH = 72, 108
 
@@ -52,16 +65,69 @@ def train_classifier() -> ViT:
     return model.eval()
 
 
-def take_screenshots(page: Any, views: dict[str, str], look: Any) -> None:
-    """Take a screenshot of each of some views of a look."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "page.html"
-        look.save(file)
-        page.goto(file.as_uri())
-        for view, file_name in views.items():
-            page.get_by_role("tablist", name="View").get_by_role("tab", name=view, exact=True).click()
-            page.wait_for_timeout(1500)  # until the thumbnails are drawn
-            page.screenshot(path=str(Path(__file__).with_name(file_name)))
+def train_text_models(folder: Path) -> dict[str, Any]:
+    """Train a language model and a masked language model on sentences of the phrasebook."""
+    text = folder / "text.txt"
+    text.write_text("\n".join(pair.source for pair in phrasebook_pairs("train", 6000)) + "\n")
+    sizes = {"width": 64, "heads": 4, "layers": 3, "feedforward": 128, "max_len": 64}
+    options: dict[str, Any] = {"steps": 600, "workers": 1, "quiet": True, "tokenizer": {"kind": "word"}}
+    return {
+        task: regard.train(text, out=folder / task, task=task, model={"family": family, **sizes}, **options)
+        for task, family in (("language", "gpt"), ("mask", "bert"))
+    }
+
+
+def make_embedder(encoder: TextEncoder) -> TextEncoder:
+    """The encoder of a masked language model without its head, which embeds texts."""
+    config = replace(encoder.model.config, head="none")
+    model = make_model(config)
+    model.load_state_dict(encoder.model.state_dict(), strict=False)
+    return TextEncoder(model.eval(), encoder.tokenizer)
+
+
+def save_compressed(content: bytes, path: Path) -> None:
+    """Save a screenshot as a PNG with 256 colors."""
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def take_screenshot(browser: Any, file: Path, fragment: str, **options: Any) -> bytes:
+    """Take a screenshot of a page after its thumbnails are drawn."""
+    context = browser.new_context(**options)
+    page = context.new_page()
+    page.goto(file.as_uri() + fragment)
+    page.wait_for_selector(".regard:not([data-busy])")
+    page.wait_for_timeout(1500)
+    content = page.screenshot()
+    context.close()
+    return content
+
+
+def take_first_screens(browser: Any, pages: dict[str, tuple[Path, str]], folder: Path | None) -> None:
+    """Take every first screen on a desktop, in dark mode and on a phone; save an overview of all in the docs."""
+    rows = []
+    for name, (file, fragment) in pages.items():
+        row = []
+        for screen, options in SCREENS.items():
+            content = take_screenshot(browser, file, fragment, **options)
+            if folder is not None:
+                save_compressed(content, folder / f"{name.replace(' ', '-')}-{screen}.png")
+            image = Image.open(io.BytesIO(content)).convert("RGB")
+            size = round(image.width * THUMBNAIL / image.height), THUMBNAIL
+            row.append(image.resize(size, Image.Resampling.LANCZOS))
+        rows.append(row)
+    gap = 6
+    width = 2 * (sum(image.width + gap for image in rows[0])) + gap
+    height = -(-len(rows) // 2) * (THUMBNAIL + gap) + gap
+    sheet = Image.new("RGB", (width, height), "#8a8f98")
+    for i, row in enumerate(rows):
+        x, y = gap + (i % 2) * (width - gap) // 2, gap + (i // 2) * (THUMBNAIL + gap)
+        for image in row:
+            sheet.paste(image, (x, y))
+            x += image.width + gap
+    buffer = io.BytesIO()
+    sheet.save(buffer, "PNG")
+    save_compressed(buffer.getvalue(), DOCS / "first-screens.png")
 
 
 def take_screenshot_of_search(page: Any, look: Any, file_name: str) -> None:
@@ -72,7 +138,7 @@ def take_screenshot_of_search(page: Any, look: Any, file_name: str) -> None:
         page.goto(file.as_uri() + "#search=1")
         page.wait_for_selector(".tree")
         page.wait_for_timeout(1500)
-        page.locator(".search-section").screenshot(path=str(Path(__file__).with_name(file_name)))
+        save_compressed(page.locator(".search-section").screenshot(), DOCS / file_name)
 
 
 def take_screenshot_of_steps(page: Any, run: str, file_name: str) -> None:
@@ -87,28 +153,53 @@ def take_screenshot_of_steps(page: Any, run: str, file_name: str) -> None:
         page.set_viewport_size({"width": 1280, "height": 960})
         page.goto(file.as_uri() + f"#at=2/{head}&with={len(models) - 1}/{head}")
         page.wait_for_timeout(1500)
-        page.screenshot(path=str(Path(__file__).with_name(file_name)))
+        save_compressed(page.screenshot(), DOCS / file_name)
 
 
-def main() -> None:
+def main(model_folder: str, folder: Path | None) -> None:
     torch.manual_seed(0)
-    with sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
+        work = Path(temporary)
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-quic"]
         )
+        translator = regard.load(model_folder, "cpu")
+        models = train_text_models(work)
+        pixels = (255 * draw_balls(1)[0][0]).byte().permute(1, 2, 0)
+        Image.fromarray(pixels.numpy()).save(work / "ball.png")
+        encoder = make_embedder(models["mask"])
+        looks = {
+            "translator": regard.look(translator, SENTENCE, name="demo"),
+            "language model": regard.look(models["language"], "The cat chased the", name="gpt"),
+            "masked word": regard.look(models["mask"], "The cat <mask> the mouse.", name="bert"),
+            "embedder": regard.compare(
+                *(regard.look(encoder, text, name="bert") for text in (SENTENCE, "The dog chased the cat."))
+            ),
+            "image classifier": regard.look(train_classifier(), work / "ball.png", name="balls"),
+        }
+        files = {name: work / f"{name}.html" for name in looks}
+        for name, look in looks.items():
+            look.save(files[name])
+        for fragment, file_name in VIEWS.items():
+            options = {"viewport": {"width": 1280, "height": 960}}
+            save_compressed(take_screenshot(browser, files["translator"], fragment, **options), DOCS / file_name)
+        image_options = {"viewport": {"width": 1280, "height": 1080}}
+        content = take_screenshot(browser, files["image classifier"], "", **image_options)
+        save_compressed(content, DOCS / "page-images.png")
+        demo, head = files["translator"], "at=encoder.0.attention:1&pin=2,2"
+        pages = {name: (file, "") for name, file in files.items()} | {
+            "several heads": (demo, "#at=decoder.1.cross:0&and=decoder.1.cross:1&and=decoder.0.cross:1&as=lines"),
+            "step by step idea": (demo, f"#view=steps&{head}&depth=idea"),
+            "step by step formula": (demo, f"#view=steps&{head}&depth=formula"),
+            "experiment": (demo, "#view=experiment&at=decoder.1.cross:0&off=decoder.1.cross:0"),
+            "lecture": (demo, "#slide=3"),
+        }
+        take_first_screens(browser, pages, folder)
         page = browser.new_page(viewport={"width": 1280, "height": 1080})
-        if len(sys.argv) > 1:
-            look = regard.look(regard.load(sys.argv[1], "cpu"), SENTENCE)
-            take_screenshots(page, VIEWS, look)
-            take_screenshot_of_search(page, look, "page-decode.png")
-            take_screenshot_of_steps(browser.new_page(), sys.argv[1], "page-steps.png")
-        with tempfile.TemporaryDirectory() as folder:
-            image_file = Path(folder) / "ball.png"
-            model, pixels = train_classifier(), (255 * draw_balls(1)[0][0]).byte().permute(1, 2, 0)
-            Image.fromarray(pixels.numpy()).save(image_file)
-            take_screenshots(page, {"Attention": "page-images.png"}, regard.look(model, image_file, name="balls"))
+        take_screenshot_of_search(page, looks["translator"], "page-decode.png")
+        take_screenshot_of_steps(browser.new_page(), model_folder, "page-steps.png")
         browser.close()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else None)

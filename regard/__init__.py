@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from regard.pipelines import Translator as Translator
     from regard.pipelines import load as load
     from regard.pipelines import save as save
+    from regard.serve.client import connect as connect
     from regard.training.api import train as train
     from regard.training.planning import plan as plan
     from regard.training.recipe import Recipe as Recipe
@@ -27,6 +28,7 @@ _PUBLIC = {
     "RegardError": "regard.errors",
     "Translator": "regard.pipelines",
     "compare": "regard.viewer",
+    "connect": "regard.serve.client",
     "doctor": "regard.diagnostics",
     "evaluate": "regard.evaluation",
     "load": "regard.pipelines",

@@ -15,6 +15,7 @@ from regard.attention.scores import (
     Location,
     ScaledDot,
     Score,
+    SoftCap,
     make_score,
     register_score,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Recording",
     "ScaledDot",
     "Score",
+    "SoftCap",
     "attend",
     "causal",
     "explain",

@@ -103,14 +103,24 @@ class Dot(DotLike):
 class ScaledDot(DotLike):
     """Scaled dot product, s·h / √D, where D is the width of one head (Vaswani et al. 2017, equation 1).
 
+    `width` replaces the width of the head in the scale.
+
     >>> ScaledDot()(torch.ones(1, 1, 4), torch.ones(1, 2, 4))
     tensor([[[2., 2.]]])
     """
 
     needs_equal_widths = True
 
+    def __init__(self, width: float = 0.0) -> None:
+        super().__init__()
+        self.width = width
+
+    def scale(self, head_width: int) -> float:
+        """The factor of the dot product for heads of this width."""
+        return (self.width or head_width) ** -0.5
+
     def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        return q, k, q.shape[-1] ** -0.5
+        return q, k, self.scale(q.shape[-1])
 
 
 _MIN_NORM = {torch.float16: 1e-4}  # vectors with a smaller norm are divided by this instead; 1e-6 for other dtypes
@@ -262,6 +272,36 @@ class Location(DotLike):
             # Padding may exceed max_keys. It is masked, so that any row will do.
             keys = self.weight[..., positions.clamp(max=self.max_keys - 1), :]
         return q, keys.to(q.dtype).expand(*q.shape[:-2], -1, -1), 1.0
+
+
+class SoftCap(Score):
+    """Soft-capped score, cap · tanh(score / cap), of a score that is a dot product after folding (Gemma 2).
+
+    >>> SoftCap(Dot(), 2.0)(torch.ones(1, 1, 100), torch.ones(1, 2, 100))
+    tensor([[[2., 2.]]])
+    """
+
+    def __init__(self, inner: Score, cap: float) -> None:
+        super().__init__()
+        if type(inner).pair is not DotLike.pair:
+            raise RegardError(
+                f"Soft-capping needs a score that is a dot product (got {type(inner).__name__}).",
+                "Use scaled_dot, or set model.score_cap to 0.",
+            )
+        if cap <= 0:
+            raise RegardError(f"SoftCap: the cap must be positive (got {cap}).", "Pass a cap above 0.")
+        self.inner, self.cap = inner, cap
+        self.heads, self.needs_equal_widths = inner.heads, inner.needs_equal_widths
+
+    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        q, k, scale = self.inner.fold(q, k, positions)
+        return q if scale == 1.0 else q * scale, k, 1.0
+
+    def pair(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
+        return (self.inner.pair(q, k) / self.cap).tanh() * self.cap
+
+    def select_heads(self, heads: Sequence[int]) -> "SoftCap":
+        return SoftCap(self.inner.select_heads(heads), self.cap)
 
 
 def too_many_keys_error(keys: int, max_keys: int) -> RegardError:

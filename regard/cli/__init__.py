@@ -40,6 +40,7 @@ COMMANDS = {
     "evaluate": Command("regard.cli.inference.evaluate", "Evaluate a model on test data"),
     "score": Command("regard.cli.inference.score", "Score translations by their log-probability"),
     "look": Command("regard.cli.inference.look", "Show attention as an interactive page or an image"),
+    "serve": Command("regard.cli.serve", "Serve models over HTTP"),
     "info": Command("regard.cli.info", "Describe a model folder"),
     "import": Command("regard.cli.import_model", "Import a model from Hugging Face, timm or llama2.c"),
     "shortlist": Command("regard.cli.shortlist", "Learn a vocabulary shortlist for faster translation"),

@@ -20,6 +20,8 @@ import tyro
 from regard.data import Tokenizer
 from regard.data.text.compression import STDIN
 from regard.data.text.readers import OnOpen, numbered_lines
+from regard.decode import DecodeConfig
+from regard.decode.decode_config import TokenIds, TokenSequences
 from regard.devices import Device
 from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout
@@ -61,6 +63,12 @@ Columns = Annotated[
         help="columns of source and target, or of text and label: names of the header or of JSONL fields, or numbers "
         "from 1",
         help_behavior_hint=NO_HINT,
+    ),
+]
+TargetLanguage = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="LANGUAGE", help="target language of a multilingual model, by its code", help_behavior_hint=NO_HINT
     ),
 ]
 Truncate = Annotated[
@@ -130,6 +138,32 @@ def _plain_values(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructor
     )
 
 
+def _format_sequences(sequences: Sequence[Sequence[int]]) -> str:
+    return ",".join("-".join(map(str, sequence)) for sequence in sequences)
+
+
+@_registry.primitive_rule
+def _token_sequences(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Sequences of token ids: 7,15-16 in the command line."""
+    if info.type not in (TokenSequences, TokenIds):
+        return None
+    is_nested = info.type == TokenSequences
+
+    def read(words: list[str]) -> Any:
+        sequences = tuple(tuple(map(int, word.split("-"))) for word in words[0].split(",") if word)
+        if not is_nested and any(len(sequence) > 1 for sequence in sequences):
+            raise ValueError("expected ids separated by commas")
+        return sequences if is_nested else tuple(one for sequence in sequences for one in sequence)
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="IDS",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [_format_sequences(value if is_nested else [(one,) for one in value])],
+    )
+
+
 def parse(options: type[Options], command: str, argv: list[str]) -> Options:
     """Parse the options of a command; --quiet turns off notes and progress."""
     parsed = tyro.cli(options, prog=f"regard {command}", args=argv, config=_CONFIG, registry=_registry)
@@ -137,6 +171,20 @@ def parse(options: type[Options], command: str, argv: list[str]) -> Options:
     _quiet.set(quiet)
     logging.getLogger("regard").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return parsed
+
+
+def parse_decoding(options: Options, command: str, argv: list[str], decoding: DecodeConfig) -> Options:
+    """The options of a command, parsed again with a model's own options of decoding as defaults."""
+    required = {
+        one.name: getattr(options, one.name)
+        for one in dataclasses.fields(options)  # type: ignore[arg-type]
+        if one.default is one.default_factory is dataclasses.MISSING
+    }
+    default: Any = type(options)
+    default = default(**required, decode=decoding)
+    return tyro.cli(
+        type(options), prog=f"regard {command}", args=argv, default=default, config=_CONFIG, registry=_registry
+    )
 
 
 def print_note(text: str) -> None:

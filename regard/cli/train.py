@@ -14,10 +14,10 @@ from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
 from regard.training import TASKS, Recipe, read_toml, recipe_from_dict
 from regard.training.api import add_shards_task, resolve_recipe
+from regard.training.recipe_run import run_recipe
 from regard.training.run.run_plan import metric_name
 from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
 from regard.training.shards.shard_folder import is_shard_folder
-from regard.training.trainer import run_recipe
 
 COMMAND_LINE = "the command line"
 
@@ -124,15 +124,17 @@ def run(argv: list[str]) -> int:
     if arguments.dry_run:
         print(recipe_toml(recipe))
     elif not arguments.quiet:
-        _print_result(pipeline.training, recipe, arguments.out)
+        _print_result(pipeline, recipe, arguments.out)
     return 0
 
 
-def _print_result(training: dict[str, Any], recipe: Recipe, out: str) -> None:
+def _print_result(pipeline: Any, recipe: Recipe, out: str) -> None:
+    training, targets = pipeline.training, getattr(pipeline, "target_languages", ())
+    usage = TASKS[recipe.task].usage_hint.format(out=out) + (f" --to {targets[0]}" if len(targets) > 1 else "")
     best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in training["validation"].items())
     print(
         f"Saved the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
-        f"Model folder: {out}. Loss curves: {out}/loss.png. Try: {TASKS[recipe.task].usage_hint.format(out=out)}",
+        f"Model folder: {out}. Loss curves: {out}/loss.png. Try: {usage}",
         file=sys.stderr,
     )
 

@@ -89,7 +89,7 @@ def decode_all(
     token_lists, vocab = None, 0
     if config.shortlist:
         shortlist = require_shortlist(shortlist)
-        token_lists, vocab = _token_lists(shortlist, sources, special, prefixes, lexical), shortlist.target_vocab
+        token_lists, vocab = token_lists_of(shortlist, sources, special, prefixes, lexical), shortlist.target_vocab
     reason = plain_search_reason(model, config, history=history, lexical=lexical is not None, special=special)
     note_choice(reason, len(sources))
     if not reason:
@@ -132,7 +132,7 @@ def decode_all(
     return results
 
 
-def _token_lists(
+def token_lists_of(
     shortlist: Shortlist,
     sources: Sequence[Sequence[int]],
     special: SpecialTokens,

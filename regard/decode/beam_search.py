@@ -14,7 +14,7 @@ from regard.decode.coverage import coverage_term, step_with_attention
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import CandidateStatus, NBest, RefusedToken, SearchHistory, SearchStep
 from regard.decode.lexical_constraints import LexicalConstraints, LexicalTracker, allocate_beam
-from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens, continues_source
 from regard.decode.sampling import gather_hypotheses
 
 
@@ -119,7 +119,16 @@ def beam(
     True
     """
     config = config or DecodeConfig()
-    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical, shortlist)
+    constraints = Constraints.from_config(
+        source,
+        config,
+        special,
+        prefixes,
+        max_total_len,
+        lexical,
+        shortlist,
+        continues_source=continues_source(model),
+    )
     B, K, device = len(constraints.limit), config.beam, constraints.limit.device
     if B == 0:
         return []
@@ -129,7 +138,7 @@ def beam(
     rows = torch.arange(B, device=device)  # the sentences still in the batch
     lengths = source.offsets.lengths
     live = LiveHypotheses.empty(B, source.offsets.max_len if config.coverage_penalty else 0, device)
-    finished = FinishedHypotheses.empty(B, config.n_best, int(constraints.limit.max()) + 1, device)
+    finished = FinishedHypotheses.empty(B, config.finished, int(constraints.limit.max()) + 1, device)
     state = model.start(source)
     last = torch.full((B, 1), special.sos, device=device)
     pool = (1 + len(special.ends)) * K
@@ -142,7 +151,7 @@ def beam(
             logits, state = model.step(state, last)
         logits = constraints.restrict(logits)
         beams = logits.shape[1]  # 1 at the first step, then K
-        log_p = constraints.log_probs(logits, t)
+        log_p = constraints.log_probs(logits, live.ids)
         if constraints.lexical is None:
             candidates, parent = _best_candidates(live, log_p, pool)
             check_no_nan(candidates.log_prob)
@@ -185,13 +194,13 @@ def beam(
             best = finished.select_sentences(done_rows)
             if history:
                 can_continue = live.log_prob[:, 0] > -torch.inf
-                enough = finished.count >= config.patience * K
+                enough = finished.count >= config.enough
                 for i in done_rows.tolist():
                     reason = "ended" if not can_continue[i] else "enough" if enough[i] else "bound"
                     histories[int(rows[i])].stopped = reason
             hypotheses = gather_hypotheses(best.ids, best.log_ps, best.lengths, best.log_prob, best.score, special.eos)
             for row, result in zip(rows[done_rows].tolist(), hypotheses):
-                results[row] = result
+                results[row] = NBest(result[: config.n_best])
             remaining = (~done).nonzero().squeeze(1)
             rows, source_beam, constraints = (
                 rows[remaining],
@@ -288,10 +297,11 @@ def _is_done(
 
     Additional tokens only lower a log-probability, a larger length divisor raises it, and the coverage term is at most
     0. The final score of a live hypothesis is therefore at most its current log-probability divided by the length
-    penalty of its maximum length.
+    penalty of its maximum length. Without early stopping, that of its current length is used, as an estimate.
     """
-    bound = live.log_prob[:, 0] / (limit + 1) ** config.length_penalty
-    return (finished.score[:, -1] >= bound) | (finished.count >= config.patience * config.beam)
+    length = limit + 1 if config.early_stopping else live.ids.shape[-1]
+    bound = live.log_prob[:, 0] / length**config.length_penalty
+    return (finished.score[:, -1] >= bound) | (finished.count >= config.enough)
 
 
 def _steps(

@@ -1,7 +1,8 @@
-"""Constraints on the next token: banned special tokens, forced prefixes, minimum and maximum length, phrases."""
+"""Constraints on the next token: banned tokens, forced prefixes, minimum and maximum length, repetition, phrases."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +11,7 @@ from torch import Tensor
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.lexical_constraints import LexicalConstraints, LexicalTracker
 from regard.decode.protocol import SourceBatch, SpecialTokens
+from regard.decode.token_rules import TokenRules
 from regard.errors import RegardError
 
 
@@ -29,6 +31,12 @@ class Constraints:
     """Required and forbidden phrases, with the progress of each hypothesis."""
     shortlist: Bool[Tensor, "B V"] | None = None
     """Tokens of the shortlist of each sentence."""
+    suppressed: frozenset[int] = frozenset()
+    """Tokens that are never generated, in addition to special ones."""
+    rules: TokenRules | None = None
+    """Rules that depend on the tokens so far."""
+    is_beam_search: bool = False
+    """Whether the repetition penalty applies to log-probabilities, like in transformers, instead of logits."""
 
     @classmethod
     def from_config(
@@ -40,13 +48,15 @@ class Constraints:
         max_total_len: int | None = None,
         lexical: Sequence[LexicalConstraints] | None = None,
         shortlist: Bool[Tensor, "B V"] | None = None,
+        *,
+        continues_source: bool = False,
     ) -> "Constraints":
         """The constraints for a batch, from the decoding options, with one forced prefix per sentence and the required
         and forbidden phrases of each.
 
-        `max_total_len` limits the length of source and output together, for models whose output continues the source.
-        A prefix raises the limit of its sentence if necessary; a prefix beyond `max_total_len` is an error. So are
-        required phrases that do not fit.
+        `max_total_len` limits the length of source and output together, for models whose output continues the source
+        (`continues_source`). A prefix raises the limit of its sentence if necessary; a prefix beyond `max_total_len` is
+        an error. So are required phrases that do not fit.
         """
         lengths = source.offsets.lengths.tolist()
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
@@ -70,6 +80,7 @@ class Constraints:
                     )
             limits = [max(0, min(limit, max_total_len - length)) for limit, length in zip(limits, lengths)]
         device = source.offsets.starts.device
+        begin = int(special.forced is not None and not continues_source)
         return cls(
             prefix=torch.tensor(padded, dtype=torch.long, device=device).view(len(lengths), prefix_len),
             limit=torch.tensor(limits, dtype=torch.long, device=device),
@@ -78,13 +89,21 @@ class Constraints:
             allow_unknown=config.unknown,
             lexical=None if lexical is None else LexicalTracker.start(lexical, limits, prefixes),
             shortlist=None if shortlist is None else shortlist.to(device),
+            suppressed=frozenset(one for one, *others in config.suppress_sequences if not others),
+            rules=TokenRules.from_config(
+                config, source_sequences(source) if continues_source else [[special.sos]] * len(lengths), device, begin
+            ),
+            is_beam_search=config.method == "beam",
         )
 
     def select_sentences(self, rows: Int[Tensor, "B2"]) -> "Constraints":
         """The constraints of these sentences."""
         lexical = None if self.lexical is None else self.lexical.select_sentences(rows.tolist())
         shortlist = None if self.shortlist is None else self.shortlist[rows]
-        return replace(self, prefix=self.prefix[rows], limit=self.limit[rows], lexical=lexical, shortlist=shortlist)
+        rules = None if self.rules is None else self.rules.select_sentences(rows)
+        return replace(
+            self, prefix=self.prefix[rows], limit=self.limit[rows], lexical=lexical, shortlist=shortlist, rules=rules
+        )
 
     def repeat(self, K: int) -> "Constraints":
         """The constraints of K hypotheses per sentence instead of one."""
@@ -101,9 +120,14 @@ class Constraints:
         """The logits, with -inf for tokens that are not in the shortlist of the sentence."""
         return logits if self.shortlist is None else logits.masked_fill(~self.shortlist[:, None], -torch.inf)
 
-    def log_probs(self, logits: Float[Tensor, "B K V"], t: int) -> Float[Tensor, "B K V"]:
-        """Constrained log-probabilities of the token at position t (from 0)."""
+    def log_probs(self, logits: Float[Tensor, "B K V"], ids: Int[Tensor, "B K T"]) -> Float[Tensor, "B K V"]:
+        """Constrained log-probabilities of the token after the output so far (`ids`)."""
+        t = ids.shape[-1]
+        if self.rules is not None and not self.is_beam_search:
+            logits = self.rules.penalize(logits.float(), ids)
         log_p = log_softmax(logits)
+        if self.rules is not None and self.is_beam_search:
+            log_p = self.rules.penalize(log_p, ids)
         forced = self.forced_tokens(t)
         is_forced = forced >= 0
         only = None
@@ -112,6 +136,8 @@ class Constraints:
             only = torch.full_like(log_p, -torch.inf).scatter(-1, token, log_p.gather(-1, token))
         for token_id in self._banned | (set(self.special.ends) if t < self.min_len else set()):
             log_p[..., token_id] = -torch.inf
+        if self.rules is not None:
+            log_p.masked_fill_(self.rules.banned(ids, log_p.shape[-1]), -torch.inf)
         if self.lexical is not None:
             allowed = self.lexical.allowed(t, log_p.shape[-1], self.special.eos)
             for other in self.special.other_eos:
@@ -141,21 +167,30 @@ class Constraints:
             return "limit"
         if token in self.special.ends and t < self.min_len:
             return "min_len"
-        if self.lexical is None or token in self._banned:
-            return "special"
+        if token in self._banned:
+            return "suppressed" if token in self.suppressed else "special"
+        if self.lexical is None:
+            return "suppressed"
         return self.lexical.refusal_reason(row, beam, token, self.special.eos)
 
     @property
     def _banned(self) -> set[int]:
-        """Special tokens that are never generated."""
+        """Tokens that are never generated."""
         banned = {self.special.pad, self.special.sos} | (set() if self.allow_unknown else {self.special.unk})
-        return banned - set(self.special.ends)  # in some tokenizers the same id as <pad> or <sos>
+        return (banned | self.suppressed) - set(self.special.ends)  # in some tokenizers the same id as <pad> or <sos>
 
     def unify_ends(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """The tokens, with `eos` for every other token that ends an output."""
         for other in self.special.other_eos:
             tokens = torch.where(tokens == other, self.special.eos, tokens)
         return tokens
+
+
+def source_sequences(source: SourceBatch) -> list[list[int]]:
+    """The sequences of a packed batch."""
+    starts = source.offsets.starts.tolist()
+    ids = source.ids.tolist()
+    return [ids[start:end] for start, end in pairwise(starts)]
 
 
 def log_softmax(logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:

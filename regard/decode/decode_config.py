@@ -1,5 +1,6 @@
 """Options of greedy search, beam search and sampling."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -10,6 +11,8 @@ from regard.ranges import Natural, NonNegative, Range, Seed, check_ranges
 Hypotheses = Annotated[int, Range(low=1, high=1000)]
 # Logits divided by a smaller temperature would overflow.
 Temperature = Annotated[float, Range(low=0.001, high=1000, hint="For the most probable token use method greedy.")]
+TokenIds = tuple[Natural, ...]
+TokenSequences = tuple[TokenIds, ...]
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8"]
 
 
@@ -41,6 +44,9 @@ class DecodeConfig:
     """beam search: weight of the coverage penalty (GNMT) in the score"""
     patience: Annotated[float, Range(above=0, infinite=True)] = 1.0
     """beam search: stop after patience * beam finished hypotheses (Kasai et al. 2022), or if the n best are certain"""
+    early_stopping: bool = True
+    """beam search: stop as above (--no-early-stopping: once `beam` finished hypotheses have better scores than the best
+    unfinished one has at its length, like transformers by default)"""
     max_len: Natural = 256
     """maximum output length in tokens, without `<eos>`; also limited to max_extra + max_ratio * source length"""
     max_ratio: NonNegative = 2.0
@@ -49,9 +55,19 @@ class DecodeConfig:
     """output tokens allowed in addition to max_ratio * source length, see max_len"""
     min_len: Natural = 0
     """minimum output length in tokens, without `<eos>`, within the maximum"""
+    max_total_len: Natural = 0
+    """language models: maximum length of prompt and output together, in tokens; 0: unlimited"""
     unknown: bool = True
     """whether `<unk>`, which has no text, may be generated (--no-unknown: never); always off in word-level
     language models"""
+    repetition_penalty: Annotated[float, Range(above=0, high=1000)] = 1.0
+    """factor by which the scores of tokens that occurred before are lowered (Keskar et al. 2019); 1: none"""
+    no_repeat_ngram_size: Natural = 0
+    """length of n-grams that must not occur twice; 0: all may"""
+    suppress_sequences: TokenSequences = ()
+    """sequences of token ids that are never generated, such as 7,15-16 for the token 7 and for 15 before 16"""
+    begin_suppress_tokens: TokenIds = ()
+    """token ids that no output may begin with, such as 7,15"""
     temperature: Temperature = 1.0
     """sampling temperature: above 1 flattens the distribution, below 1 sharpens it"""
     top_k: Natural = 0
@@ -85,6 +101,18 @@ class DecodeConfig:
                 f"min_len must be at most max_len, {self.max_len} (got {self.min_len}).",
                 "Lower min_len or raise max_len.",
             )
+        if not all(self.suppress_sequences):
+            raise RegardError("suppress_sequences contains an empty sequence.", "Remove it.")
+
+    @property
+    def finished(self) -> int:
+        """Number of finished hypotheses that beam search keeps per sentence."""
+        return self.n_best if self.early_stopping else self.beam
+
+    @property
+    def enough(self) -> float:
+        """Number of finished hypotheses after which beam search stops."""
+        return self.patience * self.beam if self.early_stopping else math.inf
 
     def limit(self, source_len: int) -> int:
         """Maximum output length in tokens, without `<eos>`, for a source of this length."""

@@ -10,7 +10,8 @@ CandidateStatus = Literal["live", "finished", "pruned"]
 class Hypothesis:
     """One output: its ids without `<sos>` and `<eos>`, and its log-probabilities.
 
-    `token_logprobs` are those of the model before temperature, top-k and top-p, including forced tokens. The last one
+    `token_logprobs` are those of the model before temperature, top-k and top-p (but after the repetition penalty, if
+    any), including forced tokens. The last one
     is that of `<eos>`, so there is one more than ids (unless every continuation had probability 0). `logprob` is their
     sum. `score` ranks the hypotheses of a sentence: see `DecodeConfig`.
     """
@@ -25,8 +26,9 @@ class RefusedToken(NamedTuple):
     """A token that would have been a candidate but is disallowed by a constraint.
 
     `reason` is "prefix" (another token is forced), "limit" (the output has its maximum length and must end), "min_len"
-    (the output must not end yet), "special" (`<pad>` and `<sos>` are never generated), "forbidden" (it would complete a
-    forbidden phrase) or "required" (a required phrase is missing, or would not fit any more).
+    (the output must not end yet), "special" (`<pad>` and `<sos>` are never generated), "suppressed" (it would repeat an
+    n-gram or complete a suppressed sequence), "forbidden" (it would complete a forbidden phrase) or "required" (a
+    required phrase is missing, or would not fit any more).
     """
 
     parent: int
@@ -79,8 +81,9 @@ class SearchHistory:
         path: list[int] = []
         beam = 0
         for step, token in zip(self.steps, tokens):
-            # No two candidates share both parent and token.
-            index = next(i for i, pair in enumerate(zip(step.parents, step.tokens)) if pair == (beam, token))
+            # Candidates that share parent and token end by different tokens (`other_eos`).
+            indices = [i for i, pair in enumerate(zip(step.parents, step.tokens)) if pair == (beam, token)]
+            index = next((i for i in indices if step.statuses[i] != "pruned"), indices[0])
             path.append(index)
             beam = step.statuses[:index].count("live")
         return path

@@ -7,13 +7,17 @@ from torch import Tensor
 
 from regard.attention.offsets import Offsets
 from regard.data.text.special_tokens import SpecialTokens
+from regard.models.gpt import GPTConfig
 
 SPECIAL = SpecialTokens()
 
 
 @runtime_checkable
 class SourceBatch(Protocol):
-    """A batch of B source sequences, such as `Packed`; decoding uses only their lengths."""
+    """A batch of B source sequences, such as `Packed`."""
+
+    @property
+    def ids(self) -> Int[Tensor, "N"]: ...
 
     @property
     def offsets(self) -> Offsets: ...
@@ -38,3 +42,8 @@ class Decodable(Protocol):
         All beams of a new sentence come from the same old sentence, so tensors that depend only on the source can stay
         shared between beams.
         """
+
+
+def continues_source(model: Any) -> bool:
+    """Whether the output of a model continues its source: language models."""
+    return isinstance(getattr(model, "config", None), GPTConfig)

@@ -77,10 +77,12 @@ class SearchRecorder:
                     refused.append(RefusedToken(branch, token, total, refusal_reason(k, token)))
         candidates.sort(key=lambda candidate: -candidate[0])
         statuses: list[CandidateStatus] = [self._status(token, reason) for _, _, token, reason in candidates]
+        ends = set(self.special.ends)
         scores = [total / (t + 1) ** self.config.length_penalty for total, *_ in candidates]
         log_probs, parents, tokens, reasons_column = (
             [list(column) for column in zip(*candidates)] if candidates else ([], [], [], [])
         )
+        tokens = [self.special.eos if token in ends else token for token in tokens]
         self.histories[row].steps.append(
             SearchStep(parents, tokens, log_probs, statuses, scores, reasons_column, refused)  # type: ignore[arg-type]
         )
@@ -90,7 +92,7 @@ class SearchRecorder:
         self.branches[row] = [live.index(pair) if pair in live else None for pair in pairs]
 
     def _status(self, token: int, pruning_reason: str) -> CandidateStatus:
-        return "pruned" if pruning_reason else "finished" if token == self.special.eos else "live"
+        return "pruned" if pruning_reason else "finished" if token in self.special.ends else "live"
 
     def _pruning_reasons(self, log_p: Float[Tensor, "V"], best: list[int]) -> dict[int, str]:
         """Why each of the best tokens (best first) would not be chosen."""

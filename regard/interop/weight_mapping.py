@@ -52,6 +52,41 @@ TRANSPOSED_QKV = Conversion(
 )
 
 
+# Both hold two parts, in opposite orders: a value and a gate.
+SWAPPED_HALVES = Conversion(
+    lambda foreign: [torch.cat(_split_in_half(foreign)[::-1])], lambda native: [torch.cat(_split_in_half(native)[::-1])]
+)
+
+
+def stacked_rows(*sizes: int) -> Conversion:
+    """Conversion of one foreign tensor to several with these numbers of rows.
+
+    >>> [len(part) for part in stacked_rows(4, 2).read([torch.ones(6, 3)])]
+    [4, 2]
+    """
+    return Conversion(
+        lambda foreign: [part.contiguous() for part in foreign[0].split(sizes)], lambda native: [torch.cat(native)]
+    )
+
+
+def qkv_by_head(heads: int) -> Conversion:
+    """Conversion of a foreign tensor with the query, key and value rows of each head in turn (GPT-NeoX).
+
+    >>> qkv_by_head(2).read([torch.arange(6)])
+    [tensor([0, 3]), tensor([1, 4, 2, 5])]
+    """
+
+    def read(foreign: Tensors) -> Tensors:
+        query, key, value = (part.flatten(0, 1) for part in foreign[0].unflatten(0, (heads, 3, -1)).unbind(1))
+        return [query.contiguous(), torch.cat((key, value))]
+
+    def write(native: Tensors) -> Tensors:
+        parts = [part.unflatten(0, (heads, -1)) for part in (native[0], *native[1].chunk(2))]
+        return [torch.stack(parts, dim=1).flatten(0, 2)]
+
+    return Conversion(read, write)
+
+
 def token_sequence(count: int) -> Conversion:
     """Conversion of `count` foreign tensors (1, n, E) to one tensor (rows, E); all but the last have one row.
 

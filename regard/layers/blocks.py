@@ -1,6 +1,7 @@
 """Encoder and decoder blocks: attention and feed-forward, each with its residual connection and norm.
 
-Pre-norm computes x + sublayer(norm(x)); post-norm, as published in 2017, norm(x + sublayer(x)).
+Pre-norm computes x + sublayer(norm(x)); post-norm, as published in 2017, norm(x + sublayer(x)). Two others normalize
+the sublayer's output: x + norm(sublayer(x)) (output) and x + norm(sublayer(norm(x))) (sandwich).
 """
 
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from regard.attention.offsets import Lengths
 from regard.layers.feedforward import Activation, FeedForward
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.multihead import BiasPlacement, MultiHead
-from regard.layers.norms import NormKind, make_norm
-from regard.layers.positions import RotaryTables
+from regard.layers.norms import DecoderNormKind, make_norm
+from regard.layers.positions import Rotary, RotaryScaling, RotaryTables
 from regard.layers.residual import FusedResidual, Residual
 
 NormPlacement = Literal["pre", "post"]
@@ -34,15 +35,23 @@ class BlockConfig:
     kv_heads: int | None = None
     head_width: int | None = None
     dropout: float = 0.1
-    norm: NormPlacement = "pre"
-    norm_kind: NormKind = "layer"
+    norm: NormPlacement | Literal["sandwich", "output"] = "pre"
+    norm_kind: DecoderNormKind = "layer"
     norm_eps: float = 1e-5
     activation: Activation = "relu"
     rotary_base: float | None = None
     rotary_factor: float = 1.0
     rotary_context: int = 0
+    rotary_scaling: RotaryScaling = "interpolate"
+    rotary_share: float = 1.0
+    score_width: float = 0.0
+    score_cap: float = 0.0
+    sliding_window: int = 0
     qk_norm_eps: float | None = None
-    qk_norm_kind: NormKind = "rms"
+    qk_norm_kind: DecoderNormKind = "rms"
+    qk_norm_joint: bool = False
+    parallel: bool = False
+    """attention and feed-forward of a block have the same input: x + attention(norm(x)) + feedforward(norm(x))"""
     bias: BiasPlacement = "all"
     max_len: int = 256
     drop_path: float | None = None
@@ -57,14 +66,23 @@ class BlockConfig:
             score=score,
             kv_heads=self.kv_heads,
             head_width=self.head_width,
-            rotary_base=self.rotary_base if kind != "cross" else None,
-            rotary_factor=self.rotary_factor,
-            rotary_context=self.rotary_context,
+            score_width=self.score_width,
+            score_cap=self.score_cap,
+            sliding_window=self.sliding_window,
+            rotary=self._make_rotary() if kind != "cross" else None,
             qk_norm_eps=self.qk_norm_eps,
             qk_norm_kind=self.qk_norm_kind,
+            qk_norm_joint=self.qk_norm_joint,
             bias=self.bias,
             max_keys=self.max_len,
         )
+
+    def _make_rotary(self) -> Rotary | None:
+        if self.rotary_base is None:
+            return None
+        head_width = self.head_width or self.width // self.heads
+        scaling = self.rotary_factor, self.rotary_context, self.rotary_scaling
+        return Rotary(head_width, self.rotary_base, *scaling, self.rotary_share)
 
     def make_feedforward(self) -> FeedForward:
         return FeedForward(
@@ -72,12 +90,18 @@ class BlockConfig:
         )
 
     def make_norm(self) -> nn.Module:
-        return make_norm(self.norm_kind, self.width, self.norm_eps)
+        """The norm of a sublayer's input or, post-norm, of the residual sum."""
+        return nn.Identity() if self.norm == "output" else make_norm(self.norm_kind, self.width, self.norm_eps)
+
+    def make_output_norm(self) -> nn.Module:
+        """The norm of a sublayer's output."""
+        has_norm = self.norm in ("sandwich", "output")
+        return make_norm(self.norm_kind, self.width, self.norm_eps) if has_norm else nn.Identity()
 
     def make_residual(self) -> Residual:
         if self.layer_scale or self.drop_path is not None:
             return Residual(self.width, self.dropout, self.layer_scale, self.drop_path)
-        return FusedResidual(self.width, self.dropout, norm_first=self.norm == "pre")
+        return FusedResidual(self.width, self.dropout, norm_first=self.norm != "post")
 
 
 class EncoderBlock(nn.Module):
@@ -90,11 +114,17 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, config: BlockConfig, score: str, kind: Literal["self", "masked"] = "self") -> None:
         super().__init__()
-        self.norm_first = config.norm == "pre"
+        self.norm_first, self.parallel = config.norm != "post", config.parallel
         self.attention = config.make_attention(kind, score)
         self.feedforward = config.make_feedforward()
         self.attention_residual, self.attention_norm = config.make_residual(), config.make_norm()
         self.feedforward_residual, self.feedforward_norm = config.make_residual(), config.make_norm()
+        self.attention_output_norm, self.feedforward_output_norm = (config.make_output_norm() for _ in range(2))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether outputs of sublayers are not normalized, and the sublayers run one after another."""
+        return isinstance(self.attention_output_norm, nn.Identity) and not self.parallel
 
     def forward(
         self,
@@ -121,9 +151,13 @@ class EncoderBlock(nn.Module):
         """The block with any function as its attention."""
         if self.norm_first:
             # x = x + attention(norm(x));  x = x + feedforward(norm(x))
-            update = attention(self.attention_norm(x))
-            x, h = self.attention_residual.add_norm(x, update, self.feedforward_norm, offsets)
-            return self.feedforward_residual(x, self.feedforward(h), offsets)
+            update = self.attention_output_norm(attention(self.attention_norm(x)))
+            if self.parallel:
+                h = self.feedforward_norm(x)
+                x = self.attention_residual(x, update, offsets)
+            else:
+                x, h = self.attention_residual.add_norm(x, update, self.feedforward_norm, offsets)
+            return self.feedforward_residual(x, self.feedforward_output_norm(self.feedforward(h)), offsets)
         # x = norm(x + attention(x));  x = norm(x + feedforward(x))
         _, x = self.attention_residual.add_norm(x, attention(x), self.attention_norm, offsets)
         _, x = self.feedforward_residual.add_norm(x, self.feedforward(x), self.feedforward_norm, offsets)
@@ -140,6 +174,7 @@ class EncoderBlock(nn.Module):
         if offsets is not None:
             starts = torch.arange(len(offsets.starts), device=x.device, dtype=torch.int32) * count
             first_offsets = Offsets(starts, count * (len(starts) - 1), count)
+        assert self.is_plain
         h = self.attention_norm(x) if self.norm_first else x
         queries = first_tokens(h, offsets, count)
         update = self.attention(queries, first_offsets, memory=h, memory_offsets=offsets, rotary=rotary)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention import Mask, padding
+from regard.attention import Mask, padding, window
 from regard.attention.offsets import Lengths, Offsets
 
 
@@ -25,10 +25,12 @@ class KVCache:
         self._k: Tensor | None = None
         self._v: Tensor | None = None
 
-    @property
-    def mask(self) -> Mask | None:
-        """Mask of the unused positions at the end of shorter rows."""
-        return None if self._lengths is None else padding(self._lengths)
+    def step_mask(self, sliding_window: int = 0) -> Mask | None:
+        """Mask of the newest query: without unused positions at the end of shorter rows, and keys before its window."""
+        if self._lengths is None:
+            return window(sliding_window) if sliding_window else None
+        mask = padding(self._lengths)
+        return mask & ~padding(self._lengths - sliding_window) if sliding_window else mask
 
     def fill(self, k: Float[Tensor, "*n H D"], v: Float[Tensor, "*n H D"], offsets: Offsets | Lengths) -> None:
         """Fill an empty cache with packed sequences, one per row."""

@@ -2,14 +2,15 @@
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Bias, Mask, attend, causal, make_score, padding
+from regard.attention import Bias, Mask, ScaledDot, SoftCap, attend, causal, make_score, padding, window
 from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
-from regard.layers.norms import NormKind, make_norm
+from regard.layers.norms import DecoderNormKind, make_norm
 from regard.layers.positions import Rotary, RotaryTables, apply_rotary
 
 AttentionKind = Literal["self", "masked", "cross"]
@@ -20,7 +21,9 @@ class MultiHead(nn.Module):
     """Multi-head attention: over the sequence itself (self, masked) or over another sequence (cross).
 
     A head has width / heads channels, or `head_width`. With fewer `kv_heads` than `heads`, several query heads share
-    one key/value head (grouped-query attention).
+    one key/value head (grouped-query attention). A `sliding_window` limits masked attention to the last keys. QK-norm
+    normalizes each head or, with `qk_norm_joint`, all heads of a token together. `score_width` replaces the width of a
+    head in the scale of the scaled dot product; `score_cap` soft-caps the scores.
 
     >>> attention = MultiHead(16, heads=4, kind="self")
     >>> attention(torch.randn(5, 16), Offsets.from_starts(torch.tensor([0, 2, 5]))).shape
@@ -36,11 +39,13 @@ class MultiHead(nn.Module):
         score: str = "scaled_dot",
         kv_heads: int | None = None,
         head_width: int | None = None,
-        rotary_base: float | None = None,
-        rotary_factor: float = 1.0,
-        rotary_context: int = 0,
+        score_width: float = 0.0,
+        score_cap: float = 0.0,
+        sliding_window: int = 0,
+        rotary: Rotary | None = None,
         qk_norm_eps: float | None = None,
-        qk_norm_kind: NormKind = "rms",
+        qk_norm_kind: DecoderNormKind = "rms",
+        qk_norm_joint: bool = False,
         bias: BiasPlacement = "all",
         max_keys: int = 256,
     ) -> None:
@@ -60,28 +65,67 @@ class MultiHead(nn.Module):
         self.score = make_score(
             score, self.head_width, self.head_width, hidden=self.head_width, max_keys=max_keys, heads=heads
         )
-        self.rotary = Rotary(self.head_width, rotary_base, rotary_factor, rotary_context) if rotary_base else None
+        if score_width and isinstance(self.score, ScaledDot):
+            self.score.width = score_width
+        if score_cap:
+            self.score = SoftCap(self.score, score_cap)
+        self.rotary = rotary
+        self.qk_norm_joint = qk_norm_joint
         self.query_norm, self.key_norm = (
-            make_norm(qk_norm_kind, self.head_width, qk_norm_eps) if qk_norm_eps else nn.Identity() for _ in range(2)
+            make_norm(qk_norm_kind, self.head_width * (count if qk_norm_joint else 1), qk_norm_eps)
+            if qk_norm_eps
+            else nn.Identity()
+            for count in (heads, kv_heads)
         )
-        self.mask = causal() if kind == "masked" else None
+        self.sliding_window = sliding_window
+        self.mask = None if kind != "masked" else window(sliding_window) if sliding_window else causal()
 
     def queries(
-        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None, rotary: RotaryTables | None = None
+        self,
+        x: Float[Tensor, "*n E"],
+        positions: Int[Tensor, "*n"] | None,
+        rotary: RotaryTables | None = None,
+        lengths: Int[Tensor, "*n"] | None = None,
     ) -> Float[Tensor, "*n H D"]:
-        q = self.query_norm(self.query(x).unflatten(-1, (self.heads, self.head_width)))
-        return self._rotate(q, positions, rotary)
+        """Projected, normalized and rotated queries; `lengths` are those of the texts, for dynamic rotary scaling."""
+        q = self.query(x).unflatten(-1, (self.heads, self.head_width))
+        return self._rotate(self.normalize(q, self.query_norm), positions, rotary, lengths)
 
     def keys_values(
-        self, x: Float[Tensor, "*n E"], positions: Int[Tensor, "*n"] | None, rotary: RotaryTables | None = None
+        self,
+        x: Float[Tensor, "*n E"],
+        positions: Int[Tensor, "*n"] | None,
+        rotary: RotaryTables | None = None,
+        lengths: Int[Tensor, "*n"] | None = None,
     ) -> tuple[Float[Tensor, "*n G D"], Float[Tensor, "*n G D"]]:
+        """Projected keys, normalized and rotated, and values."""
         k, v = self.key_value(x).unflatten(-1, (2, self.kv_heads, self.head_width)).unbind(-3)
-        return self._rotate(self.key_norm(k), positions, rotary), v
+        return self._rotate(self.normalize(k, self.key_norm), positions, rotary, lengths), v
 
-    def _rotate(self, x: Tensor, positions: Tensor | None, rotary: RotaryTables | None) -> Tensor:
+    def normalize(self, x: Float[Tensor, "*n G D"], norm: nn.Module) -> Float[Tensor, "*n G D"]:
+        """QK-norm of queries or keys: per head, or over all heads."""
+        return norm(x.flatten(-2)).unflatten(-1, x.shape[-2:]) if self.qk_norm_joint else norm(x)
+
+    def _rotate(
+        self, x: Tensor, positions: Tensor | None, rotary: RotaryTables | None, lengths: Tensor | None
+    ) -> Tensor:
         if rotary is not None:
             return apply_rotary(x, *rotary)
-        return self.rotary(x, positions) if self.rotary is not None else x
+        return self.rotary(x, positions, lengths) if self.rotary is not None else x
+
+    def _text_lengths(
+        self, offsets: Offsets | Lengths | None, positions: Tensor | None, is_step: bool
+    ) -> Int[Tensor, "*n"] | None:
+        """The length of each token's text, if the rotary positions depend on it."""
+        if self.rotary is None or not self.rotary.is_dynamic or positions is None:
+            return None
+        if is_step:
+            return positions + 1
+        if isinstance(offsets, Offsets):
+            return offsets.lengths[offsets.sequences]
+        if isinstance(offsets, Lengths) and offsets.lengths is not None:
+            return offsets.lengths[:, None].expand_as(positions)
+        return torch.full_like(positions, positions.shape[-1])
 
     def forward(
         self,
@@ -101,17 +145,19 @@ class MultiHead(nn.Module):
         prompts are processed in one call and fill the cache. `rotary` holds the tables of patches in a grid; with
         `memory` they apply to its keys only, since the queries then have no position.
         """
-        q = self.queries(x, positions, rotary if memory is None else None)
+        lengths = self._text_lengths(offsets, positions, is_step=cache is not None and offsets is None)
+        q = self.queries(x, positions, rotary if memory is None else None, lengths)
         if isinstance(cache, CrossAttentionCache):
             # All beams of a sentence are queries of one attention call, so its keys and values are stored once.
             attn_output = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
         elif cache is not None and offsets is None:
-            k, v = (y.flatten(0, 1)[:, :, None] for y in self.keys_values(x, positions))
+            k, v = (y.flatten(0, 1)[:, :, None] for y in self.keys_values(x, positions, None, lengths))
             k, v = cache.append(k, v)
             queries = q.flatten(0, 1)[:, :, None]  # a batch of B·K sequences with one query each
-            attn_output = attend(queries, k, v, score=self.score, mask=cache.mask, bias=bias).view(q.shape)
+            mask = cache.step_mask(self.sliding_window)
+            attn_output = attend(queries, k, v, score=self.score, mask=mask, bias=bias).view(q.shape)
         else:
-            k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), rotary)
+            k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), rotary, lengths)
             if cache is not None and offsets is not None:
                 cache.fill(k, v, offsets)
             k_offsets = offsets if memory is None else memory_offsets

@@ -2,10 +2,13 @@
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 NormKind = Literal["layer", "rms"]
+DecoderNormKind = Literal["layer", "rms", "rms_zero_centered"]
+"""norms of decoder-only models"""
 
 
 class RMSNorm(nn.RMSNorm):
@@ -21,10 +24,28 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
-def make_norm(kind: NormKind, width: int, eps: float = 1e-5) -> nn.Module:
+class ZeroCenteredRMSNorm(nn.Module):
+    """RMSNorm whose gain is 1 + weight, so that weight decay shrinks the gain to 1 (Gemma).
+
+    >>> ZeroCenteredRMSNorm(2)(torch.tensor([3.0, -3.0]))
+    tensor([ 1.0000, -1.0000], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+        dtype = self.weight.dtype
+        return nn.functional.rms_norm(x.to(dtype), self.weight.shape, 1 + self.weight, self.eps).to(x.dtype)
+
+
+def make_norm(kind: DecoderNormKind, width: int, eps: float = 1e-5) -> nn.Module:
     """Make a norm by its name.
 
     >>> make_norm("layer", 8)(torch.randn(3, 8)).shape
     torch.Size([3, 8])
     """
-    return {"layer": nn.LayerNorm, "rms": RMSNorm}[kind](width, eps=eps)
+    kinds = {"layer": nn.LayerNorm, "rms": RMSNorm, "rms_zero_centered": ZeroCenteredRMSNorm}
+    return kinds[kind](width, eps=eps)

@@ -12,6 +12,9 @@ from regard.errors import RegardError
 
 # Llama 3: channel pairs with fewer rotations over the context are scaled in full, with more rotations not at all.
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0
+# The same limits in YaRN.
+YARN_ROTATIONS = 1.0, 32.0
+RotaryScaling = Literal["interpolate", "yarn", "dynamic"]
 RotaryTables = tuple[Float[Tensor, "*t 1 P"], Float[Tensor, "*t 1 P"]]
 """cos and sin of the rotation angle of each pair of channels"""
 PositionKind = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative", "none"]
@@ -87,9 +90,16 @@ class Rotary(nn.Module):
     """Rotary position embedding (RoPE, Su et al. 2021): rotates channel pairs of q and k by position-dependent angles.
 
     The dot product of two rotated vectors depends only on their distance. Pairs are (i, i + D/2); pair i rotates by
-    base^(-2i/D) per position. `factor` divides all rates (position interpolation). With `context`, the length of the
-    original training texts, only slow pairs are scaled, as in Llama 3: those with less than one rotation over the
-    context in full, those with four or more not at all, with linear interpolation in between.
+    base^(-2i/D) per position. With `share` < 1 only the first channels of a head are rotated, and D is their number.
+
+    `factor` and `context`, the length of the original training texts, adapt the rates to longer texts:
+
+    - interpolate: the factor divides all rates (position interpolation, Chen et al. 2023). With a context only slow
+      pairs are scaled, as in Llama 3: those with less than one rotation over the context in full, those with four or
+      more not at all, with linear interpolation in between.
+    - yarn: as in Llama 3, but with limits of 1 and 32 rotations, interpolation between the pairs at these limits, and
+      q and k multiplied by 0.1 ln(factor) + 1 (YaRN, Peng et al. 2023, equations 21 and 22).
+    - dynamic: the base grows with the length of the text, once it exceeds the context (dynamic NTK).
 
     >>> q = torch.randn(3, 1, 8)
     >>> torch.allclose(Rotary(8)(q, torch.tensor([0, 1, 2])).norm(dim=-1), q.norm(dim=-1))
@@ -98,22 +108,72 @@ class Rotary(nn.Module):
 
     rates: Tensor
 
-    def __init__(self, head_width: int, base: float = 10000.0, factor: float = 1.0, context: int = 0) -> None:
+    def __init__(
+        self,
+        head_width: int,
+        base: float = 10000.0,
+        factor: float = 1.0,
+        context: int = 0,
+        scaling: RotaryScaling = "interpolate",
+        share: float = 1.0,
+    ) -> None:
         super().__init__()
-        if head_width % 2:
+        self.width = width = int(head_width * share)
+        if width % 2 or not width:
             raise RegardError(
-                f"Rotary positions need an even head width (got {head_width}).", "Change model.width or model.heads."
+                f"Rotary positions need an even number of rotated channels (got {width}).",
+                "Change model.width, model.heads or model.rotary_share.",
             )
         if not factor >= 1:
             raise RegardError(f"rotary_factor must be at least 1 (got {factor}).", "Change model.rotary_factor.")
-        rates = base ** (-torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
-        rotations = rates * context / (2 * math.pi)
-        unscaled = ((rotations - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)).clamp(0, 1)
-        self.register_buffer("rates", rates * (unscaled + (1 - unscaled) / factor), persistent=False)
+        if scaling != "interpolate" and not context:
+            raise RegardError(
+                f"rotary_scaling = {scaling} needs the length of the original training texts.",
+                "Set model.rotary_context.",
+            )
+        self.magnitude = 0.1 * math.log(factor) + 1 if scaling == "yarn" else 1.0
+        self.factor, self.context, self.is_dynamic = factor, context, scaling == "dynamic"
+        rates = base ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
+        if scaling == "yarn":
+            rates = rates * _yarn_factors(width, base, factor, context)
+        elif scaling == "interpolate":
+            rotations = rates * context / (2 * math.pi)
+            unscaled = ((rotations - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)).clamp(0, 1)
+            rates = rates * (unscaled + (1 - unscaled) / factor)
+        self.register_buffer("rates", rates, persistent=False)
 
-    def forward(self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n H D"]:
-        angle = (positions[..., None].float() * self.rates)[..., None, :]
-        return apply_rotary(x, angle.cos(), angle.sin())
+    def tables(self, positions: Int[Tensor, "*n"], lengths: Int[Tensor, "*n"] | None = None) -> RotaryTables:
+        """cos and sin of the angles at these positions; `lengths` are those of their texts, for dynamic scaling."""
+        rates = self.rates
+        if self.is_dynamic and lengths is not None:
+            # base' = base · (factor · length / context − factor + 1)^(D / (D − 2)), from the context on
+            growth = (self.factor * lengths.float() / self.context - (self.factor - 1)).clamp(min=1)[..., None]
+            exponents = torch.arange(0, self.width, 2, device=rates.device) / max(self.width - 2, 1)
+            rates = rates * growth ** (-exponents)
+        angle = (positions[..., None].float() * rates)[..., None, :]
+        cos, sin = angle.cos(), angle.sin()
+        return (cos, sin) if self.magnitude == 1.0 else (cos * self.magnitude, sin * self.magnitude)
+
+    def forward(
+        self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"], lengths: Int[Tensor, "*n"] | None = None
+    ) -> Float[Tensor, "*n H D"]:
+        tables = self.tables(positions, lengths)
+        if self.width == x.shape[-1]:
+            return apply_rotary(x, *tables)
+        rotated, unchanged = x.split((self.width, x.shape[-1] - self.width), dim=-1)
+        return torch.cat((apply_rotary(rotated, *tables), unchanged), dim=-1)
+
+
+def _yarn_factors(width: int, base: float, factor: float, context: int) -> Float[Tensor, "P"]:
+    """Factors of the rates: 1 for fast pairs, 1 / factor for slow ones, linear in the index of the pair in between."""
+
+    def pair_index(rotations: float) -> float:
+        return width * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(pair_index(YARN_ROTATIONS[1])), 0)
+    high = min(math.ceil(pair_index(YARN_ROTATIONS[0])), width - 1)
+    slow = ((torch.arange(width // 2) - low) / (high - low or 0.001)).clamp(0, 1)
+    return 1 - slow + slow / factor
 
 
 def apply_rotary(

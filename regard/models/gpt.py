@@ -1,4 +1,4 @@
-"""Decoder-only language models (GPT-2, Llama)."""
+"""Decoder-only language models (GPT-2, Llama, Gemma)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,23 +13,29 @@ from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
 from regard.layers.kv_cache import KVCache
 from regard.layers.multihead import BiasPlacement
-from regard.layers.norms import NormKind, make_norm
+from regard.layers.norms import DecoderNormKind, make_norm
 from regard.layers.packed import Packed, Tokens
+from regard.layers.positions import RotaryScaling
 from regard.models.config_checks import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Configuration of a decoder-only, pre-norm Transformer."""
+    """Configuration of a decoder-only Transformer."""
 
     width: Count = 256
     heads: Count = 4
     layers: Layers = 4
     feedforward: Count = 1024
     dropout: Rate = 0.1
-    norm_kind: NormKind = "rms"
+    norm: Literal["pre", "sandwich", "output"] = "pre"
+    """x + f(norm(x)), x + norm(f(norm(x))) (Gemma 2), or x + norm(f(x)) (OLMo 2)"""
+    norm_kind: DecoderNormKind = "rms"
+    """rms_zero_centered: the gain is 1 + weight (Gemma)"""
     norm_eps: Epsilon = 1e-6
+    parallel: bool = False
+    """attention and feed-forward of a block have the same input, x + attention(norm(x)) + feedforward(norm(x))"""
     activation: Activation = "relu2"
     positions: Literal["rotary", "learned", "sinusoidal", "none"] = "rotary"
     rotary_base: Annotated[float, Range(low=1)] = 10000.0
@@ -38,16 +44,38 @@ class GPTConfig:
     """rotary positions: divisor of all rotation rates (position interpolation), for texts longer than in training"""
     rotary_context: Natural = 0
     """rotary positions: original training length; the divisor applies to low frequencies only (Llama 3); 0: to all"""
+    rotary_scaling: RotaryScaling = "interpolate"
+    """rotary positions: how the factor is applied: to the rates, as in YaRN, or to the base beyond the context"""
+    rotary_share: Annotated[float, Range(above=0, high=1)] = 1.0
+    """rotary positions: share of a head's channels that are rotated, from the first one"""
+    unrotated_layers: tuple[Natural, ...] = ()
+    """rotary positions: indices of layers without positions (SmolLM3)"""
+    position_offset: Natural = 0
+    """learned positions: unused rows at the start of the table (OPT)"""
+    sliding_windows: tuple[Natural, ...] = ()
+    """sliding window of each layer in tokens, 0 for none; repeated if there are more layers (Mistral, Gemma)"""
+    window_rotary_base: Annotated[float, Range(low=0)] = 0.0
+    """rotary positions: base in layers with a sliding window, without scaling (Gemma 3); 0: as in the others"""
     score: ScoreName = "scaled_dot"
+    score_width: Annotated[float, Range(low=0)] = 0.0
+    """scaled dot product: number whose square root divides the product; 0: width of a head"""
+    score_cap: Annotated[float, Range(low=0)] = 0.0
+    """soft-capping of the attention scores, cap · tanh(score / cap) (Gemma 2); 0: none"""
     kv_heads: Natural = 0
     """number of key/value heads (grouped-query attention); 0: as many as query heads"""
     head_width: Natural = 0
     """0: width / heads"""
     qk_norm: bool = True
+    qk_norm_joint: bool = False
+    """QK-norm over all heads of a token together (OLMo 2)"""
     bias: BiasPlacement = "none"
     """linear layers with a bias: all, attention, qkv (query, key, value), not_qkv (all others), feedforward, none"""
+    embedding_scale: bool = False
+    """multiply embeddings by √width (Gemma)"""
     tied: bool = True
     """the output layer shares the weights of the embedding"""
+    logit_cap: Annotated[float, Range(low=0)] = 0.0
+    """soft-capping of the logits, cap · tanh(logit / cap) (Gemma 2); 0: none"""
     max_len: Count = 256
     """maximum length of a training text in tokens; not a limit for positions that extrapolate"""
     vocab: Natural = 0
@@ -60,7 +88,15 @@ class GPTConfig:
         """Raise if values are inconsistent."""
         check_heads(self.width, self.heads, self.kv_heads, self.head_width, rotary=self.positions == "rotary")
 
-    def block_config(self) -> BlockConfig:
+    def sliding_window(self, layer: int) -> int:
+        """The sliding window of a layer; 0: none."""
+        return self.sliding_windows[layer % len(self.sliding_windows)] if self.sliding_windows else 0
+
+    def block_config(self, layer: int) -> BlockConfig:
+        """The configuration of a layer's block."""
+        sliding_window = self.sliding_window(layer)
+        is_rotary = self.positions == "rotary" and layer not in self.unrotated_layers
+        own_base = self.window_rotary_base if sliding_window else 0.0
         return BlockConfig(
             width=self.width,
             heads=self.heads,
@@ -68,13 +104,22 @@ class GPTConfig:
             head_width=self.head_width or None,
             feedforward=self.feedforward,
             dropout=self.dropout,
+            norm=self.norm,
             norm_kind=self.norm_kind,
             norm_eps=self.norm_eps,
             activation=self.activation,
-            rotary_base=self.rotary_base if self.positions == "rotary" else None,
-            rotary_factor=self.rotary_factor,
+            rotary_base=(own_base or self.rotary_base) if is_rotary else None,
+            rotary_factor=1.0 if own_base else self.rotary_factor,
             rotary_context=self.rotary_context,
+            rotary_scaling="interpolate" if own_base else self.rotary_scaling,
+            rotary_share=self.rotary_share,
+            score_width=self.score_width,
+            score_cap=self.score_cap,
+            sliding_window=sliding_window,
             qk_norm_eps=self.norm_eps if self.qk_norm else None,
+            qk_norm_kind="rms" if self.norm_kind == "layer" else self.norm_kind,
+            qk_norm_joint=self.qk_norm_joint,
+            parallel=self.parallel,
             bias=self.bias,
             max_len=self.max_len,
         )
@@ -120,10 +165,17 @@ class GPT(nn.Module):
         config.check()
         self.config = config
         self.embedding = Embedding(
-            config.vocab, config.width, config.positions, config.max_len, config.dropout, scaled=False
+            config.vocab,
+            config.width,
+            config.positions,
+            config.max_len,
+            config.dropout,
+            scaled=config.embedding_scale,
+            offset=config.position_offset,
         )
-        block = config.block_config()
-        self.blocks = nn.ModuleList(EncoderBlock(block, config.score, "masked") for _ in range(config.layers))  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(  # type: ignore[assignment]
+            EncoderBlock(config.block_config(i), config.score, "masked") for i in range(config.layers)
+        )
         self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
         self.output = nn.Linear(config.width, config.vocab, bias=False)
         for name, parameter in self.named_parameters():
@@ -150,13 +202,18 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "N V"]:
         """Logits of the token after each token."""
-        return self.output(self.features(tokens))
+        return self.logits(self.features(tokens))
+
+    def logits(self, features: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        """The output layer, soft-capped if the config says so."""
+        logits, cap = self.output(features), self.config.logit_cap
+        return (logits / cap).tanh() * cap if cap else logits
 
     def start(self, source: Packed) -> GPTState:
         """Process the prompts in one call; none may be empty."""
         caches = [KVCache() for _ in self.blocks]
         last = source.offsets.starts[1:].long() - 1
-        prompt_logits = self.output(self._features(source, caches)[last])[:, None]
+        prompt_logits = self.logits(self._features(source, caches)[last])[:, None]
         return GPTState(caches, source.offsets.lengths.long()[:, None], prompt_logits)
 
     def step(self, state: GPTState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], GPTState]:
@@ -167,7 +224,7 @@ class GPT(nn.Module):
         x = self.embedding(last, state.positions, state.caches[0].length + 1)
         for block, cache in zip(self.blocks, state.caches):
             x = block(x, None, state.positions, cache=cache)
-        return self.output(self.norm(x)), GPTState(state.caches, state.positions + 1, None)
+        return self.logits(self.norm(x)), GPTState(state.caches, state.positions + 1, None)
 
     def reorder(self, state: GPTState, indices: Int[Tensor, "B2 K2"]) -> GPTState:
         rows = indices.flatten()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
@@ -14,16 +14,20 @@ from regard.data.batching.token_streams import sliding_window_batches
 from regard.data.text.documents import encode_documents
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import DecodeConfig, Hypothesis, SearchHistory, TokenTexts, decode_all
+from regard.decode import DecodeConfig, Hypothesis, NBest, SearchHistory, TokenTexts
 from regard.errors import RegardError
 from regard.models import GPT
 from regard.pipelines.callback_iterator import iterate_callback
+from regard.pipelines.chat_template import Messages, render_chat
+from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 
 OnText = Callable[[int, str], None]
 """called with the index of a prompt and a piece of its generated text"""
+
+SAMPLING = DecodeConfig(method="sample")
 
 
 @dataclass(frozen=True)
@@ -72,19 +76,30 @@ class TextGenerator(TextPipeline):
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
     special: SpecialTokens = CAUSAL_LM_TOKENS
+    decoding: DecodeConfig = SAMPLING
+    """default options of decoding"""
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
 
     def __call__(self, prompt: str) -> str:
-        """The first sampled continuation of a prompt."""
+        """The first continuation of a prompt."""
         return self.generate(prompt)[0].text
 
-    def encode_prompt(self, prompt: str, *, name: str = "the prompt", truncate: bool = False) -> list[int]:
-        """The ids of a prompt with special tokens; `truncate` keeps the end of one beyond the trained length."""
+    def encode_prompt(
+        self, prompt: str, *, name: str = "the prompt", truncate: bool = False, special_tokens: bool = False
+    ) -> list[int]:
+        """The ids of a prompt with special tokens; `truncate` keeps the end of one beyond the trained length.
+
+        With `special_tokens`, names of special tokens in the prompt, such as `<|im_end|>`, become these tokens. By
+        default they are plain text, so that a text from elsewhere cannot end a turn or pose as another speaker. If the
+        prompt begins with the start token, no other is added.
+        """
         prefix = self.special.add_special_tokens([])
-        ids = self.tokenizer.encode(prompt)
+        ids = self.tokenizer.encode(prompt, special_tokens=special_tokens)
+        if special_tokens and prefix and ids[: len(prefix)] == prefix:
+            prefix = []
         ids = [*prefix, *self.limit_length(ids, name, truncate, special_count=len(prefix), keep_end=True)]
         if not ids:
             raise RegardError(
@@ -103,7 +118,6 @@ class TextGenerator(TextPipeline):
     def generate(
         self, prompts: Sequence[str], config: DecodeConfig | None = None, **options: Any
     ) -> list[list[Continuation]]: ...
-    @torch.no_grad()
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -112,25 +126,55 @@ class TextGenerator(TextPipeline):
         required: Phrases | None = None,
         forbidden: Phrases | None = None,
         truncate: bool = False,
+        special_tokens: bool = False,
         history: bool = False,
         on_text: OnText | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
-        """The continuations of each prompt, by default sampled; one list for a single string.
+        """The continuations of each prompt, decoded with `decoding` by default; one list for a single string.
 
         `on_text(index, text)` is called for every piece of text generated for prompt `index` (not in beam search; with
         several samples, for the first only). `history` records the candidates of every step. An output ends at `<eos>`,
         after `max_len` tokens, or when prompt and output reach the length limit of the model. It contains all phrases
         of the prompt's entry in `required` (beam search only) and none of its entry in `forbidden`, as whole words; a
-        list of strings applies to all prompts.
+        list of strings applies to all prompts. `special_tokens`: see `encode_prompt`.
         """
+        options: dict[str, Any] = {"required": required, "forbidden": forbidden, "truncate": truncate}
+        options |= {"special_tokens": special_tokens, "history": history}
         if isinstance(prompts, str):
-            phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
-            return self.generate(
-                [prompts], config, **phrases, truncate=truncate, history=history, on_text=on_text, progress=progress
-            )[0]
-        config = config or DecodeConfig(method="sample")
-        ids = [self.encode_prompt(p, name=f"prompt {i}", truncate=truncate) for i, p in enumerate(prompts, 1)]
+            return self.generate([prompts], config, **options, on_text=on_text, progress=progress)[0]
+        request = self.prepare(prompts, config, **options)
+        if on_text is None:
+            return request.run(progress=progress)
+        decoders = self.stream_decoders(request)
+
+        def on_token(index: int, token: int) -> None:
+            if text := decoders[index].add(token):
+                on_text(index, text)
+
+        results = request.run(on_token=on_token, progress=progress)
+        for index, decoder in enumerate(decoders):
+            if text := decoder.flush():
+                on_text(index, text)
+        return results
+
+    def prepare(
+        self,
+        prompts: Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        required: Phrases | None = None,
+        forbidden: Phrases | None = None,
+        truncate: bool = False,
+        special_tokens: bool = False,
+        history: bool = False,
+    ) -> DecodingRequest[list[Continuation]]:
+        """The encoded prompts and options of `generate`, to decode later: `generate` is `prepare(…).run()`."""
+        config = config or self.decoding
+        ids = [
+            self.encode_prompt(prompt, name=f"prompt {i}", truncate=truncate, special_tokens=special_tokens)
+            for i, prompt in enumerate(prompts, 1)
+        ]
         # Limits relative to the source length are for translation.
         config = dataclasses.replace(config, max_ratio=0.0, max_extra=config.max_len)
         if self.tokenizer.kind == "word":  # <unk> decodes to nothing
@@ -144,35 +188,59 @@ class TextGenerator(TextPipeline):
         if lexical is not None:
             lexical = [one.after(prompt) for one, prompt in zip(lexical, ids)]
         self.model.eval()
-        prefix_len = len(self.special.add_special_tokens([]))
-        decoders = [_StreamDecoder(self.tokenizer, prompt[prefix_len:]) for prompt in ids]
 
-        def on_token(index: int, token: int) -> None:
-            if on_text is not None and (text := decoders[index].add(token)):
-                on_text(index, text)
+        def finish(results: list[NBest]) -> list[list[Continuation]]:
+            lengths = (len(prompt) + len(h.ids) for prompt, n_best in zip(ids, results) for h in n_best)
+            if any(length > self.trained_length for length in lengths):
+                self.warn_beyond_trained_length()
+            return [
+                [Continuation(decoder.decode(h.ids), h.score, h, n_best.history) for h in n_best]
+                for decoder, n_best in zip(self.stream_decoders(request), results)
+            ]
 
-        results = decode_all(
+        request = DecodingRequest(
             self.model,
             ids,
             self.pack,
             config,
-            special=self.special,
-            history=history,
-            max_total_len=self.length_limit,
+            self.special,
+            finish,
+            max_total_len=min((one for one in (self.length_limit, config.max_total_len) if one), default=None),
             lexical=lexical,
-            on_token=on_token if on_text is not None else None,
-            progress=progress,
+            history=history,
         )
-        if any(len(prompt) + len(h.ids) > self.trained_length for prompt, n_best in zip(ids, results) for h in n_best):
-            self.warn_beyond_trained_length()
-        if on_text is not None:
-            for index, decoder in enumerate(decoders):
-                if text := decoder.flush():
-                    on_text(index, text)
-        return [
-            [Continuation(decoder.decode(h.ids), h.score, h, n_best.history) for h in n_best]
-            for decoder, n_best in zip(decoders, results)
-        ]
+        return request
+
+    def stream_decoders(self, request: DecodingRequest[Any]) -> list["StreamDecoder"]:
+        """The decoders of the texts after the prompts of a request."""
+        return [self.stream_decoder(prompt) for prompt in request.sources]
+
+    def stream_decoder(self, prompt: list[int]) -> "StreamDecoder":
+        """The decoder of the text after a prompt, given by its ids with special tokens."""
+        return StreamDecoder(self.tokenizer, prompt)
+
+    def chat_prompt(self, messages: Messages) -> str:
+        """The prompt of a conversation, made by the chat template of the model; it contains special tokens.
+
+        A message must not contain the name of a special token: it could end a turn or pose as another speaker.
+        """
+        for i, message in enumerate(messages, 1):
+            content = str(message.get("content", "")) if isinstance(message, Mapping) else ""
+            found = next((name for name in self.tokenizer.special_token_names if name in content), None)
+            if found is not None:
+                raise RegardError(f"Message {i} contains the special token {found}.", "Remove it from the text.")
+        imported = self.training.get("imported")
+        imported = imported if isinstance(imported, dict) else {}
+        return render_chat(imported.get("chat_template"), messages, imported.get("special_tokens", {}))
+
+    def chat(self, messages: Messages, config: DecodeConfig | None = None, *, on_text: OnText | None = None) -> str:
+        """The answer of a chat model to a list of messages; `on_text` is called with every piece of it.
+
+        >>> generator.chat([{"role": "user", "content": "What is attention?"}])  # doctest: +SKIP
+        'Attention is a weighted mean of values.'
+        """
+        prompt = self.chat_prompt(messages)
+        return self.generate(prompt, config, special_tokens=True, on_text=on_text)[0].text
 
     def generate_stream(
         self, prompt: str, config: DecodeConfig | None = None, *, truncate: bool = False
@@ -185,7 +253,7 @@ class TextGenerator(TextPipeline):
         >>> for text in generator.generate_stream("Once upon a time"):  # doctest: +SKIP
         ...     print(text, end="", flush=True)
         """
-        config = config or DecodeConfig(method="sample")
+        config = config or self.decoding
         if config.n_best > 1:
             raise RegardError(
                 f"generate_stream generates one text (got n_best={config.n_best}).", "Use n_best=1, or generate."
@@ -254,7 +322,7 @@ class TextGenerator(TextPipeline):
         return TextLoss(nats, tokens, max(1, words), sum(len(text.encode()) for text in documents))
 
 
-class _StreamDecoder:
+class StreamDecoder:
     """Decodes generated tokens piece by piece. A token may depend on the previous one for its leading space, or hold
     only part of a character.
     """

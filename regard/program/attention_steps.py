@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from regard.attention import Concat
+from regard.attention import Concat, SoftCap
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
 from regard.layers.feedforward import FeedForward
@@ -107,7 +107,10 @@ class _PartFinder:
             name = self._input(name)
         if self._op(name) == "add" and self.steps[name].module == path:
             bias, name = name, self._input(name)
-        if self._op(name) == "mul" and len(self.steps[name].inputs) == 1:
+        if isinstance(getattr(self.modules[path], "score", None), SoftCap):
+            for _ in ("mul", "tanh", "div"):  # cap · tanh(score / cap); the scale is in the queries
+                name = self._input(name)
+        elif self._op(name) == "mul" and len(self.steps[name].inputs) == 1:
             scale, name = name, self._input(name)
         if isinstance(getattr(self.modules[path], "score", None), Concat):
             tanh = next(

@@ -117,6 +117,24 @@ def batch_entries(model: nn.Module) -> dict[str, EntryPoint]:
     raise RegardError(f"{type(model).__name__} is not supported.", "Use a model of one of Regard's families.")
 
 
+def for_single_input(entry: EntryPoint) -> EntryPoint:
+    """An entry point for batches, restricted to one input: B is 1, and R, the number of hypotheses, is K.
+
+    >>> from regard.models.gpt import GPTConfig
+    >>> model = GPT(GPTConfig(width=8, heads=2, layers=1, feedforward=16, vocab=11))
+    >>> entry = for_single_input(batch_entries(model)["decoder_step"])
+    >>> entry.inputs["last"].shape, entry.sizes["last"], entry.sizes["lengths"]
+    (torch.Size([1, 2]), (None, 'K'), ('K',))
+    """
+    hypotheses = next((x.shape[1] for name, x in entry.inputs.items() if name == "last"), 1)
+    inputs, sizes = dict(entry.inputs), dict(entry.sizes)
+    for key, names in entry.sizes.items():
+        for axis, count in enumerate({"B": 1, "R": hypotheses}.get(str(name)) for name in names):
+            inputs[key] = inputs[key] if count is None else inputs[key].narrow(axis, 0, count).contiguous()
+        sizes[key] = tuple(None if name == "B" else "K" if name == "R" else name for name in names)
+    return entry._replace(inputs=inputs, sizes=sizes)
+
+
 def _tokens() -> dict[str, Tensor]:
     return {"ids": torch.zeros(3, 5, dtype=torch.long), "mask": torch.ones(3, 5, dtype=torch.bool)}
 
@@ -192,7 +210,7 @@ def _gpt_entries(model: GPT) -> dict[str, EntryPoint]:
 
     def prompt(model: GPT, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         caches = [FunctionalKVCache() for _ in model.blocks]
-        logits = model.output(model._features(_padded(ids, mask), list(caches)))
+        logits = model.logits(model._features(_padded(ids, mask), list(caches)))
         return logits, mask.sum(1), *(tensor for cache in caches for tensor in cache.tensors)
 
     def step(model: GPT, last: Tensor, lengths: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -14,12 +14,12 @@ from regard.recipes import find_recipe
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import fine_tuning_recipe
 from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
+from regard.training.recipe_run import run_recipe
 from regard.training.run.run_folder import check_output_folder, read_stored_recipe
 from regard.training.run.run_setup import check_tensor_parallel
 from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
 from regard.training.shards.sharded_dataset import ShardedDataset, shards_task
 from regard.training.tasks import check_recipe, read_dataset, restrict_recipe, suggest_recipe
-from regard.training.trainer import run_recipe
 
 Files = str | Path | Sequence[str | Path]
 

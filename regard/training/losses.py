@@ -33,12 +33,14 @@ def token_loss(
     second_pass: Float[Tensor, "N E"] | None = None,
     divergence: float = 0.0,
     bias: Float[Tensor, "V"] | None = None,
+    logit_cap: float = 0.0,
 ) -> LossParts:
     """(1 - ε)·nll + ε·(mean over the vocabulary of -log p), summed over the targets that are not IGNORE_INDEX.
 
     `second_pass` are the features of a second pass over the same batch with different dropout. With it, the loss is the
     mean of both passes plus `divergence` times the mean of the two Kullback-Leibler divergences between them (R-Drop,
     Liang et al. 2021). Gradients are computed together with the loss, so that each chunk of logits is computed once.
+    With `logit_cap` the logits are soft-capped, cap · tanh(logit / cap).
 
     >>> token_loss(torch.zeros(2, 4), torch.zeros(8, 4), torch.tensor([3, -1])).nll  # log 8
     tensor(2.0794)
@@ -46,13 +48,13 @@ def token_loss(
     if not torch.is_grad_enabled():
         features, weight = features.detach(), weight.detach()  # otherwise their gradients would be computed too
         bias = None if bias is None else bias.detach()
-    loss, nll, tokens = _TokenLoss.apply(features, weight, targets, smoothing, second_pass, divergence, bias)
+    loss, nll, tokens = _TokenLoss.apply(features, weight, targets, smoothing, second_pass, divergence, bias, logit_cap)
     return LossParts(loss, nll, tokens)
 
 
 class _TokenLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, features, weight, targets, smoothing, second_pass, divergence, bias):
+    def forward(ctx, features, weight, targets, smoothing, second_pass, divergence, bias, logit_cap):
         needs_grad = any(ctx.needs_input_grad)
         passes = [features] if second_pass is None else [features, second_pass]
         # Matrix products run in the autocast dtype; sums and logarithms in float32.
@@ -61,6 +63,8 @@ class _TokenLoss(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(features.device.type)
         fused = partial(cross_entropy_cuda.cross_entropy, ignore_index=IGNORE_INDEX)
         compute = fused if cross_entropy_cuda.supports(features) else _loss_and_grads
+        if logit_cap:
+            compute = partial(_capped_loss_and_grads, logit_cap=logit_cap)
         loss, nll, weight_grad, bias_grad, feature_grads = compute(
             passes, weight, targets, smoothing, divergence, bias, dtype, needs_grad
         )
@@ -74,7 +78,8 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx, scale, _nll, _tokens):
         weight_grad, bias_grad, *feature_grads = ctx.saved_tensors
         first, second = (feature_grads[0] * scale, feature_grads[1] * scale if ctx.has_second_pass else None)
-        return first, weight_grad * scale, None, None, second, None, None if bias_grad is None else bias_grad * scale
+        bias_grad = None if bias_grad is None else bias_grad * scale
+        return first, weight_grad * scale, None, None, second, None, bias_grad, None
 
 
 def _loss_and_grads(
@@ -130,6 +135,49 @@ def _loss_and_grads(
     if bias_grad is not None:
         bias_grad -= (smoothing / len(weight)) * counted.sum()
     return loss, nll, weight_grad, bias_grad, feature_grads
+
+
+def _capped_loss_and_grads(
+    passes: list[Float[Tensor, "N E"]],
+    weight: Float[Tensor, "V E"],
+    targets: Int[Tensor, "N"],
+    smoothing: float,
+    divergence: float,
+    bias: Float[Tensor, "V"] | None,
+    dtype: torch.dtype,
+    needs_grad: bool,
+    *,
+    logit_cap: float,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, list[Tensor]]:
+    """`_loss_and_grads` for soft-capped logits, which are not linear in the features: autograd on each chunk."""
+    share = (targets != IGNORE_INDEX).float() / len(passes)
+    targets = targets.clamp(min=0)
+    loss, nll = (torch.zeros((), device=targets.device) for _ in range(2))
+    inputs = [x.detach().to(dtype).requires_grad_(needs_grad) for x in passes]
+    parameters = [p.detach().to(dtype).requires_grad_(needs_grad) for p in (weight, bias) if p is not None]
+    grads = [torch.zeros_like(x, dtype=torch.float32) for x in (*parameters, *inputs)] if needs_grad else []
+    rows = chunk_rows(weight.shape[0], targets.device)
+    for begin in range(0, len(targets), rows):
+        part = slice(begin, begin + rows)
+        with torch.set_grad_enabled(needs_grad):
+            logits = [torch.nn.functional.linear(x[part], *parameters).float() for x in inputs]
+            logprobs = [((row / logit_cap).tanh() * logit_cap).log_softmax(-1) for row in logits]
+            nlls = [-row.gather(1, targets[part, None])[:, 0] for row in logprobs]
+            losses = [(1 - smoothing) * one - smoothing * row.mean(-1) for one, row in zip(nlls, logprobs)]
+            if len(logprobs) == 2:
+                first, second = logprobs
+                # Both divergences: Σ (p − q)(log p − log q); each pass has half of the share.
+                losses.append(divergence * ((first.exp() - second.exp()) * (first - second)).sum(-1))
+            chunk_loss = sum(((one * share[part]).sum() for one in losses), start=torch.zeros_like(loss))
+        if needs_grad:
+            for total, grad in zip(grads, torch.autograd.grad(chunk_loss, [*parameters, *inputs])):
+                total += grad
+        loss += chunk_loss.detach()
+        nll += sum((one.detach() * share[part]).sum() for one in nlls)
+    if not needs_grad:
+        return loss, nll, None, None, []
+    converted = [grad.to(x.dtype) for grad, x in zip(grads, [p for p in (weight, bias) if p is not None] + passes)]
+    return loss, nll, converted[0], None if bias is None else converted[1], converted[len(parameters) :]
 
 
 def _rows_loss(

@@ -1,37 +1,31 @@
-"""A training run from top to bottom: recipe, data, model, updates, validation, checkpoints."""
+"""The training loop: updates, validation, checkpoints."""
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import hashlib
 import itertools
 import signal
-import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from regard.data.batching.batch_splitting import split_batch
-from regard.data.batching.pair_batches import Batch, prefetch
-from regard.data.batching.rank_slice import WHOLE, RankSlice
+from regard.data.batching.pair_batches import Batch
+from regard.data.batching.rank_slice import WHOLE
 from regard.devices import find_device
 from regard.errors import RegardError
-from regard.pipelines import load, write_tokenizers
 from regard.training.checkpoint import STEPS, Checkpoint, gather_state, restore_state, unique_parameters
-from regard.training.datasets import Dataset, count_units
-from regard.training.fine_tuning import fine_tuning_recipe
+from regard.training.datasets import count_units
 from regard.training.losses import LossParts
 from regard.training.optim.optimizers import make_optimizer, scale_gradients, set_learning_rate, step_if, update_ema
 from regard.training.optim.schedules import DECAY_RATIO, Schedule, parse_duration
-from regard.training.recipe import Recipe, resolve_cache_folder
 from regard.training.run.bad_batch import repeated_failure_error, write_report
+from regard.training.run.batch_stream import batch_groups, stream_batches
 from regard.training.run.checkpoint_store import CheckpointStore, read_checkpoint_facts
 from regard.training.run.loss_guard import (
     MAX_SKIPPED,
@@ -41,156 +35,32 @@ from regard.training.run.loss_guard import (
     SkippedUpdate,
     mark_non_finite,
 )
-from regard.training.run.run_folder import LOSSES, METRICS, check_output_folder, check_same_run, read_state
-from regard.training.run.run_log import RunLog, plot_losses, read_metrics
-from regard.training.run.run_plan import Cost, describe_plan, peak_memory
+from regard.training.run.run_log import RunLog
+from regard.training.run.run_plan import describe_plan
 from regard.training.run.run_saver import RunSaver
-from regard.training.run.run_setup import (
-    Rank0Resources,
-    RunSpec,
-    build_model,
-    check_task_settings,
-    check_tensor_parallel,
-    choose_tokenizers,
-    configured_machine,
-    count_ranks,
-    is_extended,
-    make_provenance,
-    open_run_folder,
-    prepare_run,
-)
+from regard.training.run.run_setup import Rank0Resources, RunSpec, build_model, is_extended
 from regard.training.run.state import TrainState
 from regard.training.run.stop_signals import interrupted_error, stop_signals
 from regard.training.runtime.cuda_graphs import GraphedUpdate
-from regard.training.runtime.data_parallel import TaskLoss, accumulating, gather_weights, replicate, shard
-from regard.training.runtime.memory import check_model_size
+from regard.training.runtime.data_parallel import accumulating
+from regard.training.runtime.distributed_model import DistributedModel
 from regard.training.runtime.out_of_memory import (
-    BatchTooLargeError,
-    cannot_split_error,
     detect_out_of_memory,
     does_not_fit_error,
     is_batch_too_large,
+    refuse_to_split,
+    report_rank_error,
     split_notice,
 )
-from regard.training.runtime.precision import make_autocast, resolve_precision
+from regard.training.runtime.precision import make_autocast
 from regard.training.runtime.sharded_checkpoint import AsyncSaver, load_like
-from regard.training.runtime.tensor_parallel import TensorParallel
-from regard.training.runtime.workers import (
-    Workers,
-    join_torchrun,
-    report_dead_ranks,
-    run_torchrun_rank,
-    start_workers,
-    torchrun_rank,
-)
-from regard.training.tasks import TASKS, read_dataset
-from regard.training.tasks.task import BatchSource, evaluate_loss
+from regard.training.runtime.workers import Workers, report_dead_ranks
+from regard.training.tasks import TASKS
+from regard.training.tasks.task import evaluate_loss
 
 # With a time budget: updates between two checks of the clock, and the share of the budget for everything but the last
 # validation.
 CLOCK_CHECK_INTERVAL, TIME_SHARE = 10, 0.97
-
-
-def run_recipe(
-    recipe: Recipe,
-    out: str | Path,
-    *,
-    start_from: str | Path | None = None,
-    dataset: Dataset[Any] | None = None,
-    quiet: bool = False,
-    dry_run: bool = False,
-) -> Any:
-    """Train a model, write it to the folder `out`, and return the pipeline that `load(out)` opens.
-
-    An interrupted run in `out` is resumed; a finished one is extended if the recipe allows more steps. `start_from` is
-    a model folder to fine-tune: its weights, tokenizers and sizes are used. `dataset` replaces the recipe's files. With
-    `dry_run` the plan is printed, nothing is trained or written, and None is returned.
-
-    Under torchrun, rank 0 does all this, and the other ranks only train: for them, the result is None.
-
-    >>> run_recipe(Recipe(), "model")  # doctest: +SKIP
-    """
-    if torchrun_rank():
-        return None if dry_run else run_torchrun_rank()
-    started, out, task = time.monotonic(), Path(out), TASKS[recipe.task]
-    check_task_settings(recipe, task)
-    if not dry_run:
-        check_output_folder(out)
-    origin = load(start_from, "cpu") if start_from is not None else None
-    if origin is not None:
-        recipe = fine_tuning_recipe(recipe, origin.model.config, start_from)
-    check_tensor_parallel(recipe)
-    dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
-    check_model_size(recipe, task, dataset)
-    provenance = make_provenance(recipe, dataset, start_from)
-
-    with open_run_folder(out, dry_run) as folder:
-        checkpoint = CheckpointStore(folder).find_intact(lambda line: print(f"regard: {line}", file=sys.stderr))
-        state = read_state(checkpoint) if checkpoint else None
-        if state is None:
-            # Written before the first step; a resumed run reads them back.
-            write_tokenizers(folder, *choose_tokenizers(recipe, task, dataset, origin))
-        else:
-            check_same_run(out, state, provenance)
-        if state is not None and state.done and not is_extended(recipe, state):
-            if not quiet:
-                print(f"{out}: the run is already finished ({count_units(state.step, 'steps')}).", file=sys.stderr)
-            if torchrun_rank() is not None:
-                with join_torchrun() as workers:
-                    workers.connect(None)
-        else:
-            _run(recipe, folder, checkpoint, state, dataset, origin, provenance, started, quiet, dry_run)
-        if dry_run:
-            return None
-        try:
-            plot_losses(read_metrics(out / METRICS), out / LOSSES, task.unit)
-        except RegardError as error:  # the model is saved
-            print(f"regard: {error.message}", file=sys.stderr)
-    return load(out, recipe.train.device)
-
-
-def _run(
-    recipe: Recipe,
-    folder: Path,
-    checkpoint: Path | None,
-    state: TrainState | None,
-    dataset: Dataset[Any],
-    origin: Any,
-    provenance: dict[str, Any],
-    started: float,
-    quiet: bool,
-    dry_run: bool,
-) -> None:
-    with configured_machine(recipe.train):
-        size = count_ranks(recipe, state)
-        recipe = resolve_precision(recipe, state.precision if state else None)
-        with Workers(size=size) if dry_run else start_workers(size) as workers:
-            # While the other workers start, rank 0 encodes the data and builds the model for all of them.
-            spec, resources = prepare_run(recipe, folder, checkpoint, dataset, origin, provenance)
-            step = state.step if state else 0
-            run_log = RunLog(
-                folder / METRICS,
-                recipe.train.steps,
-                step,
-                is_silent=quiet,
-                writes_files=not dry_run,
-                wandb_mode=recipe.train.wandb,
-                recipe=provenance["recipe"],
-            )
-            if not dry_run:
-                workers.connect(spec)
-            trainer = Trainer(spec, workers, run_log, started, resources)
-            if dry_run:
-                trainer.print_plan()
-            else:
-                trainer.run()
-
-
-def run_worker(spec: RunSpec, workers: Workers) -> None:
-    """Train in a worker process other than rank 0: updates of the weights, without validation, logs or files."""
-    run_log = RunLog(spec.out / METRICS, spec.recipe.train.steps, is_silent=True, writes_files=False)
-    with configured_machine(spec.recipe.train):
-        Trainer(spec, workers, run_log, time.monotonic()).run()
 
 
 class Trainer:
@@ -212,7 +82,22 @@ class Trainer:
         self.device = find_device(config.device)
         self.autocast = make_autocast(config, self.device)
         self.store = CheckpointStore(spec.out, config.keep_checkpoints)
-        self._make_model()
+        self.distributed = DistributedModel(
+            resources.pipeline.model if resources is not None else build_model(spec),
+            self.task,
+            config,
+            workers,
+            self.device,
+            spec.batches,
+            is_resumed=spec.checkpoint is not None,
+            is_silent=run_log.is_silent,
+        )
+        self.model, self.ema_model = self.distributed.model, self.distributed.ema_model
+        self.loss, self.is_sharded = self.distributed.loss, self.distributed.is_sharded
+        self.tensor_parallel = self.distributed.tensor_parallel
+        self.shards = AsyncSaver(workers, self.store) if self.is_sharded else None
+        if resources is not None:
+            self.pipeline = replace(resources.pipeline, model=self.distributed.full)
         self.parameters = unique_parameters(self.model)
         self.optimizer = make_optimizer(config.optimizer, self.model, config.lr, config.beta2, config.weight_decay)
         self.schedule = Schedule(config.schedule, config.lr, config.warmup, config.steps)
@@ -234,54 +119,6 @@ class Trainer:
         self._restore_counters()
         self.timed_from = time.monotonic()
 
-    def _make_model(self) -> None:
-        """Build the model and distribute it over the ranks: `loss` computes the training loss of this rank.
-
-        Only rank 0 has `pipeline`, which is validated and saved: the EMA of the weights or the weights themselves. Of a
-        sharded model it is a full copy, which `_gather` updates.
-        """
-        spec, config, workers, resources = self.spec, self.config, self.workers, self.resources
-        self.model = resources.pipeline.model if resources is not None else build_model(spec)
-        self.model.train()
-        if workers.update_group is not None and spec.checkpoint is None:
-            workers.broadcast(self.model.parameters())
-        self.tensor_parallel: TensorParallel | None = None
-        if workers.update_group is not None and config.tensor_parallel > 1:
-            workers.tensor_parallel = config.tensor_parallel
-            self.tensor_parallel = TensorParallel(workers, self.device, is_sharded=config.sharding == "fsdp")
-        is_fsdp = workers.update_group is not None and config.sharding == "fsdp"
-        self.is_sharded = is_fsdp or self.tensor_parallel is not None
-        self.shards = AsyncSaver(workers, self.store) if self.is_sharded else None
-        self.loss = TaskLoss(self.task, self.model, config, self.device)
-        if self.is_sharded:
-            self.ema_model = copy.deepcopy(self.model) if config.ema else None
-            full = copy.deepcopy(self.model).to(self.device) if self.is_rank_0 else None
-            dtype = torch.bfloat16 if config.precision == "bfloat16" else None
-            self._shard(self.loss, self.model, dtype)
-            self.cost = self._measure_cost(self.loss)
-            if self.ema_model is not None:
-                self._shard(self.ema_model, self.ema_model)
-        else:
-            self.model.to(self.device)
-            self.ema_model = copy.deepcopy(self.model) if config.ema and self.is_rank_0 else None
-            full = self.ema_model or self.model
-            self.cost = self._measure_cost(self.loss)
-            if workers.size > 1 and workers.update_group is not None:
-                batch = next(spec.batches.epoch(0, 0, workers.part)).to(self.device)
-                with self._refuse_to_split(1), report_dead_ranks():
-                    replicate(self.loss, workers.update_group, batch)
-        if resources is not None:
-            self.pipeline = replace(resources.pipeline, model=full)
-
-    def _shard(self, module: nn.Module, model: nn.Module, dtype: torch.dtype | None = None) -> None:
-        """Divide a model, which `module` contains, over the ranks, in place."""
-        if self.tensor_parallel is not None:
-            self.tensor_parallel.divide(model)
-            model.to(self.device)  # the buffers
-        if self.config.sharding == "fsdp":
-            all_ranks = DeviceMesh.from_group(self.workers.update_group, self.device.type)
-            shard(module, self.tensor_parallel.mesh["data"] if self.tensor_parallel is not None else all_ranks, dtype)
-
     def run(self) -> None:
         """Update the weights until the schedule ends, validation stalls or a signal arrives."""
         config = self.config
@@ -292,7 +129,7 @@ class Trainer:
             self.checkpoint()  # marks the folder as belonging to this run
         apply_batches = self._make_update()
         self.timed_from = time.monotonic()
-        with self.run_log, stop_signals() as signals, contextlib.closing(self._batch_groups()) as groups:
+        with self.run_log, stop_signals() as signals, contextlib.closing(self._batches()) as groups:
             while not self.state.done and self.state.step < self.last_step:
                 group = next(groups)
                 while not self.update(apply_batches, *group):
@@ -363,17 +200,18 @@ class Trainer:
 
     def print_plan(self) -> None:
         """Print the plan with the measured time of an update; a resumed run prints its first step instead."""
-        if self.state.step:
+        if self.spec.checkpoint is not None:
             self.run_log.print_lines(f"Resuming from step {self.state.step:,} of {self.config.steps:,}.")
         elif not self.run_log.is_silent:
-            resources = self.resources
+            resources, cost = self.resources, self.distributed.cost
+            assert cost is not None
             plan = describe_plan(
                 self.spec.recipe,
                 self.task,
                 resources.dataset,
                 self.pipeline.model,
                 resources.note,
-                self.cost,
+                cost,
                 self.workers.size,
                 self.device,
                 resources.is_fine_tuned,
@@ -433,9 +271,13 @@ class Trainer:
         """
         exchanges = is_last and self.workers.size > 1
         with report_dead_ranks(), accumulating(self.loss, is_last):
-            with self._refuse_to_split(self.state.step + 1) if self.is_sharded else detect_out_of_memory():
+            with refuse_to_split(self.state.step + 1, self.workers.rank) if self.is_sharded else detect_out_of_memory():
                 parts = self.loss(batch)
-            with self._refuse_to_split(self.state.step + 1) if self.is_sharded or exchanges else detect_out_of_memory():
+            with (
+                refuse_to_split(self.state.step + 1, self.workers.rank)
+                if self.is_sharded or exchanges
+                else detect_out_of_memory()
+            ):
                 parts.loss.backward()
         return LossParts(*(part.detach() for part in parts))
 
@@ -444,23 +286,8 @@ class Trainer:
         self.loss.zero_grad()
         state = self.state
         if state.batch_parts >= max(batch.sentences for batch in batches):
-            raise self._rank_error(does_not_fit_error(state.step + 1))
+            raise report_rank_error(does_not_fit_error(state.step + 1), self.workers.rank)
         self._set_batch_parts(2 * state.batch_parts)
-
-    @contextlib.contextmanager
-    def _refuse_to_split(self, step: int) -> Iterator[None]:
-        """Out of memory is an error, since other ranks already exchange weights or gradients."""
-        try:
-            with detect_out_of_memory():
-                yield
-        except BatchTooLargeError:
-            raise self._rank_error(cannot_split_error(step)) from None
-
-    def _rank_error(self, error: RegardError) -> RegardError:
-        """An error of this rank alone, which is printed here: rank 0 only notices that this process ended."""
-        if not self.is_rank_0:
-            print(f"regard: rank {self.workers.rank}: {error}", file=sys.stderr, flush=True)
-        return error
 
     def _set_batch_parts(self, parts: int) -> None:
         self.state.batch_parts = parts
@@ -476,16 +303,10 @@ class Trainer:
             if parts > self.state.batch_parts:
                 self._set_batch_parts(parts)
 
-    def _batch_groups(self) -> Generator[tuple[int, int, list[Batch]], None, None]:
-        """For each update: epoch and batch index after it, and the batches of this worker."""
-        group: list[Batch] = []
-        state = self.state
-        stream = _stream_batches(self.spec.batches, state.epoch, state.batch, self.workers.part, self.device)
-        for epoch, index, batch in stream:
-            group.append(batch)
-            if len(group) == self.config.accumulate:
-                yield epoch, index + 1, group
-                group = []
+    def _batches(self) -> Generator[tuple[int, int, list[Batch]], None, None]:
+        state, config = self.state, self.config
+        part, batches = self.workers.part, self.spec.batches
+        return batch_groups(batches, state.epoch, state.batch, part, self.device, config.accumulate)
 
     def inspect(self) -> None:
         """Read the losses since the last call, and warn about skipped updates."""
@@ -514,7 +335,7 @@ class Trainer:
 
     def validate(self) -> None:
         """Compute the validation metrics, save the best model, and count validations without improvement."""
-        self._gather()
+        self.distributed.gather()
         if not self.is_rank_0:
             return
         config, state, resources = self.config, self.state, self.resources
@@ -530,12 +351,6 @@ class Trainer:
         else:
             state.stale += 1
         state.done = state.step == self.last_step or (self._has_stalled() and config.schedule != "wsd")
-
-    def _gather(self) -> None:
-        """Copy the weights of a sharded model to the pipeline of rank 0."""
-        if self.is_sharded:
-            with report_dead_ranks():
-                gather_weights(self.ema_model or self.model, self.pipeline.model if self.is_rank_0 else None)
 
     def _has_stalled(self) -> bool:
         return 0 < self.config.patience <= self.state.stale
@@ -636,14 +451,14 @@ class Trainer:
 
     def _report_batch(self, skipped: SkippedUpdate) -> None:
         """Write the batches of a skipped update to state/bad_batch.json."""
-        stream = _stream_batches(self.spec.batches, *skipped.start, WHOLE, torch.device("cpu"))
+        stream = stream_batches(self.spec.batches, *skipped.start, WHOLE, torch.device("cpu"))
         with contextlib.closing(stream) as batches:
             group = itertools.islice(batches, self.config.accumulate)
             write_report(self.spec.out, skipped, [batch for _, _, batch in group], self.pipeline.tokenizers)
 
     def save_step_folder(self) -> None:
         """Save the model of this step to its own folder."""
-        self._gather()
+        self.distributed.gather()
         if self.is_rank_0:
             step = self.state.step
             snapshot = replace(self.pipeline, training={**self.spec.provenance, "step": step})
@@ -653,7 +468,7 @@ class Trainer:
         """End all ranks after a signal to any of them; before the first validation, save the current model."""
         number = torch.tensor(signals[0] if signals else signal.SIGTERM)
         self.workers.broadcast([number])
-        self._gather()
+        self.distributed.gather()
         self._wait_for_shards()
         if self.is_rank_0 and self.state.best is None:
             self.pipeline.training |= {"step": self.state.step}
@@ -664,41 +479,6 @@ class Trainer:
         """Wait for the sharded checkpoint that is being written."""
         if self.shards is not None:
             self.saver.wait_for_shards(self.shards)
-
-    def _measure_cost(self, loss: nn.Module) -> Any:
-        """Measure time and peak memory of a forward and a backward pass, for the plan; the gradients are discarded.
-
-        All ranks of a sharded model take part.
-        """
-        if (self.run_log.is_silent and not self.is_sharded) or self.spec.checkpoint is not None:
-            return None
-        times = []
-        for batch in itertools.islice(self.spec.batches.epoch(0, 0, self.workers.part), 3):
-            start = time.monotonic()
-            # Unless it is sharded, the first update splits a batch that does not fit.
-            refuse = self._refuse_to_split(1) if self.is_sharded else contextlib.suppress(BatchTooLargeError)
-            with report_dead_ranks(), refuse, detect_out_of_memory():
-                loss(batch.to(self.device)).loss.backward()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.monotonic() - start)
-        loss.zero_grad()
-        return Cost(min(times), peak_memory(self.device))
-
-
-def _stream_batches(
-    batches: BatchSource, first_epoch: int, start: int, part: RankSlice, device: torch.device
-) -> Generator[tuple[int, int, Batch], None, None]:
-    """Yield epoch, batch index and this rank's part of the batch, on `device`, from batch `start` of `first_epoch`."""
-
-    def load_batches() -> Iterator[tuple[int, int, Batch]]:
-        for epoch in itertools.count(first_epoch):
-            first = start if epoch == first_epoch else 0
-            for index, batch in enumerate(batches.epoch(epoch, first, part), first):
-                yield epoch, index, batch.pin_memory() if device.type == "cuda" else batch
-
-    for epoch, index, batch in prefetch(load_batches()):
-        yield epoch, index, batch.to(device, non_blocking=True)
 
 
 def _mismatch_error(path: Path, reason: str) -> RegardError:

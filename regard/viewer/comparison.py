@@ -12,6 +12,7 @@ from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.pipelines import TextEncoder, Translator
 from regard.version import __version__
+from regard.viewer.image_look import ANIMATION_FORMAT
 from regard.viewer.page.notebook_display import NotebookDisplay
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import (
@@ -63,9 +64,10 @@ class Comparison(NotebookDisplay):
     def save(self, path: str | Path, attention: str | None = None, head: int | None = None) -> None:
         """Save a page (.html) with all attentions of all looks, or a plot (.png, .svg) of one attention in all looks.
 
-        The default attention is the alignment attention of the last look, averaged over heads.
+        As .gif, the plot is an animation with one frame per look: the attention over the steps of a training run. The
+        default attention is the alignment attention of the last look, averaged over heads.
         """
-        file_format = check_format(path)
+        file_format = check_format(path, animated=True)
         if file_format == PAGE_FORMAT:
             from regard.viewer.page.html_page import render_page
 
@@ -146,7 +148,17 @@ class Comparison(NotebookDisplay):
             HeadPanels(label, one.head_weights(head)[None], one.rows, one.columns)
             for label, one in zip(self.labels, shown)
         ]
-        return plot_side_by_side(f"{shown[-1].name}, {head_label}", panels, file_format)
+        title = f"{shown[-1].name}, {head_label}"
+        if file_format == ANIMATION_FORMAT:
+            from regard.viewer.plots.animation import plot_animation
+
+            return plot_animation(panels, title, self._caption(), shown[-1].kind)
+        return plot_side_by_side(title, panels, file_format)
+
+    def _caption(self) -> str:
+        """The texts and the model, if all looks share them."""
+        model = _common(one.name or one.family for one in self.looks)
+        return "  ·  ".join(filter(None, (_common(one.title for one in self.looks), model)))
 
 
 def compare(*looks: Look, labels: Sequence[str] | None = None) -> Comparison:

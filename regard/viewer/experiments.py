@@ -45,11 +45,13 @@ def run_experiment(
     prefix: str = "",
     *,
     instead: str | ImageLike | None = None,
+    context: str | None = None,
 ) -> Experiment:
     """Run a model on a text or an image without and with interventions.
 
     A translator scores the `target`, if one is given; otherwise the model with interventions translates, beginning with
-    `prefix`. For a language model the prefix is appended to the text. `instead` replaces the input of the second run.
+    `prefix`. For a language model the prefix is appended to the text. `instead` replaces the input of the second run;
+    `context` is the text that a question is about.
 
     >>> experiment = run_experiment(translator, "The cat sleeps.", [AblateHead("decoder.1.cross", 0)])  # doctest: +SKIP
     >>> experiment.before.text, experiment.after.text  # doctest: +SKIP
@@ -62,7 +64,7 @@ def run_experiment(
         raise RegardError("Only a translator takes a target.", "Leave out the target.")
     if isinstance(pipeline, Translator) and pipeline.ensemble_members:
         pipeline = replace(pipeline, ensemble_members=[])  # interventions name modules of one model
-    before = _outcome(pipeline, source, target, "", pipeline)
+    before = _outcome(pipeline, source, target, "", pipeline, context)
     rows = [one for one in interventions if isinstance(one, SetAttentionRow)]
     # These change the states of earlier tokens at every step, so cached keys and values cannot be used.
     without_cache = generates and any(isinstance(one, SetAttentionRow | RemoveMask) for one in interventions)
@@ -71,16 +73,18 @@ def run_experiment(
         generator = replace(pipeline, model=_UncachedDecoder(pipeline.model))  # type: ignore[arg-type]
     with apply_interventions(pipeline.model, interventions):
         _check_rows(rows, before.look if instead is None else None)
-        after = _outcome(pipeline, source if instead is None else instead, target, prefix, generator)
+        after = _outcome(pipeline, source if instead is None else instead, target, prefix, generator, context)
     return Experiment(before, replace(after, look=_with_rows(after.look, rows)) if rows else after)
 
 
-def _outcome(pipeline: Any, source: Any, target: str | None, prefix: str, generator: Any) -> Outcome:
+def _outcome(
+    pipeline: Any, source: Any, target: str | None, prefix: str, generator: Any, context: str | None
+) -> Outcome:
     """The outcome of the model, which may have interventions; `generator` is the model that generates the output."""
     if isinstance(pipeline, Translator) and target is None:
         best = generator.translate([source], prefixes=[prefix] if prefix else None)[0][0]
         return compute_outcome(look_at_output(pipeline, source, best), pipeline, generator)
-    seen = look(pipeline, source + prefix if prefix else source, target)
+    seen = look(pipeline, source + prefix if prefix else source, target, context=context)
     return compute_outcome(seen, pipeline, generator)
 
 
@@ -175,9 +179,10 @@ def handle_experiment(
 ) -> dict[str, Any]:
     """Run the experiment that a page requests; returns the two outcomes as JSON.
 
-    A request has `source`, and optionally `target`, `prefix`, `instead` (another sentence), `changes` (interventions,
-    each with its name as `change` and its fields) and `shown`: the attention and head ("mean" for all) whose weights
-    the response contains. With an `image`, the source is only its name: a page cannot open files.
+    A request has `source`, and optionally `target`, `prefix`, `instead` (another sentence), `context` (of a question),
+    `changes` (interventions, each with its name as `change` and its fields) and `shown`: the attention and head ("mean"
+    for all) whose weights the response contains. With an `image`, the source is only its name: a page cannot open
+    files.
     """
     changes, shown = request.get("changes") or [], request.get("shown")
     if not isinstance(changes, list) or not all(isinstance(one, dict) for one in changes):
@@ -185,15 +190,16 @@ def handle_experiment(
     if shown is not None and not isinstance(shown, dict):
         raise RegardError("`shown` must be an object.", "Send the names of an attention and a head.")
     interventions = [parse_intervention(one) for one in changes]
-    texts = {name: request.get(name) for name in ("source", "target", "prefix", "instead")}
+    texts = {name: request.get(name) for name in ("source", "target", "prefix", "instead", "context")}
     for name, text in texts.items():
         if not isinstance(text, str) and not (text is None and name != "source"):
             raise RegardError(f"The request has no valid `{name}`.", "Send a string.")
         if text is not None and re.search("[\ud800-\udfff]", text):
             raise RegardError(f"`{name}` contains an unpaired surrogate.", "Send valid Unicode.")
-    source, target, prefix, instead = texts.values()
+    source, target, prefix, instead, context = texts.values()
     model_input: Any = (source or "") if image is None else image
-    experiment = run_experiment(pipeline, model_input, interventions, target, prefix or "", instead=instead)
+    more: dict[str, Any] = dict(instead=instead, context=context)
+    experiment = run_experiment(pipeline, model_input, interventions, target, prefix or "", **more)
     before, after = experiment
     return {
         "before": _response_header(before, shown),

@@ -34,7 +34,7 @@ from regard.viewer.rollout import (
 if TYPE_CHECKING:
     from regard.viewer.page.page_model import Precision
 
-PAGE_FORMAT, PLOT_FORMATS = "html", ("png", "svg")
+PAGE_FORMAT, PLOT_FORMATS, ANIMATION_FORMAT = "html", ("png", "svg"), "gif"
 # Labels of a segmenter in one plot: those with the most pixels.
 MAX_LABELS = 11
 BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
@@ -43,11 +43,12 @@ BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
 PatchWeights = Float[np.ndarray, "rows columns"]
 
 
-def check_format(path: str | Path) -> str:
+def check_format(path: str | Path, animated: bool = False) -> str:
     """The format of an output file, by its extension; raises an error for an unsupported one."""
     file_format = Path(path).suffix.lower().removeprefix(".")
-    if file_format not in (PAGE_FORMAT, *PLOT_FORMATS):
-        raise RegardError(f"{path}: pages are .html, plots are .png or .svg.", "Change the file extension.")
+    if file_format not in (PAGE_FORMAT, *PLOT_FORMATS, *([ANIMATION_FORMAT] if animated else [])):
+        only = "; an animation (.gif) needs a comparison (--steps)" if file_format == ANIMATION_FORMAT else ""
+        raise RegardError(f"{path}: pages are .html, plots are .png or .svg{only}.", "Change the file extension.")
     return file_format
 
 

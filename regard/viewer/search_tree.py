@@ -124,7 +124,7 @@ def record_search(
         raise RegardError("The text is empty: there is nothing to decode.", "Pass a sentence.")
     phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
     if isinstance(pipeline, Translator):
-        config = config or DecodeConfig()
+        config = config or pipeline.decoding
         prefixes = [prefix] if prefix else None
         outputs = pipeline.translate([text], config, prefixes=prefixes, **phrases, history=True)[0]
         hypotheses, history = [one.hypothesis for one in outputs], outputs[0].history
@@ -132,7 +132,7 @@ def record_search(
     elif isinstance(pipeline, TextGenerator):
         if prefix:
             raise RegardError("Only translators support a prefix.", "Append it to the prompt instead.")
-        config = config or DecodeConfig(method="sample")
+        config = config or pipeline.decoding
         generations = pipeline.generate([text], config, **phrases, history=True)[0]
         hypotheses, history = [one.hypothesis for one in generations], generations[0].history
         ids = pipeline.encode_prompt(text)

@@ -138,6 +138,8 @@ class Look(ExplainedLook, NotebookDisplay):
     """question answering: segment id per token"""
     question: tuple[range, range] | None = None
     """question answering: positions of the question and of the context"""
+    context: str = ""
+    """question answering: the text that the question is about"""
     search: tuple[list[Translation], DecodeConfig, str] | None = field(default=None, repr=False)
     """if the model translated: the n-best list, the configuration and the prefix of the search"""
 
@@ -286,6 +288,7 @@ def look(
     name: str = "",
     truncate: bool = False,
     context: str | None = None,
+    to: str | None = None,
 ) -> Look: ...
 @overload
 def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
@@ -302,6 +305,7 @@ def look(
     name: str = "",
     truncate: bool = False,
     context: str | None = None,
+    to: str | None = None,
 ) -> Look | ImageLook:
     """Run a model on an input and record all of its attention maps.
 
@@ -317,6 +321,7 @@ def look(
         name: name of the model in the page.
         truncate: truncate inputs that are too long, instead of raising an error.
         context: for a question-answering model, the text that the question is about.
+        to: code of the target language, for a translator into several.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
@@ -341,8 +346,8 @@ def look(
         if not context.strip():
             raise RegardError("The context is empty.", "Pass the text that the question is about.")
     if isinstance(model, Translator):
-        search = config or DecodeConfig(), prefix
-        seen = _look_at_translation(model, source, target, layers, words, search, truncate)
+        search = config or model.decoding, prefix
+        seen = _look_at_translation(model.with_target(to), source, target, layers, words, search, truncate)
     else:
         if target is not None:
             raise RegardError("Only a translator takes a target.", "Leave out the target.")
@@ -402,9 +407,8 @@ def _look_at_text(
             # The only cross-attention of a single text is pooling by a learned query.
             queries = TokenAxis("query", ["query"], [-1]) if one.kind == "cross" else axis
             maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
-    return Look(
-        text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), segments=segments, question=question
-    )
+    more: dict[str, Any] = dict(segments=segments, question=question, context=context or "")
+    return Look(text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), **more)
 
 
 def _pair_ranges(question_length: int, total: int, special: SpecialTokens) -> tuple[range, range]:

@@ -216,13 +216,13 @@ def test_look_writes_a_page_by_default(run, tmp_path, monkeypatch, transformer_f
     assert run("look", transformer_folder, "one two", "--target", "deux un") == ["deux un"]
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert '"name":"transformer"' in page
-    assert '"opens":null' in page
+    assert '"initial":null' in page
     assert 'id="model-weights"' in page
     command = ["look", transformer_folder, "one two", "--target", "deux un", "--out", tmp_path / "some.html"]
     run(*command, "--no-with-model", "--layers", "*.cross", "--attention", "decoder.1.cross", "--head", 1, "--all")
     some = (tmp_path / "some.html").read_text(encoding="utf-8")
     assert 'id="model-weights"' not in some
-    assert '"opens":{"attention":"decoder.1.cross","head":1,"all":true}' in some
+    assert '"initial":{"attention":"decoder.1.cross","head":1,"all":true}' in some
     assert '{"name":"encoder.0.attention","kind"' in page
     assert '{"name":"encoder.0.attention","kind"' not in some  # although the step-by-step view contains it
 

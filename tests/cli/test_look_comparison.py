@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+from PIL import Image
 
 from regard.pipelines import load, save
 from regard.training.checkpoint import STEPS
@@ -55,7 +56,7 @@ def test_compare_two_sentences_with_a_selected_head(run, tmp_path, transformer_f
     options = ("--beside", "two one", "--attention", "decoder.0.cross", "--head", 1)
     run("look", transformer_folder, SENTENCE, *options, "--out", page)
     assert labels(page) == [SENTENCE, "two one"]
-    assert header(page)["opens"] == {"attention": "decoder.0.cross", "head": 1, "all": False}
+    assert header(page)["initial"] == {"attention": "decoder.0.cross", "head": 1, "all": False}
     run("look", transformer_folder, SENTENCE, "--beside", "two one", "--out", tmp_path / "both.png")
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
@@ -70,6 +71,8 @@ def test_compare_training_steps(run, tmp_path, monkeypatch, run_folder):
     ]
     assert out.splitlines()[0].partition("\t")[0] == "step 5"
     assert header(tmp_path / "page.html")["texts"]["target"]
+    run("look", run_folder, SENTENCE, "--steps", "--out", "training.gif")
+    assert Image.open(tmp_path / "training.gif").n_frames == 2
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_live_comparisons(run, monkeypatch, run_folder, transformer_folder):
     run("look", transformer_folder, SENTENCE, "--beside", "two one", "--live")
     (steps, scene), (_, empty), (sentences, _) = served
     assert steps.fields == ["source", "target"]
-    assert scene.header["opens"]["head"] == 1
+    assert scene.header["initial"]["head"] == 1
     assert [one["label"] for one in scene.header["compared"]] == ["step 5", "step 40"]
     assert empty is None
     assert sentences.fields == ["source", "beside"]

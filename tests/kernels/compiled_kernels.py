@@ -124,7 +124,8 @@ def launch_search_updates() -> None:
         **{name: getattr(state, name) for name in state.tensors()},
         eos=special.eos,
         length_penalty=config.length_penalty,
-        patience=config.patience,
+        enough=config.enough,
+        early_stopping=config.early_stopping,
     )
     greedy = StepwiseState(3, 20, DecodeConfig(method="greedy"), constraints, device)
     names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")

@@ -1,13 +1,18 @@
 """Decoder-only models: masking, incremental decoding, limits of length."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from regard.attention import SCORES, record
-from regard.decode import DecodeConfig, Ensemble, beam, greedy, sample
+from regard.attention import SCORES, record, use
+from regard.attention.exact_weights import compute_weights
+from regard.data.text.special_tokens import CAUSAL_LM_TOKENS
+from regard.decode import DecodeConfig, Ensemble, beam, decode_all, explain, greedy, sample
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models.gpt import GPT, GPTConfig, gpt2, gpt_small
+from tests.models.gpt_variants import VARIANTS
 
 PROMPTS = [[2, 4, 5, 6, 7], [2, 6], [8]]
 
@@ -37,6 +42,68 @@ def test_cached_decoding_matches_full_forward(positions, score):
     model = small(positions=positions, score=score, kv_heads=2)
     found = greedy(model, pack(PROMPTS), DecodeConfig(method="greedy", max_len=12))
     assert [n_best[0].ids for n_best in found] == [decode_without_cache(model, prompt, 12) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_decode_as_without_cache_and_pack_as_alone(name):
+    model = small(**VARIANTS[name])
+    found = greedy(model, pack(PROMPTS), DecodeConfig(method="greedy", max_len=12))
+    assert [n_best[0].ids for n_best in found] == [decode_without_cache(model, prompt, 12) for prompt in PROMPTS]
+    alone = torch.cat([model(pack([prompt])) for prompt in PROMPTS])
+    torch.testing.assert_close(model(pack(PROMPTS)), alone)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_backends_agree_on_variants(name):
+    """No backend ignores a window or soft-capping, forward and backward."""
+    model, results = small(**VARIANTS[name]).train(), []
+    for backend in (nullcontext(), use("reference"), use("chunked")):
+        model.zero_grad()
+        with backend:
+            logits = model(pack(PROMPTS))
+            logits.square().sum().backward()
+        results.append([logits.detach(), *(p.grad.clone() for p in model.parameters())])
+    for others in zip(*results):
+        torch.testing.assert_close(others[1], others[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(others[2], others[0], atol=1e-4, rtol=1e-4)
+
+
+def test_each_option_changes_the_output():
+    plain = small()(pack(PROMPTS))
+    options: dict = dict(norm="sandwich", parallel=True, rotary_share=0.5, unrotated_layers=(0,), score_width=2.0)
+    options |= dict(sliding_windows=(2,), score_cap=0.1, logit_cap=0.01, embedding_scale=True, qk_norm_joint=True)
+    for name, value in options.items():
+        changed = small(**{name: value})
+        with torch.no_grad():  # other parameters stay the same
+            changed.load_state_dict(small().state_dict(), strict=False) if name != "qk_norm_joint" else None
+        assert not torch.allclose(changed(pack(PROMPTS)), plain, atol=1e-6), name
+
+
+def test_window_limits_the_attention_maps():
+    model = small(sliding_windows=(2, 0), score_cap=1.0)
+    with record(model) as recording, torch.no_grad():
+        model(pack(PROMPTS))
+    windowed, full = (compute_weights(one.calls[0])[0, :, :5, :5] for one in recording.values())
+    rows = torch.arange(5)
+    is_allowed = (rows <= rows[:, None]) & (rows > rows[:, None] - 2)
+    assert torch.equal(windowed > 0, is_allowed.expand_as(windowed))
+    assert torch.equal(full > 0, (rows <= rows[:, None]).expand_as(full))
+    # Soft-capped scores are between -1 and 1, so that weights differ by a factor of at most e².
+    assert (full.amax(-1) / full.masked_fill(full == 0, 1).amin(-1) <= torch.e**2 + 1e-3).all()
+
+
+def test_dynamic_scaling_applies_beyond_the_context():
+    options = dict(rotary_factor=2.0, rotary_context=4)
+    model, plain = small(**options, rotary_scaling="dynamic"), small()
+    torch.testing.assert_close(model(pack([[2, 4, 5, 6]])), plain(pack([[2, 4, 5, 6]])))
+    assert not torch.allclose(model(pack([[2, 4, 5, 6, 7]])), plain(pack([[2, 4, 5, 6, 7]])))
+    alone = torch.cat([model(pack([prompt])) for prompt in PROMPTS])
+    torch.testing.assert_close(model(pack(PROMPTS)), alone)
+    with explain() as choices:
+        decode_all(model, PROMPTS, pack, DecodeConfig("greedy", max_len=3), special=CAUSAL_LM_TOKENS)
+    assert choices[0].reason == "dynamic rotary scaling depends on the length of the text"
+    with pytest.raises(RegardError, match="rotary_context"):
+        small(rotary_factor=2.0, rotary_scaling="dynamic")
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import pytest
 
 from regard.decode import DecodeConfig, decode_all
 from regard.errors import RegardError
-from regard.pipelines import text_generator
+from regard.pipelines import decoding_request
 from regard.pipelines.callback_iterator import iterate_callback
 from tests.conftest import number_pairs
 from tests.pipelines.test_text_generator import GREEDY, SAMPLE, make_generator
@@ -94,7 +94,7 @@ def test_generation_stops_with_the_consumer(monkeypatch):
 
         return decode_all(*arguments, on_token=count, **options)
 
-    monkeypatch.setattr(text_generator, "decode_all", decode_and_count)
+    monkeypatch.setattr(decoding_request, "decode_all", decode_and_count)
     config = DecodeConfig(method="greedy", min_len=300, max_len=300)
     stream = generator.generate_stream("Un", config)
     assert not steps

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from regard.errors import RegardError
-from regard.training import run_recipe, trainer
+from regard.training import recipe_run, run_recipe, trainer
 from regard.training.run.run_folder import METRICS
 from regard.training.run.run_log import read_metrics
 from tests.training.helpers import (
@@ -86,7 +86,8 @@ def clock(monkeypatch, seconds_per_step):
         set_learning_rate(*arguments)
 
     monkeypatch.setattr(trainer, "set_learning_rate", tick)
-    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: now.value))
+    for module in (trainer, recipe_run):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.value))
     return now
 
 

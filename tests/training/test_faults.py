@@ -22,10 +22,11 @@ from regard.pipelines import load
 from regard.training import list_step_folders, run_recipe, trainer
 from regard.training.run import loss_guard, run_log
 from regard.training.run.checkpoint_store import TENSORS, CheckpointStore, read_checkpoint_facts
+from regard.training.run.run_folder import METRICS
 from regard.training.run.run_log import read_metrics
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate_task import TranslateTask
-from regard.training.trainer import METRICS, Trainer
+from regard.training.trainer import Trainer
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
 
 # Without dropout and smoothing of gradients, so that split batches have the same gradients to rounding.

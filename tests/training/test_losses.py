@@ -15,12 +15,14 @@ from regard.training.losses import token_loss
 
 
 def formula(
-    features, weight, targets, smoothing=0.0, second_pass=None, divergence=0.0, bias=0.0
+    features, weight, targets, smoothing=0.0, second_pass=None, divergence=0.0, bias=0.0, logit_cap=0.0
 ) -> tuple[Tensor, Tensor, int]:
     """The definition: full logits, float64, autograd."""
     counted = targets != IGNORE_INDEX
     inputs = [features] if second_pass is None else [features, second_pass]
-    passes = [(x @ weight.T + bias).log_softmax(-1)[counted] for x in inputs]
+    logits = [x @ weight.T + bias for x in inputs]
+    logits = [(x / logit_cap).tanh() * logit_cap for x in logits] if logit_cap else logits
+    passes = [x.log_softmax(-1)[counted] for x in logits]
     targets = targets[counted]
     nlls = [-logp.gather(1, targets[:, None])[:, 0] for logp in passes]
     loss = sum((1 - smoothing) * nll - smoothing * logp.mean(-1) for nll, logp in zip(nlls, passes)) / len(passes)
@@ -90,6 +92,24 @@ def test_loss_and_gradients_match_the_formula(set_chunk_rows, rows, smoothing, h
             assert actual.grad is None
         else:
             torch.testing.assert_close(actual.grad.double(), expected.grad, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("smoothing", "divergence"), [(0.0, 0.0), (0.1, 2.5)])
+def test_soft_capped_logits(monkeypatch, smoothing, divergence):
+    monkeypatch.setattr(losses, "chunk_rows", lambda vocab, device: 4)
+    features, weight, targets, second_pass = example()
+    single = [x.requires_grad_() for x in (features, weight, second_pass, torch.randn(len(weight)))]
+    double = [x.detach().double().requires_grad_() for x in single]
+    results = []
+    for compute, (x, w, other, bias) in ((token_loss, single), (formula, double)):
+        second = other if divergence else None
+        loss, nll, _ = compute(x, w, targets, smoothing, second, divergence, bias, 1.5)
+        loss.backward()
+        results.append([loss, nll, *(one.grad for one in (x, w, bias)), *([other.grad] if divergence else [])])
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found.double(), expected.double(), atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        assert token_loss(features, weight, targets, logit_cap=1.5).nll > 0
 
 
 def test_formula_matches_torch_cross_entropy():

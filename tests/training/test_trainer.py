@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.pipelines import load
-from regard.training import list_step_folders, run_recipe, trainer
+from regard.training import list_step_folders, recipe_run, run_recipe, trainer
 from regard.training.run import run_saver
+from regard.training.run.run_folder import METRICS
 from regard.training.run.run_log import read_metrics
 from regard.training.tasks import translate_task
-from regard.training.trainer import METRICS
 from tests.training.helpers import STOCHASTIC, bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 
@@ -244,7 +244,7 @@ def test_model_folder_without_run_state_is_not_overwritten(plain, tmp_path):
 
 def test_existing_output_files_are_an_error_before_data_are_read(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text("", encoding="utf-8")
-    monkeypatch.setattr(trainer, "read_dataset", lambda *_, **__: pytest.fail("read the data"))
+    monkeypatch.setattr(recipe_run, "read_dataset", lambda *_, **__: pytest.fail("read the data"))
     with pytest.raises(RegardError, match=r"holds files that this run would overwrite: metrics\.jsonl\."):
         run_recipe(small_recipe(), tmp_path, quiet=True)
 

@@ -53,6 +53,8 @@ def weights(seen: Scene, name: str) -> np.ndarray:
         else:
             logits = np.tanh(q[:, None, h] + keys) @ numbers(seen, one["w"])[h]
         logits = logits * one["score"]["scale"]
+        if cap := one["score"].get("cap"):
+            logits = cap * np.tanh(logits / cap)
         for t in range(T):
             if one["bias"] is not None:
                 logits[t] += numbers(seen, one["bias"])[h, T - 1 - t :][:S]

@@ -51,6 +51,11 @@ READERS = {
         bias="all",
         score="concat",
     ),
+    "gemma": GPTConfig(
+        **READER,
+        **dict(norm="sandwich", norm_kind="rms_zero_centered", embedding_scale=True, logit_cap=3.0, kv_heads=2),
+        **dict(sliding_windows=(2, 0), window_rotary_base=50.0, score_cap=1.5, score_width=5.0),
+    ),
     "bert": BertConfig(**READER),
     "bert, pre": BertConfig(**READER, norm="pre", norm_eps=1e-5, positions="rotary", segments=0, score="general"),
     "albert": BertConfig(**(READER | dict(layers=4)), groups=2, embedding_width=8),

@@ -4,13 +4,14 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from regard.cli.common import (
     NO_HINT,
     DeviceOption,
+    Flag,
     Input,
     Model,
     Quiet,
@@ -18,6 +19,7 @@ from regard.cli.common import (
     UnknownCharacters,
     open_model,
     parse,
+    parse_decoding,
     print_note,
     read_texts,
     streaming_progress,
@@ -45,6 +47,10 @@ class Options:
             help_behavior_hint=NO_HINT,
         ),
     ] = False
+    chat: Flag = False
+    """format each prompt as a message with the chat template of the model, and print the answer only"""
+    special_tokens: Flag = False
+    """read names of special tokens in prompts, such as <|im_end|>, as these tokens instead of as text"""
     device: DeviceOption = "auto"
     quiet: Quiet = False
     decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(
@@ -54,29 +60,31 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "generate", argv)
-    named = list(read_texts(options.text, options.input, "Type prompts"))
+    named = list(read_texts(options.text, options.input, "Type messages" if options.chat else "Type prompts"))
     generator = open_model(options.model, options.device, TextGenerator)
+    options = parse_decoding(options, "generate", argv, generator.decoding)
     unknown = UnknownCharacters(generator.tokenizer, generator.special.unk)
-    for name, prompt in named:  # before generation, and with the line number in errors
-        generator.encode_prompt(prompt, name=name, truncate=options.truncate)
-        unknown.check(prompt, name)
-    prompts = [prompt for _, prompt in named]
+    inputs = _prompt_options(options)
+    prompts = []
+    for name, text in named:  # before generation, and with the line number in errors
+        unknown.check(text, name)
+        prompts.append(generator.chat_prompt([{"role": "user", "content": text}]) if options.chat else text)
+        generator.encode_prompt(prompts[-1], name=name, **inputs)
     if len(prompts) == 1 and options.decode.n_best == 1:
-        print(prompts[0], end="", flush=True)
+        if not options.chat:
+            print(prompts[0], end="", flush=True)
         streams = options.decode.method != "beam"
 
         def on_text(_: int, text: str) -> None:
             print(text, end="", flush=True)
 
-        results = generator.generate(
-            prompts, options.decode, truncate=options.truncate, on_text=on_text if streams else None
-        )
+        results = generator.generate(prompts, options.decode, **inputs, on_text=on_text if streams else None)
         print("" if streams else results[0][0].text)
         _note_length_limit(generator, prompts, results, options)
         return 0
     with streaming_progress("generating") as on_progress:
-        results = generator.generate(prompts, options.decode, truncate=options.truncate, progress=on_progress)
-    for prompt, continuations in zip(prompts, results):
+        results = generator.generate(prompts, options.decode, **inputs, progress=on_progress)
+    for (_, prompt), continuations in zip(named, results):
         for continuation in continuations:
             row = {"prompt": prompt, "text": continuation.text, "score": round(continuation.score, 6)}
             print(json.dumps(row, ensure_ascii=False))
@@ -85,15 +93,20 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _prompt_options(options: Options) -> dict[str, Any]:
+    return {"truncate": options.truncate, "special_tokens": options.special_tokens or options.chat}
+
+
 def _note_length_limit(
     generator: TextGenerator, prompts: Sequence[str], results: Sequence[Sequence[Continuation]], options: Options
 ) -> None:
     """Print a note if the length limit of the model ended a text before --max-len."""
     limit = generator.length_limit
+    inputs = _prompt_options(options)
     if limit is None:
         return
     lengths = [
-        (len(generator.encode_prompt(prompt, truncate=options.truncate)), len(continuation.hypothesis.ids))
+        (len(generator.encode_prompt(prompt, **inputs)), len(continuation.hypothesis.ids))
         for prompt, continuations in zip(prompts, results)
         for continuation in continuations
     ]

@@ -11,11 +11,21 @@ from typing import Annotated, Any
 
 import tyro
 
-from regard.cli.common import DeviceOption, Flag, Model, Quiet, Truncate, check_utf8, parse, print_note
-from regard.cli.inference.look_comparison import comparison_handler
+from regard.cli.common import (
+    DeviceOption,
+    Flag,
+    Model,
+    Quiet,
+    TargetLanguage,
+    Truncate,
+    check_utf8,
+    parse,
+    print_note,
+)
+from regard.cli.inference.look_comparison import comparison_handler, load_for_look
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.pipelines import ImageModel, load
+from regard.pipelines import ImageModel, Translator
 from regard.viewer import look
 from regard.viewer.page.image_requests import ImageRequestHandler
 from regard.viewer.page.image_scene import build_image_scene
@@ -56,6 +66,7 @@ class Options:
         str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(default: the model's translation)")
     ] = None
     """target text for teacher forcing"""
+    to: TargetLanguage = None
     context: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """question answering models: text that the question is about"""
     beam: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 5)")] = None
@@ -65,7 +76,7 @@ class Options:
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: page.html, for image models map.png)")
     ] = None
-    """output file: a page (.html) or an image (.png, .svg)"""
+    """output file: a page (.html), an image (.png, .svg) or, with --steps or --beside, an animation (.gif)"""
     attention: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the sharpest)")] = None
     """attention to show first, by its name in regard info"""
     head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: mean of all heads)")] = None
@@ -121,7 +132,7 @@ def run(argv: list[str]) -> int:
         raise RegardError("--beam and --prefix require an input text.", "Pass a text, or leave them out.")
     if options.beside is not None or options.steps:
         return _compare(options)
-    pipeline = load(options.model, options.device)
+    pipeline = load_for_look(options.model, options.device, options.to)
     if isinstance(pipeline, ImageModel):
         return _look_at_image(pipeline, options)
     if options.more:
@@ -136,7 +147,7 @@ def run(argv: list[str]) -> int:
             check_utf8(options.text, "the text"),
             None if options.target is None else check_utf8(options.target, "--target"),
             layers=options.layers,
-            config=None if options.beam is None else DecodeConfig(beam=options.beam),
+            config=_search_config(pipeline, options.beam),
             prefix="" if options.prefix is None else check_utf8(options.prefix, "--prefix"),
             name=name,
             truncate=options.truncate,
@@ -162,6 +173,14 @@ def run(argv: list[str]) -> int:
 
 def _with_model(options: Options) -> bool | None:
     return False if options.no_with_model else options.with_model or None
+
+
+def _search_config(pipeline: Any, beam: int | None) -> DecodeConfig | None:
+    """The options of beam search with this width; None: those of the model."""
+    if beam is None:
+        return None
+    decoding = pipeline.decoding if isinstance(pipeline, Translator) else DecodeConfig()
+    return replace(decoding, method="beam", beam=beam)
 
 
 def _compare(options: Options) -> int:

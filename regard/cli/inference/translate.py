@@ -20,6 +20,7 @@ from regard.cli.common import (
     Output,
     Overwrite,
     Quiet,
+    TargetLanguage,
     Texts,
     Truncate,
     UnknownCharacters,
@@ -32,6 +33,7 @@ from regard.cli.common import (
     open_models,
     open_stream,
     parse,
+    parse_decoding,
     print_note,
     read_blocks,
     streaming_progress,
@@ -68,6 +70,7 @@ class Options:
     text: Texts = ()
     """lines to translate"""
     input: InputShards = None
+    to: TargetLanguage = None
     output: Output = None
     overwrite: Overwrite = False
     ensemble: Ensemble = ()
@@ -114,12 +117,14 @@ def run(argv: list[str]) -> int:
     to_stream = is_stream(options.output)
     device = options.device if options.cluster is None else "cpu"
     translators = open_models(options.model, device, Translator, options.ensemble, parallel=not to_stream)
+    translators = [translator.with_target(options.to) for translator in translators]
+    options = parse_decoding(options, "translate", argv, translators[0].decoding)
     if options.alignments:
         require_attention(translators[0])
-    limit = translators[0].max_output_len
-    if limit is not None and options.decode.max_len != DecodeConfig().max_len and options.decode.max_len > limit:
+    limit, max_len = translators[0].max_output_len, options.decode.max_len
+    if limit is not None and max_len != translators[0].decoding.max_len and max_len > limit:
         print_note(
-            f"--max-len {options.decode.max_len}: the length limit of the model is {limit} tokens. "
+            f"--max-len {max_len}: the length limit of the model is {limit} tokens. "
             "For longer translations, train with a larger --model.max-len."
         )
     if to_stream:

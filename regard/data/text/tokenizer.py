@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from regard.data.text.language_pairs import tag_code
 from regard.data.text.special_tokens import MASK_TOKEN, SPECIAL_TOKEN_NAMES, UNK
 from regard.errors import RegardError
 from regard.files import read_file, write_atomically
@@ -132,9 +133,10 @@ class Tokenizer:
         mask: bool = False,
         exact: bool = False,
         keep_newlines: bool = False,
+        tags: Sequence[str] = (),
     ) -> "Tokenizer":
-        """Train a tokenizer with at most `vocab_size` entries, including the four special tokens and, with `mask`,
-        `<mask>`.
+        """Train a tokenizer with at most `vocab_size` entries, including the four special tokens, with `mask` `<mask>`,
+        and the language `tags` (see `language_tag`).
 
         `exact` (for `char`) keeps characters, newlines and spaces unchanged. `keep_newlines` (for `word`) makes a
         newline a token; runs of other white space still become one space.
@@ -147,7 +149,7 @@ class Tokenizer:
             raise RegardError(f"Unknown tokenizer kind {kind!r}.", hint=f"Choose one of {', '.join(TOKENIZER_KINDS)}.")
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
-            "special_tokens": [*SPECIAL_TOKEN_NAMES, *[MASK_TOKEN] * mask],
+            "special_tokens": [*SPECIAL_TOKEN_NAMES, *[MASK_TOKEN] * mask, *tags],
             "show_progress": False,
         }
         library: tokenizers.Tokenizer
@@ -186,11 +188,26 @@ class Tokenizer:
         The same text at the start of a word and inside a word (after l') has two ids. A part of a character, possible
         with `bytes`, is shown as "�".
         """
-        special = {index for index, token in self.backend_tokenizer.get_added_tokens_decoder().items() if token.special}
+        special = self._special_tokens
         return [
-            self.backend_tokenizer.id_to_token(index) if index in special else self.backend_tokenizer.decode([index])
+            special[index] if index in special else self.backend_tokenizer.decode([index])
             for index in range(self.vocab_size)
         ]
+
+    @property
+    def _special_tokens(self) -> dict[int, str]:
+        added = self.backend_tokenizer.get_added_tokens_decoder().items()
+        return {index: token.content for index, token in added if token.special}
+
+    @cached_property
+    def language_tags(self) -> dict[str, int]:
+        """The ids of the tags of target languages, by language code; empty for a model of one language pair.
+
+        >>> Tokenizer.train(["the cat"], "word", tags=["<2de>", "<2fr>"]).language_tags
+        {'de': 4, 'fr': 5}
+        """
+        codes = {index: tag_code(token) for index, token in sorted(self._special_tokens.items())}
+        return {code: index for index, code in codes.items() if code is not None}
 
     def entry(self, token_id: int) -> str:
         """The entry of the vocabulary for an id, as the tokenizer file has it: `##ing`, `▁the`, `<unk>`.
@@ -200,10 +217,28 @@ class Tokenizer:
         """
         return self.backend_tokenizer.id_to_token(token_id) or ""
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text, without special tokens."""
+    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """Encode a text, without adding special tokens; with `special_tokens`, names of such tokens in it become them.
+
+        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer.encode("the cat<eos>", special_tokens=True)
+        [4, 5, 3]
+        """
+        backend = self._backend_with_special_tokens if special_tokens else self.backend_tokenizer
         with _library_errors("The tokenizer cannot encode a text"):
-            return self.backend_tokenizer.encode(text, add_special_tokens=False).ids
+            return backend.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _backend_with_special_tokens(self) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer.from_str(self.backend_tokenizer.to_str())
+        backend.encode_special_tokens = False
+        return backend
+
+    @cached_property
+    def special_token_names(self) -> list[str]:
+        """The names of the special tokens."""
+        added = self.backend_tokenizer.get_added_tokens_decoder()
+        return [token.content for token in added.values() if token.special]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts, on all cores."""

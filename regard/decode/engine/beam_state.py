@@ -26,7 +26,7 @@ class BeamState:
         constraints: SlotConstraints,
         device: torch.device,
     ) -> None:
-        K, N = config.beam, config.n_best
+        K, N = config.beam, config.finished
         self.config, self.constraints, self.hypotheses = config, constraints, K
         self.last = torch.zeros((slots, K), dtype=torch.long, device=device)
         self.step = torch.zeros(slots, dtype=torch.long, device=device)
@@ -87,7 +87,7 @@ class BeamState:
         finishes[:, K:] = False
         length = (step + 1).float() ** config.length_penalty
         score = (best / length[:, None]).masked_fill(~finishes, -torch.inf)
-        kept, order = torch.cat((self.finished_score, score), dim=1).topk(config.n_best, dim=1)
+        kept, order = torch.cat((self.finished_score, score), dim=1).topk(config.finished, dim=1)
         self.finished_score.copy_(kept)
         for stored, new in (
             (self.finished_log_prob, best),
@@ -113,8 +113,9 @@ class BeamState:
         beams = torch.arange(K, dtype=torch.int32, device=after.device)
         self.ancestors[self.slot_index, :, after] = beams
 
-        bound = continuing[:, 0] / (self.constraints.limit + 1) ** config.length_penalty
-        enough = self.finished_count >= config.patience * K
+        final_length = (self.constraints.limit if config.early_stopping else step) + 1
+        bound = continuing[:, 0] / final_length**config.length_penalty
+        enough = self.finished_count >= config.enough
         is_full = step >= self.constraints.limit
         self.done.logical_or_((self.finished_score[:, -1] >= bound) | enough | is_full)
         self.step.add_(active)
@@ -140,11 +141,12 @@ class BeamState:
             beam = np.where(is_token, parents[slot, t, beam], beam)
         np.put_along_axis(token_log_ps, length[..., None], eos_log_p[..., None], axis=-1)
         # Lists are sliced faster than arrays.
-        columns = (ids, token_log_ps, length, score, log_prob)
+        count = self.config.n_best
+        columns = (column[:, :count] for column in (ids, token_log_ps, length, score, log_prob))
         return [
             NBest(
-                Hypothesis(tokens[:count], rank_score, total, log_p[: count + 1])
-                for tokens, log_p, count, rank_score, total in zip(*sentence)
+                Hypothesis(tokens[:size], rank_score, total, log_p[: size + 1])
+                for tokens, log_p, size, rank_score, total in zip(*sentence)
                 if rank_score != -np.inf
             )
             for sentence in zip(*(column.tolist() for column in columns))

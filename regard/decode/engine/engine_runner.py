@@ -29,6 +29,7 @@ from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SPECIAL, SpecialTokens
 from regard.decode.sampling import OnToken
+from regard.decode.token_rules import has_token_rules
 from regard.kernels.cpu.numba_support import numba_available
 from regard.kernels.triton_support import next_power_of_two
 from regard.models.gpt import GPT
@@ -68,6 +69,8 @@ def plain_search_reason(
         return "phrases are required or forbidden"
     if special.other_eos:
         return "several tokens end an output"
+    if has_token_rules(config):
+        return "rules about repetition depend on the tokens so far"
     if config.coverage_penalty:
         return "the coverage penalty needs the attention weights of every step"
     if dispatch.has_context():
@@ -80,6 +83,8 @@ def plain_search_reason(
             return "the model is in training mode"
         if any(module._forward_hooks or module._forward_pre_hooks for module in iterate_modules(member)):
             return "the model has forward hooks"
+        if isinstance(member, GPT) and member.config.rotary_scaling == "dynamic":
+            return "dynamic rotary scaling depends on the length of the text"
         if isinstance(member, Transformer) and member.decoder_bias is not None:
             score = member.config.decoder_score
             if score not in ("dot", "scaled_dot"):
@@ -129,7 +134,7 @@ def decode_sentences(
     job = DecodingJob(
         sources=sources,
         prefixes=prefixes if prefixes is not None else [()] * len(sources),
-        limits=_length_limits(sources, config, special, prefixes, max_total_len),
+        limits=length_limits(sources, config, special, prefixes, max_total_len),
         sample_indices=sample_indices if sample_indices is not None else range(len(sources)),
         config=config,
         special=special,
@@ -151,7 +156,7 @@ def decode_sentences(
     return results
 
 
-def _length_limits(
+def length_limits(
     sources: Sequence[Sequence[int]],
     config: DecodeConfig,
     special: SpecialTokens,
@@ -228,12 +233,13 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
     if limit is not None:
         capacity = min(capacity, limit + 1)
     wanted = next_power_of_two(len(job.pending)) * job.hypotheses
-    rows = min(GPU_ROWS, wanted if wanted <= SMALL_GPU_ROWS else _rows_in_memory(model, capacity))
+    rows = min(GPU_ROWS, wanted if wanted <= SMALL_GPU_ROWS else rows_in_memory(model, capacity))
     slots = min(next_power_of_two(len(job.pending)), 1 << (max(1, rows // job.hypotheses).bit_length() - 1))
     shapes = slots, capacity, source_capacity, prefix_len
     # The seed and the limits of a job are data of the graph; these options are part of it.
-    names = ("method", "beam", "n_best", "length_penalty", "patience", "min_len", "unknown")
-    options = tuple(getattr(job.config, name) for name in (*names, "temperature", "top_k", "top_p"))
+    names = ("method", "beam", "n_best", "length_penalty", "patience", "early_stopping", "min_len", "unknown")
+    more = ("suppress_sequences", "temperature", "top_k", "top_p")
+    options = tuple(getattr(job.config, name) for name in (*names, *more))
     key = shapes, options, job.special, weight_versions(model)
     decoders = _graphs.setdefault(model, OrderedDict())
     if key not in decoders:
@@ -245,7 +251,7 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
     return decoders[key]
 
 
-def _rows_in_memory(model: Any, capacity: int) -> int:
+def rows_in_memory(model: Any, capacity: int) -> int:
     """The number of hypotheses whose keys and values take at most a quarter of the free memory of the GPU."""
     blocks = model.decoder if isinstance(model, Transformer) else model.blocks
     attention, itemsize = blocks[0].attention, next(model.parameters()).element_size()

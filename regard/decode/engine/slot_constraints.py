@@ -29,6 +29,7 @@ class SlotConstraints:
         self.limit = torch.zeros(slots, dtype=torch.long, device=device)
         self.prefix = torch.full((slots, prefix_len), -1, dtype=torch.long, device=device)
         banned = {special.pad, special.sos} | (set() if config.unknown else {special.unk})
+        banned |= {token for token, *others in config.suppress_sequences if not others}
         self.banned = tuple(sorted(banned - {special.eos}))  # in some tokenizers <pad> or <sos> has the id of <eos>
         # With a shortlist, logits have a column per token of the shortlist instead of one per token of the vocabulary.
         self.shortlist: SlotShortlist | None = None

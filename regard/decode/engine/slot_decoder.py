@@ -93,6 +93,10 @@ class DecodingJob:
     def first_token(self, index: int) -> int:
         return self.sources[index][-1] if self.continues_source else self.special.sos
 
+    def random_key(self, index: int) -> tuple[int, int]:
+        """The seed and the index on which the samples of a sentence depend."""
+        return self.config.seed, self.sample_indices[index]
+
     @property
     def capacity(self) -> int:
         """The number of cache positions that the longest sentence needs."""
@@ -132,28 +136,32 @@ class SlotDecoder:
     def run(self) -> None:
         """Decode until no sentence is left."""
         while True:
-            self._fill()
+            self.fill()
             if not self.in_use:
                 return
-            self._step()
-            self._collect()
+            self.step()
+            self.collect()
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
         """Load new sentences into free slots; without any, drop the free slots."""
-        free = [slot for slot, sentence in enumerate(self.sentences) if sentence is None]
         in_use = self.in_use
-        if in_use and not self._should_fill(len(free)):
+        if in_use and not self.should_fill(len(self.sentences) - in_use):
             return
+        if not self.fill_free_slots() and 0 < in_use <= COMPACTION_SHARE * len(self.sentences):
+            self.compact()
+
+    def fill_free_slots(self) -> bool:
+        """Load new sentences into the free slots; returns whether there were any."""
+        free = [slot for slot, sentence in enumerate(self.sentences) if sentence is None]
         taken = self.job.take(len(free))
         if taken:
-            self._load(free[: len(taken)], taken)
-        elif 0 < in_use <= COMPACTION_SHARE * len(self.sentences):
-            self._compact()
+            self.load(free[: len(taken)], taken)
+        return bool(taken)
 
-    def _should_fill(self, free: int) -> bool:
+    def should_fill(self, free: int) -> bool:
         return free >= REFILL_SHARE * len(self.sentences)
 
-    def _load(self, slots: list[int], taken: list[int]) -> None:
+    def load(self, slots: list[int], taken: list[int]) -> None:
         job, device = self.job, self.device
         self.model.load(slots, [list(job.sources[i]) for i in taken])
         self.constraints.set_slots(slots, [job.limits[i] for i in taken], [job.prefixes[i] for i in taken])
@@ -171,26 +179,41 @@ class SlotDecoder:
         """Note which sentences are in these slots."""
         if self.job.config.method == "sample":
             rows = torch.tensor(slots, device=self.device)
-            self.state.set_draws(rows, [self.job.sample_indices[i] for i in taken])
+            self.state.set_draws(rows, [self.job.random_key(i) for i in taken])
         for slot, index in zip(slots, taken):
             self.sentences[slot] = index
             self.host_positions[slot] = self.job.first_position(index)
 
-    def _compact(self) -> None:
+    def compact(self) -> None:
+        """Drop the free slots."""
+        self.resize(self.in_use)
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots to at least those in use, which become the first ones."""
         kept = [slot for slot, sentence in enumerate(self.sentences) if sentence is not None]
-        rows = torch.tensor(kept, device=self.device)
+        free = slots - len(kept)
+        # New slots are copies of any other; they are free.
+        rows = torch.tensor([*kept, *[0] * free], device=self.device)
         self.model.select_slots(rows)
         self.constraints.select_slots(rows)
         if self.constraints.shortlist is not None:
             self.model.set_output_tokens(self.constraints.shortlist.tokens)
         for name in self.state.tensors():
             setattr(self.state, name, getattr(self.state, name)[rows])
-        self.state.slot_index = self.state.slot_index[: len(kept)]
+        self.state.done[len(kept) :] = True
+        self.state.slot_index = torch.arange(slots, device=self.device)
         self.offsets = self.offsets[rows]
-        self.sentences = [self.sentences[slot] for slot in kept]
-        self.host_positions = [self.host_positions[slot] for slot in kept]
+        self.sentences = [*(self.sentences[slot] for slot in kept), *[None] * free]
+        self.host_positions = [*(self.host_positions[slot] for slot in kept), *[0] * free]
 
-    def _step(self) -> None:
+    def drop(self, index: int) -> None:
+        """Stop decoding a sentence, without a result."""
+        if index in self.sentences:
+            slot = self.sentences.index(index)
+            self.sentences[slot] = None
+            self.state.done[slot] = True
+
+    def step(self) -> None:
         state = self.state
         active = {p for p, sentence in zip(self.host_positions, self.sentences) if sentence is not None}
         longest = max(active) + 1
@@ -203,11 +226,11 @@ class SlotDecoder:
             self.model.reorder(parents)
         self.host_positions = [position + 1 for position in self.host_positions]
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Deliver finished sentences and free their slots."""
         done = self.state.done.tolist()
         if self.job.on_token is not None:
-            self._report_tokens()
+            self.report_tokens()
         finished = [slot for slot, sentence in enumerate(self.sentences) if sentence is not None and done[slot]]
         if not finished:
             return
@@ -220,7 +243,7 @@ class SlotDecoder:
                 self.job.on_result(index, n_best)
             self.sentences[slot] = None
 
-    def _report_tokens(self) -> None:
+    def report_tokens(self) -> None:
         on_token = self.job.on_token
         assert on_token is not None
         tokens, live = self.state.last[:, 0].tolist(), self.state.live[:, 0].tolist()

@@ -50,11 +50,11 @@ class StepwiseState:
             beams = torch.arange(self.hypotheses, dtype=torch.int32, device=slots.device)[:, None]
             self.ancestors[slots] = torch.where(is_prompt, 0, beams)
 
-    def set_draws(self, slots: Int[Tensor, "n"], sample_indices: list[int]) -> None:
-        """The random numbers of new sentences: see `regard.decode.sample`."""
+    def set_draws(self, slots: Int[Tensor, "n"], keys: list[tuple[int, int]]) -> None:
+        """The random numbers of new sentences, by seed and index: see `regard.decode.sample`."""
         if self.draws is not None:
             shape = tuple(self.draws.shape[1:])  # steps first, so that the first draws do not depend on the capacity
-            uniform = [np.random.default_rng((self.config.seed, index)).random(shape) for index in sample_indices]
+            uniform = [np.random.default_rng(key).random(shape) for key in keys]
             self.draws[slots] = torch.from_numpy(np.stack(uniform)).float().to(slots.device)
 
     def update(self, logits: Float[Tensor, "B K V"], positions: Int[Tensor, "B"]) -> None:

@@ -1,70 +1,172 @@
-"""Settings of generation_config.json that choose how to decode: reported on import, kept for export."""
+"""generation_config.json: its settings become the default options of decoding; chat templates."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.data.text.special_tokens import SpecialTokens
+from regard.decode import DecodeConfig
+from regard.errors import RegardError
 from regard.files import read_file
 from regard.interop.tensor_files import read_json
 
 logger = logging.getLogger("regard")
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-# Defaults of transformers for settings that change the output, and the option of Regard with the same effect, if any.
-_SETTINGS: dict[str, tuple[Any, str]] = {
-    "do_sample": (False, "--method sample"),
-    "num_beams": (1, "--method beam --beam"),
-    "length_penalty": (1.0, "--length-penalty"),
-    "temperature": (1.0, "--temperature"),
-    "top_k": (50, "--top-k"),
-    "top_p": (1.0, "--top-p"),
-    "max_new_tokens": (None, "--max-len"),
-    "min_new_tokens": (None, "--min-len"),
-    "max_length": (20, ""),
-    "min_length": (0, ""),
-    "repetition_penalty": (1.0, ""),
-    "encoder_repetition_penalty": (1.0, ""),
-    "no_repeat_ngram_size": (0, ""),
-    "encoder_no_repeat_ngram_size": (0, ""),
-    "bad_words_ids": (None, ""),
-    "suppress_tokens": (None, ""),
-    "begin_suppress_tokens": (None, ""),
-    "sequence_bias": (None, ""),
-    "early_stopping": (False, ""),
-    "num_beam_groups": (1, ""),
-    "diversity_penalty": (0.0, ""),
-    "penalty_alpha": (None, ""),
-    "typical_p": (1.0, ""),
-    "epsilon_cutoff": (0.0, ""),
-    "eta_cutoff": (0.0, ""),
-    "min_p": (None, ""),
-    "exponential_decay_length_penalty": (None, ""),
+# Value of max_extra that leaves max_len as the only limit of the output.
+_UNLIMITED = 1_000_000
+# Settings with the same meaning in DecodeConfig.
+_SAME = {
+    "length_penalty": "length_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "begin_suppress_tokens": "begin_suppress_tokens",
+    "min_new_tokens": "min_len",
+}
+# Other settings that are applied.
+_CONVERTED = (
+    *("do_sample", "num_beams", "early_stopping", "max_length", "max_new_tokens", "min_length"),
+    *("suppress_tokens", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id"),
+)
+# Settings that change the output and are not supported, with the values that have no effect.
+_UNSUPPORTED: dict[str, Any] = {
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "sequence_bias": None,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "penalty_alpha": None,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "min_p": None,
+    "top_h": None,
+    "exponential_decay_length_penalty": None,
+    "renormalize_logits": False,
+    "guidance_scale": 1.0,
+    "stop_strings": None,
+    "max_time": None,
+    "watermarking_config": None,
+    "dola_layers": None,
+    "token_healing": False,
+    "constraints": None,
+    "force_words_ids": None,
+    "forced_decoder_ids": None,
+    "num_return_sequences": 1,
 }
 
 
-def read_generation_settings(table: Mapping[str, Any], special: SpecialTokens, origin: object) -> dict[str, Any]:
-    """The settings in a config that differ from the defaults; one warning lists them, because none is applied.
+class GenerationSettings(NamedTuple):
+    """Settings of generation as stored in a file, and as options of decoding."""
 
-    >>> read_generation_settings({"num_beams": 4, "top_k": 50, "bad_words_ids": [[0]]}, SpecialTokens(), "config.json")
-    {'num_beams': 4}
+    stored: dict[str, Any]
+    decoding: DecodeConfig
+
+
+def read_generation_settings(
+    table: Mapping[str, Any],
+    special: SpecialTokens,
+    vocab: int,
+    origin: object,
+    *,
+    base: DecodeConfig,
+    continues_source: bool,
+) -> GenerationSettings:
+    """The settings in a config, applied to the options `base`; one warning lists those that are not supported.
+
+    `continues_source`: for language models, lengths include the prompt. A maximum length of 20, the default of
+    transformers, is not applied.
+
+    >>> table = {"num_beams": 4, "bad_words_ids": [[0], [7]]}
+    >>> base = DecodeConfig()
+    >>> stored, decoding = read_generation_settings(table, SpecialTokens(), 9, "x", base=base, continues_source=False)
+    >>> decoding.beam, decoding.early_stopping, decoding.suppress_sequences
+    (4, False, ((7,),))
     """
-    settings = {
-        key: table[key]
-        for key, (default, _) in _SETTINGS.items()
-        if table.get(key) is not None and table[key] != default and table[key] != []
-    }
-    # These are never generated anyway.
-    if _single_tokens(settings.get("bad_words_ids")) <= {special.pad, special.sos}:
-        settings.pop("bad_words_ids", None)
-    options = [_format_option(_SETTINGS[key][1], value) for key, value in settings.items() if _SETTINGS[key][1]]
-    others = [f"{key} = {value!r}" for key, value in settings.items() if not _SETTINGS[key][1]]
-    parts = [f"pass {' '.join(options)} to decode as it says"] * bool(options)
-    parts += [f"unsupported: {', '.join(others)}"] * bool(others)
-    if parts:
-        logger.warning("%s: its settings of generation are not applied (%s).", origin, "; ".join(parts))
-    return settings
+    known = (*_SAME, *_CONVERTED, *_UNSUPPORTED)
+    stored = {key: table[key] for key in known if table.get(key) is not None and table[key] != []}
+    refused = {key for key, harmless in _UNSUPPORTED.items() if key in stored and stored[key] != harmless}
+    decoding = base
+
+    def apply(key: str, **fields: Any) -> None:
+        nonlocal decoding
+        try:
+            decoding = replace(decoding, **fields)
+        except (RegardError, TypeError):
+            refused.add(key)
+
+    is_sampled, beams = stored.get("do_sample", False), stored.get("num_beams", 1)
+    if type(beams) is int and beams > 1:
+        apply("num_beams", method="beam", beam=beams)
+        stopping = stored.get("early_stopping", False)
+        if stopping == "never":
+            apply("early_stopping", early_stopping=True, patience=math.inf)
+        else:
+            apply("early_stopping", early_stopping=stopping)
+        refused |= {"do_sample"} if is_sampled else set()
+    elif is_sampled is True:
+        apply("do_sample", method="sample", top_k=50)
+    elif "num_beams" in stored or ("do_sample" in stored and continues_source):
+        apply("num_beams", method="greedy")
+    for key, field in _SAME.items():
+        if key in stored:
+            apply(key, **{field: stored[key]})
+    refused |= _apply_lengths(stored, special, continues_source, apply)
+    sequences, unsupported = _suppressed(stored, special, vocab)
+    apply("bad_words_ids", suppress_sequences=sequences)
+    refused |= unsupported
+    if stored.get("forced_bos_token_id") is not None and continues_source:
+        refused.add("forced_bos_token_id")
+    if stored.get("forced_eos_token_id") not in (None, special.eos):
+        refused.add("forced_eos_token_id")
+    if refused:
+        listed = ", ".join(f"{key} = {stored[key]!r}" for key in stored if key in refused)
+        logger.warning("%s: these settings of generation are not supported and are ignored: %s.", origin, listed)
+    return GenerationSettings(stored, decoding)
+
+
+def _apply_lengths(stored: Mapping[str, Any], special: SpecialTokens, continues_source: bool, apply: Any) -> set[str]:
+    """Apply maximum and minimum lengths. transformers counts `<eos>` and, in max_length, prompt or `<sos>`."""
+    forced_end = int(stored.get("forced_eos_token_id") == special.eos)
+    maximum, minimum = stored.get("max_length", 20), stored.get("min_length", 0)
+    if type(new := stored.get("max_new_tokens")) is int:
+        apply("max_new_tokens", max_len=max(0, new - forced_end), max_extra=_UNLIMITED)
+    elif type(maximum) is int and maximum != 20:
+        if continues_source:
+            apply("max_length", max_total_len=max(0, maximum - forced_end))
+        else:
+            apply("max_length", max_len=max(0, maximum - 1 - forced_end), max_extra=_UNLIMITED)
+    if minimum and continues_source:
+        return {"min_length"}
+    if minimum and "min_new_tokens" not in stored:
+        apply("min_length", min_len=minimum - 1 if type(minimum) is int else minimum)
+    return set()
+
+
+def _suppressed(
+    stored: Mapping[str, Any], special: SpecialTokens, vocab: int
+) -> tuple[tuple[tuple[int, ...], ...], set[str]]:
+    """The token sequences that are never generated, and the settings among them that are not supported."""
+    tokens, words = stored.get("suppress_tokens", []), stored.get("bad_words_ids", [])
+    unsupported = set()
+    if not _are_ids(tokens) or set(tokens) & set(special.ends):
+        tokens, unsupported = [], {"suppress_tokens"}
+    if not isinstance(words, Sequence) or not all(_are_ids(word) and word for word in words):
+        words, unsupported = [], unsupported | {"bad_words_ids"}
+    # <eos> alone is no bad word in transformers either; <pad> and <sos> are never generated anyway.
+    excluded = {special.pad, special.sos, *special.ends}
+    sequences = [(token,) for token in tokens] + [tuple(word) for word in words if word not in [[e] for e in excluded]]
+    return tuple(one for one in dict.fromkeys(sequences) if max(one) < vocab), unsupported
+
+
+def _are_ids(ids: Any) -> bool:
+    return isinstance(ids, Sequence) and all(type(index) is int and index >= 0 for index in ids)
 
 
 def read_chat_template(folder: Path) -> Any:
@@ -76,16 +178,3 @@ def read_chat_template(folder: Path) -> Any:
         if (template := read_json(folder / file).get("chat_template")) is not None:
             return template
     return None
-
-
-def _format_option(option: str, value: Any) -> str:
-    return option if value is True else f"{option} {value}"
-
-
-def _single_tokens(words: Any) -> set[Any]:
-    """The tokens of a list of words of one token each; an impossible token for anything else."""
-    if words is None:
-        return set()
-    if not isinstance(words, Sequence) or not all(isinstance(word, list) and len(word) == 1 for word in words):
-        return {-1}
-    return {word[0] if isinstance(word[0], int) else -1 for word in words}

@@ -1,17 +1,18 @@
-"""GPT-2, Llama, Qwen2 and Qwen3 of transformers: mapping tables and configs in both directions."""
+"""Language models of transformers: all classes; mapping tables and configs of GPT-2, GPT-NeoX and OPT, both ways."""
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
-from regard.interop.foreign_config import ConfigKey, ForeignConfig, read_fields, replace_defaults, write_fields
+from regard.interop.foreign_config import ConfigKey, ForeignConfig, read_fields, write_fields
+from regard.interop.huggingface.llama_models import LLAMA_CLASSES, OUTPUT
+from regard.interop.huggingface.rope_settings import read_rope, write_rope
 from regard.interop.huggingface.single_stack import (
     ACTIVATIONS,
-    GATED_ACTIVATIONS,
     ForeignClass,
     Weights,
     read_single_stack,
@@ -24,12 +25,10 @@ from regard.interop.weight_mapping import (
     MappingRow,
     MappingTable,
     block_rows,
+    qkv_by_head,
     weight_and_bias,
 )
-from regard.layers.multihead import BiasPlacement
-from regard.layers.positions import HIGH_FREQ_FACTOR, LOW_FREQ_FACTOR
 from regard.models.gpt import GPTConfig
-from regard.ranges import MAX_INT
 
 # -- mapping tables ---------------------------------------------------------------------------------------------------
 
@@ -58,27 +57,53 @@ _GPT2 = MappingTable(
     ignored=("*h.*.attn.bias", "*h.*.attn.masked_bias"),  # the causal mask and its large negative value
     prefix="transformer.",
 )
-# Llama's config decides about biases; Qwen2 has those of queries, keys and values; Qwen3 has norms of queries and keys.
-_LLAMA = MappingTable(
-    [MappingRow("embedding.tokens.weight", "embed_tokens.weight"), MappingRow("norm.weight", "norm.weight")],
+_GPT2_LM = _GPT2.with_head(OUTPUT, copies=[("lm_head.weight", "transformer.wte.weight")])
+
+_OPT = MappingTable(
+    [
+        MappingRow("embedding.tokens.weight", "decoder.embed_tokens.weight"),
+        MappingRow("embedding.positions.weight", "decoder.embed_positions.weight"),
+        *weight_and_bias("norm", "decoder.final_layer_norm"),
+    ],
     {
-        "blocks": [
-            *block_rows(
-                "layers.{i}",
-                attention=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-                feedforward=(("mlp.up_proj", "mlp.gate_proj"), "mlp.down_proj"),  # value, then gate
-                norms=("input_layernorm", "post_attention_layernorm"),
-            ),
-            MappingRow("blocks.{i}.attention.query_norm.weight", "layers.{i}.self_attn.q_norm.weight"),
-            MappingRow("blocks.{i}.attention.key_norm.weight", "layers.{i}.self_attn.k_norm.weight"),
-        ]
+        "blocks": block_rows(
+            "decoder.layers.{i}",
+            attention=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"),
+            feedforward=("fc1", "fc2"),
+            norms=("self_attn_layer_norm", "final_layer_norm"),
+        )
     },
-    ignored=("*rotary_emb.inv_freq",),
     prefix="model.",
-)
-_OUTPUT = MappingRow("output.weight", "lm_head.weight")
-_GPT2_LM = _GPT2.with_head(_OUTPUT, copies=[("lm_head.weight", "transformer.wte.weight")])
-_LLAMA_LM = _LLAMA.with_head(_OUTPUT, copies=[("lm_head.weight", "model.embed_tokens.weight")])
+).with_head(OUTPUT, copies=[("lm_head.weight", "model.decoder.embed_tokens.weight")])
+
+
+def _neox_table(config: GPTConfig) -> MappingTable:
+    """GPT-NeoX has one tensor with the query, key and value rows of each head."""
+    block, attention = "layers.{i}", "layers.{i}.attention"
+    conversion = qkv_by_head(config.heads)
+    table = MappingTable(
+        [MappingRow("embedding.tokens.weight", "embed_in.weight"), *weight_and_bias("norm", "final_layer_norm")],
+        {
+            "blocks": [
+                *(
+                    MappingRow(
+                        (f"{_QUERY}.{part}", f"{_KEY_VALUE}.{part}"), f"{attention}.query_key_value.{part}", conversion
+                    )
+                    for part in ("weight", "bias")
+                ),
+                *weight_and_bias("blocks.{i}.attention.out", f"{attention}.dense"),
+                *weight_and_bias("blocks.{i}.feedforward.inner", f"{block}.mlp.dense_h_to_4h"),
+                *weight_and_bias("blocks.{i}.feedforward.outer", f"{block}.mlp.dense_4h_to_h"),
+                *weight_and_bias("blocks.{i}.attention_norm", f"{block}.input_layernorm"),
+                *weight_and_bias("blocks.{i}.feedforward_norm", f"{block}.post_attention_layernorm"),
+            ]
+        },
+        ignored=("*.attention.bias", "*.attention.masked_bias", "*rotary_emb.inv_freq"),
+        prefix="gpt_neox.",
+    )
+    head = MappingRow("output.weight", "embed_out.weight")
+    return table.with_head(head, copies=[("embed_out.weight", "gpt_neox.embed_in.weight")])
+
 
 # -- configs ----------------------------------------------------------------------------------------------------------
 
@@ -93,18 +118,6 @@ _GPT2_KEYS = [
     ConfigKey("max_len", "n_positions", 1024),
     ConfigKey("vocab", "vocab_size", 50257),
 ]
-_LLAMA_KEYS = [
-    ConfigKey("width", "hidden_size", 4096),
-    ConfigKey("heads", "num_attention_heads", 32),
-    ConfigKey("layers", "num_hidden_layers", 32),
-    ConfigKey("feedforward", "intermediate_size", 11008),
-    ConfigKey("norm_eps", "rms_norm_eps", 1e-6),
-    ConfigKey("activation", "hidden_act", "silu", GATED_ACTIVATIONS),
-    ConfigKey("tied", "tie_word_embeddings", False),
-    ConfigKey("max_len", "max_position_embeddings", 2048),
-    ConfigKey("vocab", "vocab_size", 32000),
-]
-_QWEN_KEYS = replace_defaults(_LLAMA_KEYS, feedforward=22016, max_len=32768, vocab=151936)
 
 
 def _read_gpt2(settings: ForeignConfig, has_head: bool = True) -> GPTConfig:
@@ -133,130 +146,94 @@ def _write_gpt2(config: GPTConfig) -> dict[str, Any]:
     }
 
 
-LlamaType = Literal["llama", "qwen2", "qwen3"]
-# Biases of Llama: (in attention, in feed-forward layers).
-_BIASES: dict[tuple[bool, bool], BiasPlacement] = {
-    (False, False): "none",
-    (True, False): "attention",
-    (False, True): "feedforward",
-    (True, True): "all",
-}
+_NEOX_KEYS = [
+    ConfigKey("width", "hidden_size", 6144),
+    ConfigKey("heads", "num_attention_heads", 64),
+    ConfigKey("layers", "num_hidden_layers", 44),
+    ConfigKey("feedforward", "intermediate_size", 24576),
+    ConfigKey("dropout", "hidden_dropout", 0.0),
+    ConfigKey("norm_eps", "layer_norm_eps", 1e-5),
+    ConfigKey("activation", "hidden_act", "gelu", ACTIVATIONS),
+    ConfigKey("tied", "tie_word_embeddings", False),
+    ConfigKey("parallel", "use_parallel_residual", True),
+    ConfigKey("max_len", "max_position_embeddings", 2048),
+    ConfigKey("vocab", "vocab_size", 50432),
+]
 
 
-def _read_rope(settings: ForeignConfig) -> dict[str, Any]:
-    """Fields of rotary positions. transformers 5 keeps them in one table, earlier versions in several keys."""
-    key = "rope_scaling" if settings.table.get("rope_scaling") else "rope_parameters"
-    table = settings.table.get(key) or {}
-    if not isinstance(table, dict):
-        raise settings.unsupported(key, "expected a table")
-    rope = ForeignConfig(table, settings.origin)
-    rope_type = rope.table.get("rope_type", rope.table.get("type", "default"))
-    if rope_type not in ("default", "linear", "llama3"):
-        raise settings.unsupported(key, "expected rope_type default, linear or llama3")
-    for config in (settings, rope):
-        config.require("partial_rotary_factor", 1.0)
-    fields: dict[str, Any] = {"rotary_base": rope.get_float("rope_theta", settings.get_float("rope_theta", 10000.0))}
-    if rope_type != "default":
-        fields["rotary_factor"] = rope.get_float("factor", 0.0)
-        if fields["rotary_factor"] < 1:
-            raise settings.unsupported(key, "its factor must be at least 1")
-    if rope_type == "llama3":
-        rope.require("low_freq_factor", LOW_FREQ_FACTOR)
-        rope.require("high_freq_factor", HIGH_FREQ_FACTOR)
-        fields["rotary_context"] = rope.get_count("original_max_position_embeddings")
-    return fields
-
-
-def _write_rope(config: GPTConfig) -> dict[str, Any]:
-    """The keys of transformers 5, and those of earlier versions and other programs."""
-    base = {"rope_theta": config.rotary_base}
-    if config.rotary_factor == 1.0:
-        return {"rope_parameters": {"rope_type": "default", **base}, **base}
-    scaling: dict[str, Any] = {"rope_type": "linear", "factor": config.rotary_factor}
-    if config.rotary_context:
-        scaling |= {"rope_type": "llama3", "low_freq_factor": LOW_FREQ_FACTOR, "high_freq_factor": HIGH_FREQ_FACTOR}
-        scaling |= {"original_max_position_embeddings": config.rotary_context}
-    return {"rope_parameters": {**scaling, **base}, **base, "rope_scaling": scaling}
-
-
-def _check_no_windows(settings: ForeignConfig, layers: int) -> None:
-    """Raise an error if a layer uses sliding-window attention."""
-    types = settings.table.get("layer_types")
-    if types is not None:
-        if types != ["full_attention"] * layers:
-            raise settings.unsupported("layer_types", "expected full_attention in each layer")
-    elif settings.get_bool("use_sliding_window", False) and settings.get_natural("max_window_layers", 28) < layers:
-        raise settings.unsupported("use_sliding_window", "sliding-window attention is not implemented")
-
-
-# Settings of similar architectures (Granite, Gemma, Cohere, MiniCPM) and the values that change nothing.
-_OTHER_ARCHITECTURES = {
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "attention_multiplier": None,
-    "query_pre_attn_scalar": None,
-    "logits_scaling": 1.0,
-    "logit_scale": 1.0,
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "scale_emb": 1.0,
-    "scale_depth": None,
-}
-
-
-def _read_llama(settings: ForeignConfig, model_type: LlamaType) -> GPTConfig:
-    fields = read_fields(_LLAMA_KEYS if model_type == "llama" else _QWEN_KEYS, settings)
-    for key, neutral in _OTHER_ARCHITECTURES.items():
-        settings.require(key, neutral)
-    if model_type == "llama" and settings.get_natural("sliding_window", MAX_INT) < fields["max_len"]:
-        raise settings.unsupported("sliding_window", "sliding-window attention is not implemented")
-    attention, feedforward = (settings.get_bool(key, False) for key in ("attention_bias", "mlp_bias"))
-    if model_type != "llama":
-        _check_no_windows(settings, fields["layers"])
+def _read_neox(settings: ForeignConfig) -> GPTConfig:
+    # Names of earlier versions.
+    old_names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    old_keys = {new: settings.table[old] for new, old in old_names.items() if settings.table.get(old) is not None}
     return GPTConfig(
-        **fields,
-        **_read_rope(settings),
-        dropout=0.0,
-        norm_kind="rms",
+        **read_fields(_NEOX_KEYS, settings),
+        **read_rope(settings.replace(old_keys), partial=0.25),
+        norm_kind="layer",
         positions="rotary",
-        kv_heads=settings.get_count("num_key_value_heads", fields["heads"] if model_type == "llama" else 32),
-        head_width=settings.get_natural("head_dim", 128 if model_type == "qwen3" else 0),
-        qk_norm=model_type == "qwen3",
-        bias="qkv" if model_type == "qwen2" else _BIASES[attention, feedforward and model_type == "llama"],
+        qk_norm=False,
+        bias="all" if settings.get_bool("attention_bias", True) else "feedforward",
     )
 
 
-def _write_llama(config: GPTConfig, model_type: LlamaType) -> dict[str, Any]:
-    table = {
-        "model_type": model_type,
-        **write_fields(_LLAMA_KEYS, config),
-        **_write_rope(config),
-        "num_key_value_heads": config.kv_heads or config.heads,
-        "head_dim": config.head_width or config.width // config.heads,
+def _write_neox(config: GPTConfig) -> dict[str, Any]:
+    rope = write_rope(config)
+    rope["rope_parameters"]["partial_rotary_factor"] = config.rotary_share
+    old_keys = {"rotary_emb_base": config.rotary_base, "rotary_pct": config.rotary_share}
+    rope = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    return {
+        "model_type": "gpt_neox",
+        **write_fields(_NEOX_KEYS, config),
+        **rope,
+        **old_keys,
+        "attention_bias": config.bias == "all",
     }
-    if model_type != "qwen2":
-        table["attention_bias"] = config.bias in ("attention", "all")
-    if model_type == "llama":
-        table["mlp_bias"] = config.bias in ("feedforward", "all")
-    return table
+
+
+_OPT_KEYS = [
+    ConfigKey("width", "hidden_size", 768),
+    ConfigKey("heads", "num_attention_heads", 12),
+    ConfigKey("layers", "num_hidden_layers", 12),
+    ConfigKey("feedforward", "ffn_dim", 3072),
+    ConfigKey("dropout", "dropout", 0.1),
+    ConfigKey("activation", "activation_function", "relu", ACTIVATIONS),
+    ConfigKey("tied", "tie_word_embeddings", True),
+    ConfigKey("max_len", "max_position_embeddings", 2048),
+    ConfigKey("vocab", "vocab_size", 50272),
+]
+
+
+def _read_opt(settings: ForeignConfig) -> GPTConfig:
+    fields = read_fields(_OPT_KEYS, settings)
+    settings.require("do_layer_norm_before", True)
+    settings.require("_remove_final_layer_norm", False)
+    settings.require("layer_norm_elementwise_affine", True)
+    settings.require("word_embed_proj_dim", fields["width"])
+    return GPTConfig(
+        **fields,
+        norm_kind="layer",
+        norm_eps=1e-5,
+        positions="learned",
+        position_offset=2,
+        qk_norm=False,
+        bias="all" if settings.get_bool("enable_bias", True) else "none",
+    )
+
+
+def _write_opt(config: GPTConfig) -> dict[str, Any]:
+    fields = {"attention_dropout": 0.0, "word_embed_proj_dim": config.width, "enable_bias": config.bias == "all"}
+    return {"model_type": "opt", **write_fields(_OPT_KEYS, config), **fields}
 
 
 # -- classes ----------------------------------------------------------------------------------------------------------
-
-
-def _llama(model_type: LlamaType) -> ForeignClass:
-    return ForeignClass(
-        _LLAMA_LM, partial(_read_llama, model_type=model_type), partial(_write_llama, model_type=model_type)
-    )
 
 
 GPT_CLASSES = {
     "GPT2LMHeadModel": ForeignClass(_GPT2_LM, _read_gpt2, _write_gpt2),
     # Saved without its output layer, which is tied to the embedding.
     "GPT2Model": ForeignClass(_GPT2, partial(_read_gpt2, has_head=False), _write_gpt2),
-    "LlamaForCausalLM": _llama("llama"),
-    "Qwen2ForCausalLM": _llama("qwen2"),
-    "Qwen3ForCausalLM": _llama("qwen3"),
+    "GPTNeoXForCausalLM": ForeignClass(_neox_table, _read_neox, _write_neox),
+    "OPTForCausalLM": ForeignClass(_OPT, _read_opt, _write_opt),
+    **LLAMA_CLASSES,
 }
 
 
@@ -279,10 +256,13 @@ def read_gpt_model(
 
 
 def write_gpt_model(
-    config: GPTConfig, special: SpecialTokens, weights: Mapping[str, Tensor]
+    config: GPTConfig, special: SpecialTokens, weights: Mapping[str, Tensor], preferred: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any], Weights]:
-    """config.json, generation_config.json and the tensors of the matching class; an error if no class matches."""
-    name, table, tensors = write_single_stack(GPT_CLASSES, config, weights)
+    """config.json, generation_config.json and the tensors of the matching class; an error if no class matches.
+
+    Of several classes that match, `preferred` is chosen.
+    """
+    name, table, tensors = write_single_stack(GPT_CLASSES, config, weights, preferred)
     if name == "LlamaForCausalLM" and config.width % config.heads:
         raise RegardError(
             f"{name}: width = {config.width} is not a multiple of heads = {config.heads}.",

@@ -1,7 +1,7 @@
 """Import and export of model folders in Hugging Face format.
 
 config.json                  the model's config; `architectures` names its class
-generation_config.json       ids of the tokens that start and end generated text
+generation_config.json       ids of the tokens that start and end generated text; default options of decoding
 model.safetensors            the weights; also sharded, with an index
 pytorch_model.bin            the weights as a pickle, opened only if it holds nothing but tensors
 tokenizer.json               the tokenizer; or other files, listed in `tokenizer_files`
@@ -24,6 +24,7 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from regard.config_reader import json_bytes
+from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
@@ -58,11 +59,12 @@ from regard.interop.tokenizer_files import (
     write_marian_tokenizers,
     write_tokenizer,
 )
-from regard.models import BertConfig, ViTConfig, family_name
+from regard.models import BertConfig, GPTConfig, ViTConfig, family_name
 from regard.pipelines import (
     ImageModel,
     Pipeline,
     TextEncoder,
+    TextGenerator,
     Translator,
     make_pipeline,
     model_from_weights,
@@ -153,17 +155,25 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
     target = source if imported.target is imported.source else Tokenizer(imported.target, FOREIGN_KIND)
     provenance: dict[str, Any] = {"class": name, "folder": folder.name}
+    settings = None
     if not isinstance(config, BertConfig):
-        provenance |= {"generation": settings} if (settings := read_generation_settings(table, special, path)) else {}
+        is_causal = isinstance(config, GPTConfig)
+        base = TextGenerator.decoding if is_causal else Translator.decoding
+        settings = read_generation_settings(table, special, sizes[-1], path, base=base, continues_source=is_causal)
+        provenance["generation"] = settings.stored
     if (template := read_chat_template(folder)) is not None:
-        provenance["chat_template"] = template
+        names = {f"{role}_token": imported.source.id_to_token(index) for role, index in imported.special.items()}
+        provenance |= {"chat_template": template, "special_tokens": names}
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
         tokenizer_config = read_json(folder / "tokenizer_config.json")
-        languages = [tokenizer_config.get(key) for key in _LANGUAGE_KEYS]
-        pipeline.languages = tuple(name for name in languages if isinstance(name, str)) if all(languages) else ()
+        source_language, target_language = (tokenizer_config.get(key) for key in _LANGUAGE_KEYS)
+        if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
+            pipeline.language_pairs = (LanguagePair(source_language, target_language),)
     if isinstance(pipeline, TextEncoder):
         pipeline.sentence = read_sentence_modules(top_folder, config.width, config.max_len) or pipeline.sentence
+    if settings is not None:
+        pipeline.decoding = settings.decoding
     return dataclasses.replace(pipeline, special=special)
 
 
@@ -183,6 +193,8 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
         return _write_model(folder, table, tensors)
     source, target = pipeline.tokenizers
+    imported = pipeline.training.get("imported")
+    imported = imported if isinstance(imported, dict) else {}
     family = family_name(config)
     writers = {architecture.family: architecture.write for architecture in ARCHITECTURES.values()}
     if family not in writers:
@@ -196,7 +208,9 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         source = target = join_tokenizers(source, target, config.source_vocab)
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
         config = join_config(config)
-    table, generation, tensors = writers[family](config, special, weights)
+    # Of several classes that compute the same, a language model keeps the one that it was imported from.
+    preferred = [imported.get("class", "")] if family == "gpt" else []
+    table, generation, tensors = writers[family](config, special, weights, *preferred)
     if special.other_eos:
         for written in (table, generation):
             written["eos_token_id"] = list(special.ends)
@@ -205,16 +219,17 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
-    imported = pipeline.training.get("imported")
-    imported = imported if isinstance(imported, dict) else {}
-    additions = {"chat_template": imported["chat_template"]} if "chat_template" in imported else {}
-    if isinstance(pipeline, Translator):
+    additions: dict[str, Any] = {}
+    if "chat_template" in imported:  # it writes special tokens
+        additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
+    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
         additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
     if additions:
         path = folder / "tokenizer_config.json"
         write_atomically(path, json_bytes({**read_json(path), **additions}))
-    if generation:
-        generation = {**imported.get("generation", {}), **generation}
+    if "generation" in imported:  # as it was, instead of the defaults for models trained with Regard
+        generation = {key: value for key, value in generation.items() if key.endswith("token_id")}
+        generation |= imported["generation"]
     if isinstance(pipeline, TextEncoder) and config.head in ("none", "mask"):
         write_sentence_modules(folder, pipeline.sentence, config.width, config.max_len)
     if generation:
@@ -274,7 +289,7 @@ def _model_types(name: str) -> tuple[str, ...]:
     >>> _model_types("MBartForConditionalGeneration"), _model_types("XLMRobertaModel")
     (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
     """
-    prefixes = {"XLMRoberta": "xlm-roberta", "DistilBert": "distilbert"}
+    prefixes = {"XLMRoberta": "xlm-roberta", "Gemma3": "gemma3_text", "GPTNeoX": "gpt_neox"}
     family = re.split("Model|For|LMHead|MTModel", name)[0]
     model_type = prefixes.get(family, family.lower())
     same = ("xlm-roberta", "roberta", "camembert")  # only their tokenizers differ

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported, foreign_value
+from regard.interop.huggingface.rope_settings import layer_windows, rotary_fields
 from regard.interop.weight_mapping import MappingTable, parameter_shapes, read_model_weights, write_weights
 from regard.models.bert import ProblemType
+from regard.models.gpt import GPTConfig
 
 logger = logging.getLogger("regard")
 
@@ -43,13 +45,18 @@ ENCODER_KEYS = [
 class ForeignClass(NamedTuple):
     """A model class of transformers: its mapping table, and functions that read and write its config.
 
+    The table is a function of the config where conversions depend on its sizes.
+
     `write` accepts configs that the class does not support. Reading the result then gives a different config, and the
     difference is what the class does not support.
     """
 
-    table: MappingTable
+    table: MappingTable | Callable[[Any], MappingTable]
     read: Callable[[ForeignConfig], Any]
     write: Callable[[Any], dict[str, Any]]
+
+    def mapping_table(self, config: Any) -> MappingTable:
+        return self.table if isinstance(self.table, MappingTable) else self.table(config)
 
 
 # Kinds of classifiers, and their names in Regard.
@@ -133,15 +140,18 @@ def read_single_stack(
     has_pooler = any("pooler." in name for name in tensors)  # many models without a head lack it
     config = foreign_class.read(settings.replace({"add_pooling_layer": has_pooler}))
     counts = {"blocks": _block_count(config)}
-    return config, read_model_weights(config, foreign_class.table, counts, tensors, settings.origin)
+    return config, read_model_weights(config, foreign_class.mapping_table(config), counts, tensors, settings.origin)
 
 
 def write_single_stack(
-    classes: Mapping[str, ForeignClass], config: Any, weights: Mapping[str, Tensor]
+    classes: Mapping[str, ForeignClass], config: Any, weights: Mapping[str, Tensor], preferred: str = ""
 ) -> tuple[str, dict[str, Any], Weights]:
-    """The class that computes the same as a model of this config, its config and its tensors; an error if none does."""
+    """The class that computes the same as a model of this config, its config and its tensors; an error if none does.
+
+    Of several classes that do, `preferred` is chosen.
+    """
     differences = {name: _differences(foreign_class, config) for name, foreign_class in classes.items()}
-    name = min(differences, key=lambda candidate: len(differences[candidate]))
+    name = min(differences, key=lambda candidate: (len(differences[candidate]), candidate != preferred))
     if differences[name]:
         raise RegardError(
             f"No class of transformers computes what this model does; the nearest, {name}, does not support "
@@ -154,7 +164,7 @@ def write_single_stack(
     if unused:
         logger.warning("left out, unused by %s: %s", name, ", ".join(unused))
     used = {key: weights[key] for key in expected}
-    tensors = write_weights(foreign_class.table, {"blocks": _block_count(config)}, used)
+    tensors = write_weights(foreign_class.mapping_table(config), {"blocks": _block_count(config)}, used)
     return name, foreign_class.write(config), tensors
 
 
@@ -172,6 +182,22 @@ def _differences(foreign_class: ForeignClass, config: Any) -> dict[str, tuple]:
     return {field: (after[field],) for field in before if before[field] != after.get(field, before[field])}
 
 
+def _fill_layer_fields(config: GPTConfig, fields: dict[str, Any]) -> None:
+    """Fill in implicit values of fields that differ among layers, and drop those without an effect."""
+    fields["sliding_windows"] = windows = layer_windows(config)
+    if config.positions == "rotary":
+        if not any(windows):
+            fields["window_rotary_base"] = 0.0
+        elif not config.window_rotary_base and config.rotary_factor == 1.0:
+            fields["window_rotary_base"] = config.rotary_base
+        fields["unrotated_layers"] = tuple(sorted({i for i in config.unrotated_layers if i < config.layers}))
+    if config.positions != "learned":
+        del fields["position_offset"]
+    fields["score_width"] = (config.score_width or fields["head_width"]) if config.score == "scaled_dot" else 0.0
+    if not config.qk_norm:
+        del fields["qk_norm_joint"]
+
+
 def _computation_fields(config: Any) -> dict[str, Any]:
     """The fields that affect the computation, with implicit values filled in."""
     fields = dataclasses.asdict(config)
@@ -180,10 +206,12 @@ def _computation_fields(config: Any) -> dict[str, Any]:
         fields["kv_heads"] = config.kv_heads or config.heads
         fields["head_width"] = config.head_width or config.width // config.heads
     if fields["positions"] != "rotary":
-        for field in ("rotary_base", "rotary_factor", "rotary_context"):
-            fields.pop(field, None)
+        for field in rotary_fields(fields):
+            del fields[field]
     elif fields.get("rotary_factor") == 1.0:
-        fields["rotary_context"] = 0
+        fields |= {"rotary_context": 0, "rotary_scaling": "interpolate"}
+    if isinstance(config, GPTConfig):
+        _fill_layer_fields(config, fields)
     if "groups" in fields:
         fields["groups"] = config.groups or config.layers
         if config.head != "classify":

@@ -175,7 +175,8 @@ def beam_update(
     limit,
     eos,
     length_penalty,
-    patience,
+    enough,
+    early_stopping,
     last,
     step,
     done,
@@ -260,7 +261,8 @@ def beam_update(
             token_log_p[b, t, k] = -infinity
             if p + 1 < capacity:
                 ancestors[b, k, p + 1] = k
-        bound = log_prob[b, 0] / np.float32(limit[b] + 1) ** np.float32(length_penalty)
-        is_enough = finished_count[b] >= patience * K
+        final_length = limit[b] + 1 if early_stopping else t + 1
+        bound = log_prob[b, 0] / np.float32(final_length) ** np.float32(length_penalty)
+        is_enough = finished_count[b] >= enough
         done[b] = finished_score[b, N - 1] >= bound or is_enough or t >= limit[b]
         step[b] += 1

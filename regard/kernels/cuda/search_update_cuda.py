@@ -44,13 +44,15 @@ def beam_update(
     finished_count: Int[Tensor, "B"],
     eos: int,
     length_penalty: float,
-    patience: float,
+    enough: float,
+    early_stopping: bool = True,
 ) -> Int[Tensor, "B K"]:
     """Update the state of a beam search in place from the best C tokens of each beam; returns the parents of new beams.
 
     `top` are log-probabilities, best first. `positions` are the cache positions of the last tokens; ancestors beyond
-    the next position are not updated. Of equal candidates the first is kept. All tensors are contiguous; integers are
-    int64 except `ancestors`, which are int32.
+    the next position are not updated. A search stops after `enough` finished hypotheses; without `early_stopping`, the
+    best unfinished one is judged at its current length. Of equal candidates the first is kept. All tensors are
+    contiguous; integers are int64 except `ancestors`, which are int32.
     """
     from regard.kernels.triton import search_update_triton
 
@@ -66,7 +68,8 @@ def beam_update(
         N=N,
         EOS=eos,
         PENALTY=length_penalty,
-        PATIENCE=patience,
+        ENOUGH=min(enough, 2.0**30),
+        EARLY_STOPPING=early_stopping,
         BLOCK_K=next_power_of_two(K),
         BLOCK_C=next_power_of_two(K * C),
         BLOCK_B=next_power_of_two(min(2 * K, K * C)),

@@ -32,7 +32,8 @@ def beam_update(
     top, ids, positions, limit, last, step, done, log_prob, ancestors, tokens, parents, token_log_p,
     finished_score, finished_log_prob, finished_step, finished_parent, eos_log_p, finished_count, new_parents,
     capacity, S,
-    K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, EOS: tl.constexpr, PENALTY: tl.constexpr, PATIENCE: tl.constexpr,
+    K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, EOS: tl.constexpr, PENALTY: tl.constexpr, ENOUGH: tl.constexpr,
+    EARLY_STOPPING: tl.constexpr,
     PDL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):  # fmt: skip
@@ -118,9 +119,9 @@ def beam_update(
 
     bound = tl.max(tl.where(k == 0, continuing, -float("inf")), 0)
     max_len = tl.load(limit + slot)
-    bound = bound / _length_factor(max_len + 1, PENALTY)
+    bound = bound / _length_factor((max_len if EARLY_STOPPING else now) + 1, PENALTY)
     worst = tl.max(tl.where(n == N - 1, kept_score, -float("inf")), 0)
-    is_done = (worst >= bound) | (count >= PATIENCE * K) | (now >= max_len) | (is_active == 0)
+    is_done = (worst >= bound) | (count >= ENOUGH) | (now >= max_len) | (is_active == 0)
     tl.store(done + slot, is_done)
     tl.store(step + slot, now + is_active.to(tl.int64))
 

@@ -1,6 +1,7 @@
 """Out-of-memory errors: recognized on all devices, and raised as one exception that the trainer handles."""
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Iterator
 
@@ -35,6 +36,23 @@ def detect_out_of_memory() -> Iterator[None]:
             raise
         traceback.clear_frames(error.__traceback__)
         raise BatchTooLargeError from None
+
+
+@contextlib.contextmanager
+def refuse_to_split(step: int, rank: int) -> Iterator[None]:
+    """Make out of memory an error, for passes in which other ranks already exchange weights or gradients."""
+    try:
+        with detect_out_of_memory():
+            yield
+    except BatchTooLargeError:
+        raise report_rank_error(cannot_split_error(step), rank) from None
+
+
+def report_rank_error(error: RegardError, rank: int) -> RegardError:
+    """An error of this rank alone, printed here unless it is rank 0, which only notices that the process ended."""
+    if rank:
+        print(f"regard: rank {rank}: {error}", file=sys.stderr, flush=True)
+    return error
 
 
 def is_batch_too_large(error: BaseException | None) -> bool:

@@ -98,7 +98,7 @@ class Workers:
         return dist.new_subgroups_by_enumeration(groups, timeout=UPDATE_TIMEOUT)[0]
 
     def connect(self, spec: Any) -> None:
-        """Send the run specification to the other ranks, each of which calls `trainer.run_worker`.
+        """Send the run specification to the other ranks, each of which calls `recipe_run.run_worker`.
 
         Processes that this one started join the group first.
         """
@@ -291,7 +291,7 @@ def run_torchrun_rank() -> None:
 
 
 def _train(workers: Workers) -> None:
-    from regard.training.trainer import run_worker
+    from regard.training.recipe_run import run_worker
 
     try:
         spec = workers.receive()

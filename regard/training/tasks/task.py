@@ -168,8 +168,9 @@ def features_loss(model: Any, features: Features, batch: Batch, config: TrainCon
     second_pass = features(*batch.inputs) if config.r_drop and torch.is_grad_enabled() else None
     smoothing = config.label_smoothing if torch.is_grad_enabled() else 0.0
     divergence = config.r_drop if second_pass is not None else 0.0
+    output, logit_cap = model.output, getattr(model.config, "logit_cap", 0.0)
     return token_loss(
-        first_pass, model.output.weight, batch.targets, smoothing, second_pass, divergence, model.output.bias
+        first_pass, output.weight, batch.targets, smoothing, second_pass, divergence, output.bias, logit_cap
     )
 
 

@@ -15,7 +15,7 @@ from regard.viewer.page.page_explanations import handle_explanation
 from regard.viewer.page.text_requests import Response, TextRequestHandler
 from regard.viewer.text_look import look
 
-TEXT_FIELDS = ("target", "prefix", "instead")
+TEXT_FIELDS = ("target", "prefix", "instead", "context")
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ The page interprets the programs in a worker (web/engine); it answers the reques
 
 import copy
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
@@ -13,16 +14,19 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard.attention import Concat, ScaledDot
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
+from regard.decode.token_rules import has_token_rules
 from regard.errors import RegardError
 from regard.kernels.cpu.int8_linear_cpu import quantize_weight
 from regard.models import family_name
+from regard.pipelines import TextEncoder
 from regard.program import Program, build_program, capture, forward_program
 from regard.program.attention_steps import AttentionSteps, find_parts
-from regard.program.entries import batch_entries
+from regard.program.entries import batch_entries, for_single_input
 from regard.program.numpy_interpreter import collect_tensors
 from regard.program.program_json import ProgramWriter
 from regard.program.stream_steps import find_streams
@@ -34,6 +38,8 @@ from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import attention_headers
 from regard.viewer.text_look import AttentionMap, Look
 from regard.viewer.walk.image_walk import forward_all_tokens
+
+logger = logging.getLogger("regard")
 
 Precision = Literal["float32", "float16", "int8"]
 # Bytes of float16 weights up to which a page contains its model by default, and up to which weights are float16.
@@ -86,10 +92,6 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         maps: Mapping[str, AttentionMap] = {name: with_axes(one) for name, one in look.maps.items()}
     else:
         model = look.pipeline.model
-        if getattr(model.config, "head", "") == "answer":
-            raise RegardError("A page cannot contain a question answering model.", "Use --no-with-model.")
-        if look.pipeline.special.other_eos:
-            raise RegardError("A page cannot contain a model with several end tokens.", "Use --no-with-model.")
         if not look.maps:
             raise RegardError("A page cannot contain a model without attention.", "Use --no-with-model.")
         programs, maps = page_programs(model), look.maps
@@ -115,12 +117,19 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
 
 
 def _text_input(look: Look) -> dict[str, Any]:
-    pipeline = look.pipeline
-    return {
+    pipeline, config = look.pipeline, look.pipeline.model.config
+    header: dict[str, Any] = {}
+    if isinstance(pipeline, TextEncoder):
+        header["sentence"] = asdict(pipeline.sentence.config)
+        if config.head == "none" and any(layer != "normalize" for layer in pipeline.sentence.config.layers):
+            raise RegardError("A page cannot contain embeddings with linear layers.", "Use --no-with-model.")
+    # Longer contexts would be split into windows.
+    limit = config.max_len if header and config.head == "answer" else pipeline.length_limit
+    return header | {
         "fields": TextRequestHandler(pipeline).fields,
         "tokenizers": [tokenizer_header(one) for one in dict.fromkeys(pipeline.tokenizers)],
         "special": asdict(pipeline.special),
-        "length_limit": pipeline.length_limit,
+        "length_limit": limit,
         "search": _search_options(look),
     }
 
@@ -178,8 +187,9 @@ def page_programs(model: nn.Module) -> dict[str, NamedProgram]:
         # The example inputs of decoding are on the CPU.
         is_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         on_cpu = model if is_cpu else copy.deepcopy(model).cpu()
-        for name, one in batch_entries(on_cpu).items():
+        for name, entry in batch_entries(on_cpu).items():
             if name in _DECODING:
+                one = for_single_input(entry)
                 program = build_program(capture(on_cpu, one.call, one.inputs, one.sizes))
                 programs[name] = NamedProgram(program, one.outputs)
         _programs[model] = programs
@@ -285,6 +295,8 @@ def _part_kinds(part: Any) -> list[str]:
 
 def _search_options(look: Look) -> dict[str, Any]:
     config = DecodeConfig() if look.search is None else look.search[1]
+    if has_token_rules(config) or config.suppress_sequences or not config.early_stopping:
+        logger.warning("The page decodes new input without repetition rules and suppressed tokens, and stops early.")
     names = ("method", "beam", "n_best", "length_penalty", "patience", "max_len", "max_ratio", "max_extra", "min_len")
     return {name: getattr(config, name) for name in (*names, "unknown", "temperature", "top_k", "top_p", "seed")}
 
@@ -292,7 +304,7 @@ def _search_options(look: Look) -> dict[str, Any]:
 @torch.no_grad()
 def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
     """The largest change, by the rounding of weights, of the log-probabilities of the most likely outputs at each
-    position of the look; of a model without a head, of a number of its output."""
+    position of the look; of a model without a head or a regression, of a number of its output."""
     model = look.run.model if isinstance(look, ImageLook) else look.pipeline.model
     rounded = copy.deepcopy(model)
     originals = dict(model.named_parameters())
@@ -300,10 +312,16 @@ def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
         if id(originals[name]) in weights.rounded:
             parameter.copy_(weights.rounded[id(originals[name])])
     inputs = [look.run.images] if isinstance(look, ImageLook) else [look.pipeline.pack([ids]) for ids in look.ids]
+    if isinstance(look, Look) and look.segments is not None:
+        inputs.append(torch.tensor(look.segments, device=look.pipeline.device))
     before, after = (one.eval()(*inputs).float() for one in (model, rounded))
-    if getattr(model.config, "head", "") == "none":
+    head, problem = (getattr(model.config, name, "") for name in ("head", "problem_type"))
+    if head == "none" or problem == "regression":
         return float((before - after).abs().max())
-    axis = 1 if isinstance(look, ImageLook) else -1  # labels of a segmenter come before the pixels
+    if problem == "multi_label":
+        return float((F.logsigmoid(before) - F.logsigmoid(after)).abs().max())
+    # Labels of a segmenter come before the pixels; start and end of an answer are distributions over its tokens.
+    axis = 1 if isinstance(look, ImageLook) else 0 if head == "answer" else -1
     before, after = before.log_softmax(axis), after.log_softmax(axis)
     likeliest = before.topk(min(TOP_K, before.shape[axis]), dim=axis).indices
     return float((before - after).abs().gather(axis, likeliest).max())

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention import SCORES, Bias, Concat, Mask, Recorded, Score
+from regard.attention import SCORES, Bias, Concat, Mask, Recorded, Score, SoftCap
 from regard.attention.backends.call import Call
 from regard.attention.masks import And, Causal, MaskParts, Not, Or, Padding, Window
 from regard.attention.reference import repeat_heads
@@ -65,6 +65,8 @@ class MapInputs(NamedTuple):
     bias: Float[np.ndarray, "H R"] | None
     """bias by distance: R = T + S - 1 numbers; index s - t + T - 1 for query t and key s"""
     mask: Mask | None
+    cap: float
+    """soft-capping of the scores, cap · tanh(score / cap); 0: none"""
 
 
 def build_scene(
@@ -103,7 +105,7 @@ def build_scene(
         "format": FORMAT,
         "title": shorten_title(look.title),
         "model": {"family": look.family, "name": look.name, "regard": __version__},
-        "texts": {"source": look.source, "target": look.translation},
+        "texts": _text_headers(look),
         "output": None if outcome is None else output_header(outcome),
         "explained": None if outcome is None else explanation_header(look, outcome, explain),
         "initial": initial,
@@ -114,6 +116,11 @@ def build_scene(
         "links": gold_links(look),
     }
     return Scene(header, blobs, None if page_walk is None else walk_template(page_walk))
+
+
+def _text_headers(look: Look) -> dict[str, str]:
+    texts = {"source": look.source, "target": look.translation}
+    return texts | ({"context": look.context} if look.context else {})
 
 
 def initial_view(
@@ -151,7 +158,12 @@ def attention_headers(maps: Mapping[str, AttentionMap], blobs: list[bytes], look
                 "heads": shown.heads,
                 "rows": shown.queries.name,
                 "columns": shown.keys.name,
-                "score": {"name": score, "form": "dot" if one.w is None else "concat", "scale": one.scale},
+                "score": {
+                    "name": score,
+                    "form": "dot" if one.w is None else "concat",
+                    "scale": one.scale,
+                    **({"cap": one.cap} if one.cap else {}),
+                },
                 "mask": _mask_header(one.mask),
                 "q": add_blob(blobs, one.q, exact),
                 "k": add_blob(blobs, one.k, exact),
@@ -229,6 +241,8 @@ def _layer_indices(maps: Iterable[AttentionMap]) -> list[int]:
 
 
 def _score_name(score: Score) -> str:
+    if isinstance(score, SoftCap):
+        return f"{_score_name(score.inner)}, soft-capped"
     return next((name for name, kind in SCORES.items() if type(score) is kind), type(score).__name__)
 
 
@@ -262,7 +276,7 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
             raise RegardError(f"{recorded.name} was called several times with different keys.", PLOT_HINT)
         q = torch.cat([q, *(one.q for one in others)], dim=2)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
-    if type(score).pair not in (DotLike.pair, Concat.pair):
+    if type(score).pair not in (DotLike.pair, Concat.pair, SoftCap.pair):
         raise RegardError(f"A page cannot compute the score {_score_name(score)}.", PLOT_HINT)
     with torch.autocast(q.device.type, enabled=False):
         folded_q, folded_k, scale = score.fold(q, repeat_heads(k, H))
@@ -276,6 +290,7 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
         None if w is None else _to_numpy(w),
         None if distances is None else _to_numpy(distances),
         mask_parts.mask,
+        score.cap if isinstance(score, SoftCap) else 0.0,
     )
 
 

@@ -51,8 +51,9 @@ def plot_heat_map(
     title: str,
     kind: str,
     file_format: str,
+    note: str = "",
 ) -> bytes:
-    """Plot one map with tokens along both axes, and numbers in the cells of a small map."""
+    """Plot one map with tokens along both axes, and numbers in the cells of a small map; `note` ends the caption."""
     T, S = weights.shape
     cell = min(0.6, 20 / max(T, S))  # inches
     size = max(3.0, min(12.0, 20 * cell))  # points
@@ -71,7 +72,8 @@ def plot_heat_map(
             label.set(rotation=45, ha="left", rotation_mode="anchor")
     if T * S <= MAX_NUMBERED_CELLS:
         _write_numbers(axes, weights, size=min(9.0, 15 * cell))
-    axes.set_xlabel(CAPTIONS[kind], fontsize=9, color=FAINT, loc="left", labelpad=10)
+    caption = "\n".join(filter(None, (CAPTIONS[kind], note)))
+    axes.set_xlabel(caption, fontsize=9, color=FAINT, loc="left", labelpad=10, parse_math=False)
     figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
     bar = figure.colorbar(
         image,

@@ -194,22 +194,37 @@ class Computation:
         A large output layer is restricted to the most likely columns and the log-sum-exp of the others. Returns the
         original index of each column, None for the others.
         """
-        node, scores = self.output, self.values[self.output.name]
+        chain, scores = self._output_chain(), self.values[self.output.name]
+        node = chain[-1]
         weight = self.values[str(node.step.inputs[1])] if node.op == "linear" else None
         columns: list[int | None] = list(range(scores.shape[-1]))
-        logits = node.name
+        logits = self.output.name
         if weight is not None and 4 * (weight.size + 2 * scores.size) > limits.MAX_OUTPUT_BYTES:
             top = self.top_columns(scores)
             self._select_outputs(node, top)
+            for one in chain[:-1]:
+                one.step = replace(one.step, shape=(*one.step.shape[:-1], len(top)))
+                self.values[one.name] = self.values[one.name][..., top]
             others = np.delete(scores, top, axis=-1)
             log_sum = np.logaddexp.reduce(others, axis=-1, keepdims=True)
             title = f"Log-sum-exp of the other {others.shape[-1]} {item}s (precomputed)"
             label = StepLabel("rest", title, "log Σ exp(l)")
             rest = self.add_constant("rest", log_sum, (*axes[:-1], "channels"), label)
-            logits = self.add("logits", "cat", [node.name, rest], (), None, dim=-1)
+            logits = self.add("logits", "cat", [self.output.name, rest], (), None, dim=-1)
             columns = [*top, None]
         self.add("probabilities", "softmax", [logits], axes, PROBABILITIES, dim=-1)
         return columns
+
+    def _output_chain(self) -> list[Node]:
+        """The output, and the steps before it up to a linear layer: soft-capping has steps for each logit alone."""
+        nodes = {node.name: node for node in self.nodes}
+        chain = [self.output]
+        while chain[-1].op in ("mul", "div", "tanh") and len(chain[-1].step.inputs) == 1:
+            name = str(chain[-1].step.inputs[0])
+            if name not in nodes:
+                break
+            chain.append(nodes[name])
+        return chain if chain[-1].op == "linear" else [self.output]
 
     def _select_outputs(self, node: Node, selected: list[int]) -> None:
         """Restrict a linear layer to some of its outputs."""

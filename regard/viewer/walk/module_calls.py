@@ -108,7 +108,7 @@ def class_names(module: nn.Module, path: str) -> list[str]:
     names = [one.__name__ for one in type(module).__mro__]
     if is_recurrent(module):
         names.insert(0, type(module.rnn).__name__)
-    return names if path else ["Model"]
+    return names if path else [*names, "Model"]
 
 
 def is_attention(module: nn.Module | None) -> bool:

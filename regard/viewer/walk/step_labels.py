@@ -145,6 +145,14 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
         "gather_rows": StepLabel("w", "One vector per key position", "wₛ = W_a[s]"),
         "matmul": StepLabel("e", "Scores", "eₜₛ = qₜ · wₛ"),
     },
+    "SoftCap": {
+        "mul#0": StepLabel("q_scaled", "Scaled queries", "q′ = q · scale"),
+        "matmul": StepLabel("qk", "Scores", "eₜₛ = q′ₜ · kₛ"),
+        "div": None,
+        "tanh": None,
+        "mul#1": StepLabel("e", "Soft-capped scores", "e ← c · tanh(e / c)"),
+    },
+    "ZeroCenteredRMSNorm": {"add": None},  # its gain, 1 + weight
     "FeedForward": {
         "inner.linear": StepLabel("u", "Hidden layer", "u = x W₁ + b₁"),
         "slice#0": StepLabel("u", "Hidden layer", "u = x W₁ + b₁"),
@@ -218,6 +226,11 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
         "matmul": StepLabel("match", "Logits per patch", "lₜᵢ = kₜ · qᵢ"),
     },
     "MaskHead": {"dense.linear": StepLabel("dense", "Hidden layer", "y = x W + b")},
+    "GPT": {
+        "div": None,
+        "tanh": None,
+        "mul": StepLabel("output.l_capped", "Soft-capped logits", "l ← c · tanh(l / c)"),
+    },
     # The model itself.
     "Model": {
         "output.linear": StepLabel("l", "Logits", "l = x W + b"),

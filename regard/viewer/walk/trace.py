@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-import regard
+from regard import version
 from regard.program import Step
 from regard.program.numpy_interpreter import Values
 from regard.program.program_json import attribute_json
@@ -395,6 +395,6 @@ def location(function: Any) -> str:
     """
     function = inspect.unwrap(function)
     path = Path(inspect.getsourcefile(function) or "").resolve()
-    root = Path(regard.__file__).resolve().parent.parent
+    root = Path(version.__file__).resolve().parent.parent
     file = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
     return f"{file} · {function.__qualname__}"

@@ -1,7 +1,7 @@
 /** Entry point: anywidget's `render`, and `openPage`, which a saved page calls. */
 
 import { createHost, pageModel } from "./core/host.js";
-import { DEFAULT_VIEW, State, readHash, writeHash } from "./core/state.js";
+import { DEFAULT_VIEW, State, readHash, storedDepth, writeHash } from "./core/state.js";
 import { Scheduler } from "./core/scheduler.js";
 import { h, setAttributes, uniqueId } from "./core/dom.js";
 import PAGE_STYLE from "./core/page.css";
@@ -13,12 +13,16 @@ import { LookSet } from "./comparison/comparison.js";
 import { initialSelection } from "./attention/panel.js";
 import { MainView } from "./core/main_view.js";
 import { OutputSection } from "./output/output_section.js";
+import { summarySentence } from "./output/summary.js";
 import { initialImageView } from "./images/image_view.js";
 import { ExperimentView } from "./experiment/experiment_view.js";
 import { StepsView } from "./steps/steps_view.js";
 import { MissingSteps } from "./steps/missing_steps.js";
 import { Announcer, helpDialog, icon, isDark, menu, tabList, topBar } from "./core/shell.js";
 import { download, png, renderSvg, serializeSvg } from "./core/export.js";
+import { embedCode, embedDialog, shareableAddress } from "./core/sharing.js";
+import { recordAnimation } from "./comparison/animation.js";
+import { Lecture } from "./lecture/lecture.js";
 
 /** @typedef {import("./core/host.js").Host} Host */
 /** @typedef {import("./core/state.js").View} View */
@@ -98,12 +102,13 @@ async function open(host, root, form, previousView) {
     ...view,
     view: names.includes(view.view) ? view.view : names[0],
     selected: looks.has(view.selected) ? view.selected : selected,
+    added: (view.added ?? []).filter((ref) => looks.has(ref)),
     other: looks.has(view.other) ? view.other : null,
   });
   const requested = previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
   const noHead = { selected: { attention: null, head: 0 } };
   const opening = looks.has(requested.selected) ? { selected: requested.selected } : scene.attentions.length ? await initialSelection(looks) : noHead;
-  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, form: defaultForm(scene), ...withDefaults({ ...opening, ...requested }, opening.selected) }));
+  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, ...storedDepth(), form: defaultForm(scene), ...withDefaults({ ...opening, ...requested }, opening.selected) }));
   const scheduler = new Scheduler((busy) => root.toggleAttribute("data-busy", busy));
   const announcer = new Announcer();
   const context = { host, looks, attentions: looks.all[0], state, scheduler, announcer };
@@ -123,8 +128,10 @@ async function open(host, root, form, previousView) {
       : null;
   if (tabs) setAttributes(page, { role: "tabpanel" });
   const help = helpDialog();
+  const embed = host.ownsAddress ? embedDialog(announcer, root) : null;
+  const lecture = new Lecture(context, root);
   root.append(
-    topBar(scene, tabs?.element ?? null, tools(scene, state, page, current, help, announcer)),
+    topBar(scene, tabs?.element ?? null, tools(context, page, current, help, embed)),
     form ?? "",
     page,
     help,
@@ -147,7 +154,8 @@ async function open(host, root, form, previousView) {
     await current().update(isFirst || changed?.has("view") ? null : changed);
   };
   state.listen((view, changed) => {
-    show(changed);
+    if (changed.has("slide")) lecture.update();
+    if (changed.size > 1 || !changed.has("slide")) show(changed);
     if (host.ownsAddress) replaceHash(writeHash(view));
   });
   const stop = new AbortController();
@@ -158,7 +166,9 @@ async function open(host, root, form, previousView) {
   window.addEventListener("resize", () => current().layout(), { signal });
   root.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    if (event.key === "?" && !target.closest("select, dialog, input, textarea")) help.showModal();
+    if (target.closest("select, dialog, input, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "?") help.showModal();
+    else if (event.key === "s" || event.key === "S") state.set({ slide: 0 });
   });
   if (host.ownsAddress) {
     window.addEventListener("hashchange", () => state.set(withDefaults(readHash(location.hash), state.view.selected)), {
@@ -166,6 +176,9 @@ async function open(host, root, form, previousView) {
     });
   }
   await show(null);
+  if (state.view.slide !== null) await lecture.update();
+  const head = state.view.selected;
+  output.setSummary(await summarySentence(scene, looks.attentionsOf(head), head));
   if (previousView) {
     announcer.announce(scene.title);
     if (host.ownsAddress) {
@@ -175,7 +188,7 @@ async function open(host, root, form, previousView) {
   }
   return {
     get view() {
-      return { ...state.view, pin: null, zoom: null };
+      return { ...state.view, pin: null, zoom: null, slide: null };
     },
     end() {
       stop.abort();
@@ -210,9 +223,10 @@ function captionOf(scene) {
 
 /**
  * The buttons of the top bar.
- * @param {any} scene @param {State} state @param {HTMLElement} page @param {() => ViewComponent} current @param {HTMLDialogElement} help @param {Announcer} announcer
+ * @param {Context} context @param {HTMLElement} page @param {() => ViewComponent} current @param {HTMLDialogElement} help
+ * @param {ReturnType<typeof embedDialog> | null} embed null if the page has no address of its own
  */
-function tools(scene, state, page, current, help, announcer) {
+function tools({ host: { scene }, looks, state, announcer }, page, current, help, embed) {
   /** @param {HTMLElement} part @param {string} format @param {string} fileName */
   const save = async (part, format, fileName) => {
     try {
@@ -246,6 +260,12 @@ function tools(scene, state, page, current, help, announcer) {
       ["Search as TSV", withSearch(saveNumbers)],
     ];
   };
+  const saveAnimation = async () => {
+    announcer.announce("Recording …");
+    const name = current().fileName;
+    download(await recordAnimation(looks, state, current, captionOf(scene)), `${name}-animation.gif`);
+    announcer.announce("Saved as GIF.");
+  };
   const share = async () => {
     try {
       await navigator.clipboard.writeText(location.href);
@@ -268,6 +288,11 @@ function tools(scene, state, page, current, help, announcer) {
     ),
     h(
       "button",
+      { type: "button", class: "round", "aria-label": "Lecture mode", title: "Lecture mode: large type, one thing at a time (S)", onclick: () => state.set({ slide: 0 }) },
+      icon("M3 5h18M5 5v10h14V5M12 15v4M8 20l4-2 4 2"),
+    ),
+    h(
+      "button",
       { type: "button", class: "round", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts", onclick: () => help.showModal() },
       icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5"),
     ),
@@ -279,7 +304,9 @@ function tools(scene, state, page, current, help, announcer) {
       ["Numbers as TSV", () => saveNumbers(current())],
       ...(scene.attentions.length ? [/** @type {[string, () => void]} */ (["Show the numbers as a table", () => state.set({ view: "attention", form: "table" })])] : []),
       ...searchActions(),
+      ...(looks.length > 1 ? [/** @type {[string, () => void]} */ (["Animation as GIF", saveAnimation])] : []),
       ["Copy link to this view", share],
+      ...(embed ? [/** @type {[string, () => void]} */ (["Embed …", () => embed.open(embedCode(shareableAddress(), writeHash(state.view), scene.title))])] : []),
     ]),
   ];
 }

@@ -23,6 +23,7 @@ from tests.decode.engine.helpers import (
     special_options,
     transformer,
 )
+from tests.models.gpt_variants import VARIANTS
 
 SCORES = ("dot", "scaled_dot", "cosine", "general", "concat", "location")
 SCORE_OPTIONS = ("encoder_score", "decoder_score", "cross_score")
@@ -39,6 +40,7 @@ MODELS = {
     "rotary, grouped heads": (transformer, {"positions": "rotary", "heads": 4, "kv_heads": 2, "qk_norm": True}),
     "embedding norm, output bias": (transformer, {"embedding_norm": True, "output_bias": True, "tied": False}),
     "GPT-2": (gpt, GPT2_OPTIONS),
+    **{f"gpt, {name}": (gpt, {"heads": 4} | options) for name, options in VARIANTS.items()},
 }
 
 
@@ -89,7 +91,7 @@ def test_finished_sentences_at_the_last_learned_position(monkeypatch):
 
 def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
     in_use = []
-    load = slot_decoder.SlotDecoder._load
+    load = slot_decoder.SlotDecoder.load
 
     def spy(self, slots, taken):
         in_use.append(sum(sentence is not None for sentence in self.sentences))
@@ -97,7 +99,7 @@ def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
 
     monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
     monkeypatch.setattr(engine_module, "can_fork", lambda: False)
-    monkeypatch.setattr(slot_decoder.SlotDecoder, "_load", spy)
+    monkeypatch.setattr(slot_decoder.SlotDecoder, "load", spy)
     config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
     decode_all(transformer(), make_sources(20, longest=20), pack, config)
     assert any(in_use)

@@ -12,6 +12,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from regard.attention import record
 from regard.data import Tokenizer
+from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig, decode_batch
 from regard.errors import RegardError
@@ -332,7 +333,7 @@ def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_
 
 def test_languages_are_exported_and_imported(transformers, tmp_path):
     pipeline = make_translator(**SUPPORTED[0][1])
-    pipeline.languages = ("en", "fr")
+    pipeline.language_pairs = (LanguagePair("en", "fr"),)
     export_huggingface(pipeline, tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert (settings["source_lang"], settings["target_lang"]) == ("en", "fr")

@@ -1,13 +1,14 @@
-"""GPT-2, Llama, Qwen2 and Qwen3 compared with transformers, with random weights."""
+"""Language models compared with transformers, with random weights."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from regard.data.text.special_tokens import SpecialTokens
-from regard.decode import DecodeConfig
+from regard.decode import DecodeConfig, explain
 from regard.errors import RegardError
 from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
@@ -38,6 +39,23 @@ _LLAMA_3 = {
         "original_max_position_embeddings": 64,
     }
 }
+_YARN = {
+    "rope_parameters": {
+        **{"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0},
+        "original_max_position_embeddings": 64,
+    }
+}
+_WINDOW_TYPES = ["full_attention", "sliding_attention"]
+_GEMMA = dict(_LLAMA, head_dim=10, pad_token_id=0)
+_GEMMA2 = dict(_GEMMA, num_hidden_layers=3, sliding_window=3, query_pre_attn_scalar=24)
+_NEOX = dict(
+    **dict(_IDS, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37),
+    max_position_embeddings=40,
+)
+_OPT = dict(
+    **dict(_IDS, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, ffn_dim=37, max_position_embeddings=13),
+    **dict(pad_token_id=0, word_embed_proj_dim=24),
+)
 CASES = [
     ("GPT2LMHeadModel", "GPT2Config", _GPT2),
     ("GPT2LMHeadModel", "GPT2Config", dict(_GPT2, n_inner=41, activation_function="relu", tie_word_embeddings=False)),
@@ -56,7 +74,79 @@ CASES = [
     ("Qwen3ForCausalLM", "Qwen3Config", dict(_LLAMA, head_dim=4, attention_bias=True, tie_word_embeddings=True)),
     ("Qwen3ForCausalLM", "Qwen3Config", dict(_LLAMA, hidden_size=25, head_dim=6, rms_norm_eps=1e-2, **_ROPE_THETA)),
     ("Qwen3ForCausalLM", "Qwen3Config", dict(_LLAMA, head_dim=10, **_LLAMA_3)),
+    ("LlamaForCausalLM", "LlamaConfig", dict(_LLAMA, head_dim=10, **_YARN)),
+    (
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        dict(_LLAMA, use_sliding_window=True, sliding_window=3, max_window_layers=1, **_YARN),
+    ),
+    (
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        dict(_LLAMA, head_dim=4, use_sliding_window=True, sliding_window=2, layer_types=_WINDOW_TYPES[::-1]),
+    ),
+    ("MistralForCausalLM", "MistralConfig", dict(_LLAMA, sliding_window=3)),
+    ("MistralForCausalLM", "MistralConfig", dict(_LLAMA, sliding_window=None, head_dim=10, **_ROPE_THETA)),
+    ("SmolLM3ForCausalLM", "SmolLM3Config", dict(_LLAMA, pad_token_id=0, no_rope_layers=[1, 0], attention_bias=True)),
+    (
+        "SmolLM3ForCausalLM",
+        "SmolLM3Config",
+        dict(_LLAMA, pad_token_id=0, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=3),
+    ),
+    ("Phi3ForCausalLM", "Phi3Config", dict(_LLAMA, pad_token_id=0, sliding_window=4)),
+    (
+        "Phi3ForCausalLM",
+        "Phi3Config",
+        dict(
+            **dict(_LLAMA, hidden_size=48, pad_token_id=0, num_key_value_heads=6, tie_word_embeddings=True),
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75},
+        ),
+    ),
+    ("Olmo2ForCausalLM", "Olmo2Config", dict(_LLAMA, pad_token_id=0)),
+    ("Olmo2ForCausalLM", "Olmo2Config", dict(_LLAMA, pad_token_id=0, attention_bias=True, **_YARN)),
+    ("GemmaForCausalLM", "GemmaConfig", _GEMMA),
+    ("GemmaForCausalLM", "GemmaConfig", dict(_GEMMA, tie_word_embeddings=False, attention_bias=True, **_ROPE_THETA)),
+    ("Gemma2ForCausalLM", "Gemma2Config", dict(_GEMMA2, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)),
+    (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        dict(_GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None, hidden_activation="silu"),
+    ),
+    ("Gemma3ForCausalLM", "Gemma3TextConfig", _GEMMA2),
+    (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        dict(
+            **dict(_GEMMA2, num_hidden_layers=2, layer_types=_WINDOW_TYPES, final_logit_softcapping=2.0),
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 700.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        ),
+    ),
+    ("GPTNeoXForCausalLM", "GPTNeoXConfig", _NEOX),
+    (
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        dict(
+            **dict(
+                _NEOX, use_parallel_residual=False, attention_bias=False, hidden_act="relu", tie_word_embeddings=True
+            ),
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+        ),
+    ),
+    ("OPTForCausalLM", "OPTConfig", _OPT),
+    (
+        "OPTForCausalLM",
+        "OPTConfig",
+        dict(_OPT, enable_bias=False, activation_function="gelu", tie_word_embeddings=False),
+    ),
 ]
+_FIRST_OF_NEW = 17
+_INDEX = {name: next(i for i, case in enumerate(CASES) if case[0].startswith(name)) for name, *_ in CASES}
+_MISTRAL, _SMOLLM3, _PHI3 = (_INDEX[f"{name}ForCausalLM"] for name in ("Mistral", "SmolLM3", "Phi3"))
+_GEMMA_1, _GEMMA_2, _GEMMA_3 = (_INDEX[f"{name}ForCausalLM"] for name in ("Gemma", "Gemma2", "Gemma3"))
+_NEOX_1, _OPT_1 = _INDEX["GPTNeoXForCausalLM"], _INDEX["OPTForCausalLM"]
 
 
 def make_hf_model(transformers, name, config, sizes, folder, **changes):
@@ -74,7 +164,9 @@ def test_logits_and_attention_match_transformers(transformers, tmp_path, name, c
     assert torch.equal(run_hf_model(exported).logits, expected.logits)
 
 
-@pytest.mark.parametrize(("name", "config", "sizes"), [CASES[0], CASES[4], CASES[9], CASES[11], CASES[13]])
+@pytest.mark.parametrize(
+    ("name", "config", "sizes"), [CASES[0], CASES[4], CASES[9], CASES[11], CASES[13], *CASES[_FIRST_OF_NEW:]]
+)
 def test_greedy_generation_matches_transformers(transformers, tmp_path, name, config, sizes):
     """Token by token, with the cache."""
     hf_model = make_hf_model(transformers, name, config, sizes, tmp_path)
@@ -89,6 +181,15 @@ def test_greedy_generation_matches_transformers(transformers, tmp_path, name, co
         logits[..., [2, 3]] = -torch.inf
         generated.append(int(logits.argmax()))
     assert generated == expected[0].tolist()
+    if pipeline.model.config.positions == "learned":
+        return  # GPT-2 and OPT have too few positions
+    config = DecodeConfig("greedy", max_len=9, min_len=9)
+    prompts = [" ".join(f"w{i}" for i in ids) for ids in (prompt, ROWS[0])]
+    with explain() as choices:
+        found = pipeline.generate(prompts, config)
+    assert choices[0].engine == "engine"
+    plain = pipeline.generate(prompts, replace(config, engine="plain"))
+    assert [one[0].hypothesis.ids for one in found] == [one[0].hypothesis.ids for one in plain]
 
 
 def test_gpt2_without_name_prefix_is_read(transformers, tmp_path):
@@ -156,16 +257,41 @@ def test_missing_keys_have_the_defaults_of_the_class(transformers, tmp_path):
         (4, "rope_scaling", _LLAMA_3["rope_parameters"] | {"high_freq_factor": 8.0}),
         (4, "rope_scaling", {"type": "linear"}),
         (4, "rope_scaling", {"type": "linear", "factor": 0.5}),
-        (4, "rope_scaling", {"type": "dynamic", "factor": 2.0}),
         (4, "rope_parameters", {"rope_type": "longrope", "factor": 2.0}),
         (4, "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}),
+        (4, "rope_parameters", _YARN["rope_parameters"] | {"beta_fast": 16}),
+        (4, "rope_parameters", _YARN["rope_parameters"] | {"attention_factor": 1.5}),
+        (4, "rope_parameters", _YARN["rope_parameters"] | {"mscale": 1.0}),
+        (4, "rope_parameters", _YARN["rope_parameters"] | {"truncate": False}),
         (4, "rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
         (4, "partial_rotary_factor", 0.5),
         (4, "hidden_act", "relu"),
         (4, "tie_word_embeddings", "no"),
         (4, "hidden_size", 10**18),
-        (11, "layer_types", ["full_attention", "sliding_attention"]),
+        (11, "layer_types", ["full_attention", "chunked_attention"]),
+        (11, "sliding_window", None),
         (13, "layer_types", ["full_attention"]),
+        (_MISTRAL, "layer_types", ["full_attention", "sliding_attention"]),
+        (_MISTRAL, "hidden_act", "gelu"),
+        (_MISTRAL, "sliding_window", -1),
+        (_SMOLLM3, "no_rope_layers", [1]),
+        (_PHI3, "rope_scaling", {"type": "longrope", "short_factor": [1.0] * 2, "long_factor": [1.0] * 2}),
+        (_PHI3, "rope_parameters", {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
+        (_GEMMA_1, "use_bidirectional_attention", True),
+        (_GEMMA_1, "attn_logit_softcapping", 50.0),
+        (_GEMMA_2, "use_bidirectional_attention", True),
+        (_GEMMA_2, "attn_logit_softcapping", -50.0),
+        (_GEMMA_2, "query_pre_attn_scalar", 0),
+        (_GEMMA_3, "attn_logit_softcapping", 50.0),
+        (
+            _GEMMA_3,
+            "rope_parameters",
+            {"sliding_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, "full_attention": None},
+        ),
+        (_NEOX_1, "hidden_act", "mish"),
+        (_OPT_1, "do_layer_norm_before", False),
+        (_OPT_1, "word_embed_proj_dim", 12),
+        (_OPT_1, "layer_norm_elementwise_affine", False),
     ],
 )
 def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_path, case, key, value):
@@ -177,17 +303,49 @@ def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_
     if isinstance(value, dict) and "llama3" in value.values():
         changed = (name for name in ("low_freq_factor", "high_freq_factor") if value.get(name, 0) in (2.0, 8.0))
         match = next(changed, "original_max_position_embeddings")
+    changed = value.keys() - _YARN["rope_parameters"].keys() if isinstance(value, dict) else ()
+    match = next((name for name in ("beta_fast", "attention_factor", "mscale", "truncate") if name in changed), match)
+    if isinstance(value, dict) and value.get("rope_type") == "yarn" and not changed:
+        match = "original_max_position_embeddings"
+    if key == "sliding_window" and value is None:
+        edit_config(tmp_path, use_sliding_window=True, layer_types=_WINDOW_TYPES)
     with pytest.raises(RegardError, match=match):
         import_huggingface(tmp_path)
 
 
-def test_sliding_windows_are_an_error_only_if_a_layer_uses_one(transformers, tmp_path):
+def test_sliding_windows_of_qwen_start_at_a_layer(transformers, tmp_path):
     make_hf_model(transformers, *CASES[11], tmp_path)
     edit_config(tmp_path, "layer_types", use_sliding_window=True, sliding_window=2, max_window_layers=2)
-    import_huggingface(tmp_path)
+    assert import_huggingface(tmp_path).model.config.sliding_windows == ()
     edit_config(tmp_path, max_window_layers=1)
-    with pytest.raises(RegardError, match="use_sliding_window"):
-        import_huggingface(tmp_path)
+    assert import_huggingface(tmp_path).model.config.sliding_windows == (0, 2)
+
+
+def test_missing_keys_of_windows_and_caps_differ_from_null(transformers, tmp_path):
+    make_hf_model(transformers, *CASES[_GEMMA_2], tmp_path)
+    edit_config(tmp_path, "attn_logit_softcapping", "layer_types", "sliding_window", final_logit_softcapping=None)
+    config = import_huggingface(tmp_path).model.config
+    assert (config.score_cap, config.logit_cap, config.sliding_windows) == (50.0, 0.0, (4096, 0))
+
+
+def test_dynamic_scaling_matches_transformers(transformers, tmp_path):
+    """Text by text, since transformers scales all texts of a batch by the longest."""
+    rope = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}}
+    sizes = dict(_LLAMA, head_dim=10, max_position_embeddings=5, **rope)
+    hf_model = make_hf_model(transformers, "LlamaForCausalLM", "LlamaConfig", sizes, tmp_path / "in")
+    pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    for row in ROWS:
+        ids = torch.tensor([row])
+        for model in (hf_model, exported):
+            torch.testing.assert_close(pipeline.model(pack([row])), model(ids).logits[0], atol=1e-4, rtol=0)
+    prompt = torch.tensor([ROWS[1]])
+    expected = hf_model.generate(prompt, max_new_tokens=9, do_sample=False, suppress_tokens=[2, 3], pad_token_id=0)
+    state, generated = pipeline.model.start(pack([ROWS[1]])), list(ROWS[1])
+    for _ in range(9):
+        logits, state = pipeline.model.step(state, torch.tensor([generated[-1:]]))
+        logits[..., [2, 3]] = -torch.inf
+        generated.append(int(logits.argmax()))
+    assert generated == expected[0].tolist()
 
 
 def test_special_ids_are_read_from_config_and_tokenizer(transformers, tmp_path):
@@ -264,27 +422,6 @@ def test_other_architectures_that_claim_to_be_llama_are_errors(transformers, tmp
     edit_config(tmp_path, **{key: value})
     with pytest.raises(RegardError, match=key):
         import_huggingface(tmp_path)
-
-
-def test_generation_settings_are_reported_and_survive(transformers, tmp_path, caplog):
-    make_hf_model(transformers, *CASES[4], tmp_path / "in")
-    settings = {"do_sample": True, "temperature": 0.6, "top_k": 50, "repetition_penalty": 1.1, "num_beams": 1}
-    path = tmp_path / "in/generation_config.json"
-    path.write_text(json.dumps({"eos_token_id": 3, "bos_token_id": 2, "bad_words_ids": [[0]], **settings}))
-    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    (tmp_path / "in/chat_template.jinja").write_text(template)
-    with caplog.at_level("WARNING", "regard"):
-        pipeline = import_huggingface(tmp_path / "in")
-    [line] = [record.getMessage() for record in caplog.records]
-    assert line.endswith(
-        "(pass --method sample --temperature 0.6 to decode as it says; unsupported: repetition_penalty = 1.1)."
-    )
-    pipeline.save(tmp_path / "saved")
-    export_huggingface(load(tmp_path / "saved", "cpu"), tmp_path / "out")
-    exported = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
-    assert (exported.do_sample, exported.temperature, exported.repetition_penalty) == (True, 0.6, 1.1)
-    assert exported.eos_token_id == 3
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == template
 
 
 def test_missing_eos_token_is_an_error(transformers, tmp_path):

@@ -42,11 +42,20 @@ def assert_states_equal(actual, expected, step):
 
 
 @pytest.mark.parametrize(
-    ("K", "C", "n_best", "length_penalty", "patience"),
-    [(1, 2, 1, 1.0, 1.0), (2, 4, 1, 0.6, 1.0), (4, 8, 4, 1.0, 2.0), (5, 10, 3, 0.0, 1.0), (5, 3, 5, 1.3, 1.0)],
+    ("K", "C", "n_best", "length_penalty", "patience", "early_stopping"),
+    [
+        (1, 2, 1, 1.0, 1.0, True),
+        (2, 4, 1, 0.6, 1.0, True),
+        (4, 8, 4, 1.0, 2.0, True),
+        (5, 10, 3, 0.0, 1.0, True),
+        (5, 3, 5, 1.3, 1.0, True),
+        (3, 6, 1, 0.8, 1.0, False),
+    ],
 )
-def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience):
-    config = DecodeConfig(beam=K, n_best=n_best, length_penalty=length_penalty, patience=patience)
+def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience, early_stopping):
+    config = DecodeConfig(
+        beam=K, n_best=n_best, length_penalty=length_penalty, patience=patience, early_stopping=early_stopping
+    )
     state, expected = make_states(BeamState, config)
     torch.manual_seed(0)
     finished = 0
@@ -58,7 +67,8 @@ def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience):
         top[is_at_limit, :, 1:] = -torch.inf
         ids[is_at_limit, :, 0] = EOS
         positions = torch.full((SLOTS,), step, device=DEVICE)
-        options = {"eos": EOS, "length_penalty": length_penalty, "patience": patience}
+        options = {"eos": EOS, "length_penalty": length_penalty, "enough": config.enough}
+        options["early_stopping"] = early_stopping
         tensors = {name: getattr(state, name) for name in state.tensors()}
         parents = beam_update(top, ids, positions, state.constraints.limit, **tensors, **options)
         expected_parents = expected._advance(top, ids, positions)

@@ -13,7 +13,7 @@ import pytest
 
 from regard.errors import RegardError
 from regard.pipelines import load
-from regard.training import DataConfig, read_dataset, run_recipe
+from regard.training import DataConfig, read_dataset, run_recipe, trainer
 from regard.training.checkpoint import Checkpoint
 from regard.training.run.checkpoint_store import CheckpointStore
 from regard.training.run.run_folder import LOCK, METRICS, lock_folder
@@ -158,6 +158,20 @@ def test_resumed_run_prints_its_first_step(tmp_path, finished, capsys):
     assert "Resuming from step 12 of 14." in capsys.readouterr().err
 
 
+def test_run_without_a_finished_update_is_resumed(tmp_path, monkeypatch, capsys):
+    """The checkpoint of step 0 is resumed like any other."""
+
+    def fail(*_: object) -> None:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "set_learning_rate", fail)
+        with pytest.raises(ConnectionError):
+            run_recipe(small_recipe(train={"steps": 2}), tmp_path, dataset=small_dataset())
+    run_recipe(small_recipe(train={"steps": 2}), tmp_path, dataset=small_dataset())
+    assert "Resuming from step 0 of 2." in capsys.readouterr().err
+
+
 def test_loading_a_run_without_a_model_is_an_error(tmp_path):
     (tmp_path / LOCK).parent.mkdir()
     with pytest.raises(RegardError, match=r"stopped before its first validation\. Resume it"):
@@ -165,8 +179,6 @@ def test_loading_a_run_without_a_model_is_an_error(tmp_path):
 
 
 def test_interrupted_run_saves_a_model(tmp_path, monkeypatch):
-    from regard.training import trainer
-
     original = trainer.set_learning_rate
     monkeypatch.setattr(trainer, "set_learning_rate", lambda *a: (original(*a), signal.raise_signal(signal.SIGINT)))
     with pytest.raises(RegardError, match="everything up to step 1 is saved"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["regard.training.trainer", "tests.training.helpers"])
+CONTEXT.set_forkserver_preload(["regard.training.recipe_run", "tests.training.helpers"])
 
 
 def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[int]:

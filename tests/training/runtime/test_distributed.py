@@ -14,7 +14,7 @@ from regard.training.run.checkpoint_store import CheckpointStore, is_sharded
 from tests.training.helpers import fail_after, losses, small_dataset, small_recipe
 from tests.training.runtime.ranks import run_ranks
 
-STEPS, SAVED, FAILED = 50, 20, 30
+STEPS, SAVED, FAILED = 20, 8, 12
 TRAIN = dict(steps=STEPS, save_every=SAVED, validate_every=STEPS, log_every=1, optimizer="adamw", ema=0.9)
 # The last shards of a width of 18 are smaller, and one of a bias of 2 is empty on 4 ranks.
 MODEL = dict(dropout=0.0, width=18, heads=1, feedforward=37)

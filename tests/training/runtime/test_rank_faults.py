@@ -11,10 +11,10 @@ import torch
 from regard.errors import RegardError
 from regard.training import run_recipe, trainer
 from regard.training.run.checkpoint_store import CheckpointStore, is_sharded, read_checkpoint_facts
+from regard.training.run.run_folder import METRICS
 from regard.training.run.run_log import read_metrics
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate_task import TranslateTask
-from regard.training.trainer import METRICS
 from tests.training.helpers import small_dataset, small_recipe
 from tests.training.runtime.ranks import run_ranks
 

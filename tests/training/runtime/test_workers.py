@@ -15,8 +15,8 @@ from benchmarks import kill_test
 from regard.cli import main
 from regard.errors import RegardError
 from regard.training import run_recipe, trainer
+from regard.training.run.run_folder import METRICS
 from regard.training.runtime import workers
-from regard.training.trainer import METRICS
 from tests.training.helpers import bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 # The `regard` command on one core.
@@ -75,7 +75,7 @@ def test_two_workers_match_one_and_resume_exactly(tmp_path, monkeypatch):
 
 COUNTING = """
 import os
-from regard.training import trainer
+from regard.training import recipe_run
 from regard.training.tasks import TASKS
 
 def count(owner, name):
@@ -85,7 +85,7 @@ def count(owner, name):
         return original(*arguments, **options)
     setattr(owner, name, counted)
 
-count(trainer, "load")
+count(recipe_run, "load")
 count(TASKS["translate"], "read")
 count(TASKS["translate"], "encode")
 """

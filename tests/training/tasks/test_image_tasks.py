@@ -20,12 +20,12 @@ from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_recip
 from regard.training.fine_tuning import HEAD_PARAMETERS
 from regard.training.recipe import recipe_to_dict
 from regard.training.run import run_setup
+from regard.training.run.run_folder import METRICS
 from regard.training.run.run_log import read_metrics
 from regard.training.runtime import workers
 from regard.training.tasks import TASKS
 from regard.training.tasks.image_tasks import split_by_label, suggest_patch
 from regard.training.tasks.task import BatchShape, evaluate_loss
-from regard.training.trainer import METRICS
 from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors
 from tests.training.toy_images import EXTRA_METRICS, NAMES, draw, outputs, toy, write
 

@@ -14,10 +14,10 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.pipelines import load, save
 from regard.training import recipe_from_dict, run_recipe
 from regard.training.recipe import recipe_to_dict
+from regard.training.run.run_folder import METRICS
 from regard.training.run.run_log import read_metrics
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, evaluate_loss
-from regard.training.trainer import METRICS
 from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors
 from tests.training.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
 

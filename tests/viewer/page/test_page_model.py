@@ -18,6 +18,7 @@ from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, make_model
 from regard.pipelines import Translator
+from regard.pipelines.sentence_embedding import SentenceConfig, SentenceEmbedding
 from regard.viewer import look
 from regard.viewer.page import page_model
 from regard.viewer.page.html_page import PageModel, render_page
@@ -39,16 +40,14 @@ def test_small_models_are_included_by_default(monkeypatch):
 
 
 def test_unsupported_models_are_left_out_or_refused():
-    answering = look(make_pipeline("answer"), SOURCE, context=SOURCE)
     tokenizer = Tokenizer.train([SOURCE], "word")
     blind = Seq2SeqConfig(width=8, attention="none", source_vocab=8, target_vocab=8)
     without_attention = look(Translator(make_model(blind).eval(), tokenizer, tokenizer), SOURCE, SOURCE)
     ensemble = look(make_pipeline("luong"), SOURCE, SOURCE)
     members = replace(ensemble.pipeline, ensemble_members=[ensemble.pipeline.model])
-    special = replace(ensemble.pipeline.special, other_eos=(5,))
-    several_ends = replace(ensemble, pipeline=replace(ensemble.pipeline, special=special))
-    cases = [(answering, "question answering"), (without_attention, "without attention")]
-    cases.append((several_ends, "several end tokens"))
+    layers = SentenceEmbedding(SentenceConfig(layers=("tanh",)), [(torch.eye(16), None)])
+    projected = look(replace(make_pipeline("embed"), sentence=layers), SOURCE)
+    cases = [(projected, "linear layers"), (without_attention, "without attention")]
     with pytest.raises(RegardError, match="has no model"):
         model_for_page(replace(ensemble, pipeline=None), True)
     for seen, message in [*cases, (replace(ensemble, pipeline=members), "an ensemble")]:

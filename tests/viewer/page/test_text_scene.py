@@ -206,6 +206,16 @@ def test_language_models():
     assert [one["k"]["shape"] for one in made.header["attentions"]] == [[5, 2, 4]] * 2
 
 
+def test_sliding_windows_and_soft_capping():
+    generator = make_text_pipeline("gpt")
+    config = dataclasses.replace(generator.model.config, sliding_windows=(2, 0), score_cap=0.7)
+    seen = look(dataclasses.replace(generator, model=amplify_weights(make_model(config))), SOURCE)
+    made = build_scene(seen)
+    compare(seen, made)
+    assert [one["mask"] for one in made.header["attentions"]] == [{"op": "window", "size": 2}, {"op": "causal"}]
+    assert made.header["attentions"][0]["score"]["cap"] == 0.7
+
+
 def test_layers_with_shared_weights_are_separate_attentions():
     seen = look(make_text_pipeline("bert"), SOURCE)
     made = build_scene(seen)

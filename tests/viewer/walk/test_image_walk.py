@@ -184,7 +184,7 @@ DONE = ".steps-view .verdict[data-agrees]"
 def test_walk_in_a_browser(opened):
     seen = cached_look("class")
     scene = build_image_scene(seen)
-    page = opened(scene, "#view=steps&at=blocks.0.attention:1")
+    page = opened(scene, "#view=steps&depth=numbers&at=blocks.0.attention:1")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     steps = [step for step in scene.header["walk"]["steps"] if step["title"] and step["op"] != "given"]
@@ -217,7 +217,7 @@ def test_walk_in_a_browser(opened):
 @pytest.mark.parametrize("form", ["stem", "query", "queries", "distilled"])
 def test_every_section_opens(opened, form):
     scene = build_image_scene(cached_look(form))
-    page = opened(scene, "#view=steps")
+    page = opened(scene, "#view=steps&depth=numbers")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     page.evaluate("for (const one of document.querySelectorAll('.sections details')) one.open = true")
@@ -229,7 +229,7 @@ def test_every_section_opens(opened, form):
 def test_axe_reports_no_violations_in_the_walk(opened, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
-    page = opened(build_image_scene(cached_look("queries")), "#view=steps", color_scheme=scheme)
+    page = opened(build_image_scene(cached_look("queries")), "#view=steps&depth=numbers", color_scheme=scheme)
     page.wait_for_selector(DONE)
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
@@ -237,6 +237,8 @@ def test_axe_reports_no_violations_in_the_walk(opened, scheme):
 
 
 def test_small_screens_need_no_horizontal_scrolling(opened):
-    page = opened(build_image_scene(cached_look("class")), "#view=steps", viewport={"width": 390, "height": 700})
+    page = opened(
+        build_image_scene(cached_look("class")), "#view=steps&depth=numbers", viewport={"width": 390, "height": 700}
+    )
     page.wait_for_selector(DONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -47,7 +47,7 @@ def max_difference(trace: Trace, pipeline, ids) -> float:
     if getattr(pipeline.model.config, "head", "mask") == "none":
         found = trace[[step["id"] for step in shown(trace) if step["output"]["axes"] == ["text", "channels"]][-1]]
     else:
-        found = trace["output.l"]
+        found = trace["output.l_capped" if getattr(pipeline.model.config, "logit_cap", 0) else "output.l"]
     worst = difference(found, own.reshape(found.shape))
     if not any(step["op"] == "softmax" for step in trace.steps[:-1]):
         return worst

@@ -53,6 +53,7 @@ def test_new_sentence_in_every_view(engine_page):
     greedy = cached_pipeline("transformer").translate(f"{SENTENCE} one", DecodeConfig(method="greedy"))[0].text
     assert page.locator("h1").inner_text().replace("\n", " ").endswith(greedy)
     page.get_by_role("tab", name="Step by step").click()
+    page.get_by_role("tab", name="Numbers").click()
     assert "steps are computed in this page" in page.locator(".verdict").text_content()
     assert page.locator(".step").count() > 5
     page.get_by_role("tab", name="Attention").click()

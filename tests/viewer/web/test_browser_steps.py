@@ -6,7 +6,7 @@ import re
 import pytest
 
 from regard.viewer.page.text_scene import Scene, build_scene
-from tests.viewer.browser import AXE, announced, hash_of, missing
+from tests.viewer.browser import AXE, QUIET, announced, hash_of, missing
 from tests.viewer.text_models import cached_look
 
 DONE = ".steps-view .verdict[data-agrees]"
@@ -19,7 +19,7 @@ def scene_for(form: str) -> Scene:
 
 def test_steps_view_opens_at_the_clearest_token_and_all_steps_agree(opened):
     scene = scene_for("rotary, grouped")
-    page = opened(scene)
+    page = opened(scene, "#depth=numbers")
     page.get_by_role("tab", name="Step by step").click()
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
@@ -45,7 +45,7 @@ def test_corrupted_parameter_is_detected(opened):
     spoilt = bytearray(scene.blobs[at])
     spoilt[2000:2004] = b"\x00\x00\x80\x40"  # 4.0
     blobs = [*scene.blobs[:at], bytes(spoilt), *scene.blobs[at + 1 :]]
-    page = opened(Scene(scene.header, blobs))
+    page = opened(Scene(scene.header, blobs), "#depth=numbers")
     page.get_by_role("tab", name="Step by step").click()
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "no"
@@ -53,7 +53,7 @@ def test_corrupted_parameter_is_detected(opened):
 
 
 def test_tokens_layers_and_heads_are_selected_with_keys(opened):
-    page = opened(scene_for("transformer"), "#view=steps&at=decoder.0.cross:1&pin=1,2")
+    page = opened(scene_for("transformer"), "#view=steps&depth=numbers&at=decoder.0.cross:1&pin=1,2")
     page.wait_for_selector(DONE)
     token = page.locator("[data-side=target][aria-checked=true]")
     assert token.get_attribute("data-token") == "1"
@@ -75,7 +75,7 @@ def test_tokens_layers_and_heads_are_selected_with_keys(opened):
 
 
 def test_number_shows_its_derivation(opened):
-    page = opened(scene_for("transformer"), "#view=steps&at=decoder.0.cross:0")
+    page = opened(scene_for("transformer"), "#view=steps&depth=numbers&at=decoder.0.cross:0")
     page.wait_for_selector(DONE)
     card = page.locator(".sections details[open] .step", has_text="q = x W_q")
     assert card.locator(".cell").count() == 8
@@ -99,7 +99,7 @@ def test_number_shows_its_derivation(opened):
 @pytest.mark.parametrize("form", ["bahdanau lstm of two layers", "luong lstm of two layers", "T5", "albert", "answer"])
 def test_every_section_of_every_family_opens(opened, form):
     scene = scene_for(form)
-    page = opened(scene, "#view=steps")
+    page = opened(scene, "#view=steps&depth=numbers")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     page.evaluate("for (const one of document.querySelectorAll('.sections li:not([hidden]) details')) one.open = true")
@@ -120,7 +120,7 @@ def test_texts_are_never_markup(opened):
     walk["sides"]["source"]["tokens"][1] = walk["note"] = walk["names"]["5"] = HOSTILE
     first = next(step for step in walk["steps"] if step["title"])
     walk["sections"][0]["title"] = first["formula"] = first["where"] = HOSTILE
-    page = opened(scene, "#view=steps")
+    page = opened(scene, "#view=steps&depth=numbers")
     page.wait_for_selector(DONE)
     assert page.locator("img").count() == 0
     assert page.locator("[data-side=source]").nth(1).text_content() == HOSTILE
@@ -130,15 +130,57 @@ def test_texts_are_never_markup(opened):
 def test_axe_finds_no_violations(opened, scheme):
     if not AXE.exists():
         missing("axe-core is not installed: run npm install.")
-    page = opened(scene_for("transformer"), "#view=steps", color_scheme=scheme)
+    page = opened(scene_for("transformer"), "#view=steps&depth=numbers", color_scheme=scheme, reduced_motion="reduce")
     page.wait_for_selector(DONE)
     page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+    for depth in ("Numbers", "Formula", "Idea"):
+        page.get_by_role("tab", name=depth).click()
+        found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
+        assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+
+
+def test_three_depths(opened):
+    """A stage has one sentence and a figure, its equations with shapes, or its numbers; the choice is remembered."""
+    scene = scene_for("transformer")
+    page = opened(scene)
+    page.get_by_role("button", name="Encoder 0").click()
+    page.wait_for_selector(QUIET)
+    page.locator(".figure.lines").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Step by step").click()
+    page.wait_for_selector(QUIET)
+    # The stage and the token on display before, without a pin; the other stages are collapsed.
+    assert page.locator(".sections details[open] h2").all_text_contents() == ["Encoder, layer 0: self-attention"]
+    assert page.locator("[data-side=source][aria-checked=true]").get_attribute("data-token") == "2"
+    sections = page.locator(".sections > li:visible")
+    assert page.locator(".idea:visible").count() == sections.count()
+    assert page.locator(".step, .formula-row").count() == 0
+    weights = cached_look("transformer").maps["encoder.0.attention"].weights
+    head = int(hash_of(page)["at"].split(":")[1])
+    tokens = cached_look("transformer").maps["encoder.0.attention"].columns
+    label = page.locator(".idea-lines").get_attribute("aria-label")
+    assert label.endswith(f"attends most to {tokens[weights[head][2].argmax()]}.")
+    page.get_by_role("tab", name="Formula").focus()
+    page.keyboard.press("Enter")
+    row = page.locator('.formula-row[data-op="softmax"]')
+    assert row.locator(".formula").text_content() == "aₜₛ = exp(eₜₛ) / Σᵢ exp(eₜᵢ)"
+    shape = " × ".join(map(str, weights.shape))
+    assert row.locator(".shape").text_content() == f"a {shape} (heads × source × source)"
+    assert page.locator(".idea:visible").count() == 1
+    page.keyboard.press("ArrowRight")
+    assert hash_of(page)["depth"] == "numbers"
+    assert page.locator(".step .cell").count() > 8
+    # Another page of the same browser opens at the same depth.
+    page.evaluate("history.replaceState(null, '', location.pathname)")
+    page.reload()
+    page.get_by_role("tab", name="Step by step").click()
+    assert page.locator(".step .cell").count() > 8
 
 
 def test_small_screen_scrolls_only_vertically(opened):
-    page = opened(scene_for("transformer"), "#view=steps", viewport={"width": 380, "height": 700})
+    page = opened(scene_for("transformer"), "#view=steps&depth=numbers", viewport={"width": 380, "height": 700})
     page.wait_for_selector(DONE)
     right = (
         "Math.max(...[...document.querySelectorAll('.steps-view *')].map((one) => one.getBoundingClientRect().right))"
@@ -147,7 +189,7 @@ def test_small_screen_scrolls_only_vertically(opened):
 
 
 def test_page_without_a_walk_says_how_to_include_one(opened):
-    page = opened(build_scene(cached_look("transformer"), walk=False), "#view=steps")
+    page = opened(build_scene(cached_look("transformer"), walk=False), "#view=steps&depth=numbers")
     assert "regard look MODEL TEXT --walk" in page.locator(".missing-steps").text_content()
 
 
@@ -156,7 +198,7 @@ def test_substitute_for_a_layer_without_numbers_is_named(opened):
     for section in scene.header["walk"]["sections"]:
         if section.get("attention") == "encoder.0.attention":
             del section["attention"]
-    page = opened(scene, "#view=steps&at=encoder.0.attention:1")
+    page = opened(scene, "#view=steps&depth=numbers&at=encoder.0.attention:1")
     note = page.locator(".steps-view [role=note]").first
     assert note.text_content().startswith("This page has no numbers of encoder.0.attention")
     # A table of which the page has some rows has its full size.

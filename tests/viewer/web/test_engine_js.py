@@ -6,7 +6,9 @@ import json
 import random
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ import torch
 
 from regard.decode import DecodeConfig
 from regard.decode.sampling import draw
-from regard.pipelines import TextGenerator, Translator
+from regard.models import make_model
+from regard.pipelines import TextEncoder, TextGenerator, Translator
+from regard.pipelines.sentence_embedding import SentenceConfig, SentenceEmbedding
 from regard.viewer import build_walk, look
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.image_scene import build_image_scene
@@ -25,15 +29,17 @@ from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import Scene, build_scene
 from tests.viewer.browser import bundle_script, node_program
 from tests.viewer.image_models import cached_look as cached_image_look
-from tests.viewer.text_models import SOURCE, WORDS, make_look, make_pipeline
+from tests.viewer.text_models import SOURCE, WORDS, cached_look, make_look
 
 FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5"]
 FORMS += ["luong lstm of two layers", "bahdanau"]
-FORMS += ["llama", "gpt2", "bert, pre", "albert", "classify", "embed"]
+FORMS += ["llama", "gemma", "gpt2", "bert, pre", "albert", "classify", "answer", "embed"]
 ROUNDED: dict[str, tuple[str, Precision]] = {
     "transformer, float16": ("transformer", "float16"),
     "transformer, int8": ("transformer", "int8"),
 }
+MAX_OUTPUT = 12
+CONTEXT = "four two three, one one four two"
 IMAGE_FORMS = ["distilled", "query", "convolution", "stem", "rotary", "gray, post", "linear", "queries"]
 # Forms whose page has the step-by-step view; that of recurrent models depends on the length of the input.
 WALKED = ("transformer", "llama", "classify")
@@ -84,6 +90,9 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
     """Looks at random sentences, and experiments with every intervention that the model supports."""
     texts = [" ".join(random.choices(WORDS, k=length)) for length in (1, 4, 7)]
     requests: list[dict[str, Any]] = [{"look": {"source": text}} for text in texts]
+    context = {"context": CONTEXT} if seen.context else {}
+    if context:
+        requests.append({"look": {"source": texts[1], "context": f"{texts[2]}. {CONTEXT}"}})
     if isinstance(pipeline, Translator):
         requests.append({"look": {"source": texts[1], "target": texts[2]}})
         requests.append({"look": {"source": texts[2], "search": {"method": "greedy", "min_len": 3}}})
@@ -98,8 +107,9 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
         [],
         [{"change": "head", "attention": last.name, "head": last.heads - 1}],
         [{"change": "layer", "layer": module}],
-        [{"change": "row", "attention": first.name, "head": 0, "row": row, "weights": weights}],
     ]
+    if not (isinstance(pipeline, TextEncoder) and pipeline.sentence.config.max_len):  # the embedded text is shorter
+        changes.append([{"change": "row", "attention": first.name, "head": 0, "row": row, "weights": weights}])
     model = pipeline.model
     if hasattr(model, "encoder_norm") or hasattr(model, "blocks"):
         changes.append([{"change": "layer", "layer": module.rsplit(".", 1)[0]}])
@@ -111,7 +121,7 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
         changes.append([{"change": "positions"}])
     for i, one in enumerate(changes):
         shown = {"attention": last.name, "head": "mean" if i % 2 else 0}
-        requests.append({"experiment": {"source": SOURCE, "changes": one, "shown": shown}})
+        requests.append({"experiment": {"source": SOURCE, "changes": one, "shown": shown, **context}})
     if isinstance(pipeline, Translator):
         requests.append({"experiment": {"source": SOURCE, "changes": changes[1], "target": texts[1]}})
         requests.append(
@@ -131,6 +141,32 @@ def explain_requests(scene: Scene) -> list[dict[str, Any]]:
     names = [scene.header["attentions"][i]["name"] for i in (0, -1)]
     effects = [{"explain": output | {"measure": "effects", "attention": name}} for name in names]
     return effects + [{"explain": output | {"measure": one}} for one in explained["measures"] if one != "effects"]
+
+
+def with_ends(pipeline: Any) -> Any:
+    """The pipeline with further tokens that end an output."""
+    return replace(pipeline, special=replace(pipeline.special, other_eos=(6, 9)))
+
+
+def with_problem(pipeline: Any, problem: str) -> Any:
+    model = make_model(replace(pipeline.model.config, problem_type=problem)).eval()
+    model.load_state_dict(pipeline.model.state_dict())
+    return replace(pipeline, model=model)
+
+
+def with_pooling(pipeline: Any) -> Any:
+    config = SentenceConfig(("cls", "weightedmean", "max"), max_len=5, prompt="one ", dimensions=20)
+    return replace(pipeline, sentence=SentenceEmbedding(config))
+
+
+# Other pipelines of the same models.
+VARIANTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "transformer with several ends": ("transformer", with_ends),
+    "llama with several ends": ("llama", with_ends),
+    "labels of several kinds": ("classify", partial(with_problem, problem="multi_label")),
+    "regression": ("classify", partial(with_problem, problem="regression")),
+    "pooling": ("embed", with_pooling),
+}
 
 
 def round_pipeline(pipeline: Any, precision: Precision) -> Any:
@@ -163,8 +199,9 @@ def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str,
         return TextRequestHandler(pipeline).handle(request)
     if "experiment" in request:
         return handle_experiment(pipeline, request["experiment"]), []
-    source, target, search = (request["look"].get(name) for name in ("source", "target", "search"))
-    scene = build_scene(look(pipeline, source, target, config=search and DecodeConfig(**search)), walk=False)
+    source, target, search, context = (request["look"].get(name) for name in ("source", "target", "search", "context"))
+    config = search and DecodeConfig(**search)
+    scene = build_scene(look(pipeline, source, target, config=config, context=context), walk=False)
     return {"scene": scene.header}, scene.blobs
 
 
@@ -248,27 +285,45 @@ def make_draws() -> list[dict[str, Any]]:
 DRAWS = make_draws()
 
 
+def make_form_look(form: str) -> Any:
+    """The look at the model of a form or variant, with which its page is written."""
+    if form in VARIANTS:
+        base, vary = VARIANTS[form]
+        return make_look(vary(cached_look(base).pipeline))
+    return look(cached_look(form).pipeline, SOURCE, context=CONTEXT) if form == "answer" else cached_look(form)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_outputs():
+    """Random models rarely output <eos>: limit the length of their outputs."""
+    limit = DecodeConfig.limit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodeConfig, "limit", lambda config, length: min(limit(config, length), MAX_OUTPUT))
+        yield
+
+
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
+def answers(tmp_path_factory, short_outputs):
     """For each form: a look, requests, and the responses of the page with and without WebAssembly."""
     random.seed(5)
     folder = tmp_path_factory.mktemp("engine")
     cases = {}
-    pipelines = {form: make_pipeline(form) for form in FORMS}
-    for n, form in enumerate((*FORMS, *ROUNDED, *IMAGE_FORMS)):
+    for n, form in enumerate((*FORMS, *VARIANTS, *ROUNDED, *IMAGE_FORMS)):
         base, precision = ROUNDED.get(form, (form, "float32"))
-        seen = cached_image_look(form) if form in IMAGE_FORMS else make_look(pipelines[base])
+        seen = cached_image_look(form) if form in IMAGE_FORMS else make_form_look(base)
         model = build_page_model(seen, precision)
         if form in ROUNDED:
-            seen = replace(seen, pipeline=round_pipeline(pipelines[base], precision))
+            seen = replace(seen, pipeline=round_pipeline(seen.pipeline, precision))
             scene, requests = build_scene(seen, walk=False), make_requests(seen.pipeline, seen)
             assert 1e-5 < model.header["change"] < 0.5
-        elif form in FORMS:
+        elif form not in IMAGE_FORMS:
             scene = build_scene(seen, walk=form in WALKED, tensors=model.tensors)
             requests = make_requests(seen.pipeline, seen)
         else:
             scene, requests = build_image_scene(seen, walk=False), make_image_requests(seen)
         header = model.header | {"walk": scene.walk_template}
+        if "search" in header:
+            header["search"] = header["search"] | {"max_len": min(header["search"]["max_len"], MAX_OUTPUT)}
         (folder / f"{n}.json").write_text(json.dumps({"header": header, "scene": scene.header, "requests": requests}))
         (folder / f"{n}.bin").write_bytes(model.weights)
         cases[form] = seen, requests
@@ -283,7 +338,7 @@ def answers(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("form", [*FORMS, *ROUNDED])
+@pytest.mark.parametrize("form", [*FORMS, *VARIANTS, *ROUNDED])
 def test_page_responds_like_python(answers, form):
     seen, requests, *runs = answers[form]
     pipeline = seen.pipeline

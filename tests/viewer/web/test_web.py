@@ -151,7 +151,9 @@ def odd_scene(rng: np.random.Generator, *, exact: bool = True) -> Scene:
             "far concat", "cross", 0, 99 * numbers(T, H, D), 99 * numbers(S, H, D), axes, None, None, numbers(H, D)
         ),
     ]
-    return scenes.scene(sides, attentions, ("s", "t"), exact=exact)
+    capped = scenes.attention("capped", "cross", 0, numbers(T, H, D), numbers(S, H, D), axes, masks["window"])
+    capped["score"]["cap"] = 0.5
+    return scenes.scene(sides, [*attentions, capped], ("s", "t"), exact=exact)
 
 
 @pytest.fixture(params=["float32", "uint16"])

@@ -12,7 +12,7 @@ from regard.attention import Dot, ScaledDot
 from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.slot_constraints import SlotConstraints
 from regard.decode.engine.static.projections import activation_dtype
-from regard.decode.engine.static.static_attention import CachedAttention, StaticCrossAttention
+from regard.decode.engine.static.static_attention import CachedAttention, StaticCrossAttention, kernels_support
 from regard.decode.engine.static.static_decoder import StaticDecoder
 from regard.decode.engine.stepwise_state import StepwiseState
 from regard.kernels.cuda import add_norm_cuda, search_update_cuda, skinny_linear_cuda, topk_log_softmax_cuda
@@ -79,6 +79,8 @@ class CudaDecoder(StaticDecoder):
     @staticmethod
     def supports(model: Any, hypotheses: int) -> bool:
         """Whether the kernels support the attention of this model and this number of hypotheses."""
+        if not kernels_support(model):
+            return False
         blocks = model.decoder if isinstance(model, Transformer) else model.blocks
         for block in blocks:
             for attention in (block.attention, getattr(block, "cross", None)):
@@ -143,8 +145,7 @@ class CudaDecoder(StaticDecoder):
         k_cache, v_cache = cached.cache
         rotary = None
         if attention.rotary is not None:
-            angle = torch.arange(self.capacity, device=self.device)[:, None].float() * attention.rotary.rates
-            rotary = torch.cat((angle.cos(), angle.sin()), dim=1)
+            rotary = torch.cat(attention.rotary.tables(torch.arange(self.capacity, device=self.device)), dim=-1)[:, 0]
         has_norm = not isinstance(attention.query_norm, nn.Identity)
         options: dict[str, Any] = {"heads": attention.heads, "scale": cached.scale, "rotary": rotary}
         if cached.distance_bias is not None:
@@ -258,7 +259,8 @@ class CudaDecoder(StaticDecoder):
                 **{name: getattr(state, name) for name in state.tensors()},
                 eos=special.eos,
                 length_penalty=state.config.length_penalty,
-                patience=state.config.patience,
+                enough=state.config.enough,
+                early_stopping=state.config.early_stopping,
             )
         else:
             names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")

@@ -1,6 +1,7 @@
 """Continuous batching on a GPU: a decoding step is one CUDA graph, and the host follows a few steps behind."""
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -50,37 +51,40 @@ class GraphSlotDecoder(SlotDecoder):
         in_flight: deque[tuple[int, torch.cuda.Event]] = deque()
         events = [torch.cuda.Event() for _ in self.counts]
         is_streaming, replays = self.job.on_token is not None, 0
-        self._fill()
+        self.fill()
         while self.in_use:
             if self.steps_left > 0:
                 steps = 1 if is_streaming or self.steps_left < UNROLLED_STEPS else UNROLLED_STEPS
-                self.graphs[steps].replay()
-                self.steps_left -= steps
-                entry = replays % len(self.counts)
-                self.counts[entry : entry + 1].copy_(self.done_count, non_blocking=True)
-                events[entry].record()
-                in_flight.append((entry, events[entry]))
+                in_flight.append(self.replay(steps, replays % len(self.counts), events))
                 replays += 1
                 if not is_streaming and len(in_flight) <= GRAPHS_AHEAD and self.steps_left > 0:
                     continue
             entry, event = in_flight.popleft()
             event.synchronize()
             if is_streaming:
-                self._report_tokens()
+                self.report_tokens()
             done, slots = int(self.counts[entry]), len(self.sentences)
             # Results are copied to the host when there is room for new sentences, or when all are finished.
-            can_fill = self.job.pending and self._should_fill(done) and done > slots - self.in_use
+            can_fill = self.job.pending and self.should_fill(done) and done > slots - self.in_use
             if done == slots or can_fill:
                 in_flight.clear()
-                self._collect()
-                self._fill()
+                self.collect()
+                self.fill()
 
-    def _load(self, slots: list[int], taken: list[int]) -> None:
+    def replay(self, steps: int, entry: int, events: Sequence[torch.cuda.Event]) -> tuple[int, torch.cuda.Event]:
+        """Start some steps; after the event of the returned pair, `counts[entry]` is the number of slots done."""
+        self.graphs[steps].replay()
+        self.steps_left -= steps
+        self.counts[entry : entry + 1].copy_(self.done_count, non_blocking=True)
+        events[entry].record()
+        return entry, events[entry]
+
+    def load(self, slots: list[int], taken: list[int]) -> None:
         sources = [list(self.job.sources[i]) for i in taken]
         lengths = [len(ids) for ids in sources]
         shape = CapturedLoad.shape_of(lengths, len(self.sentences), self.max_len, self.is_encoder_decoder)
         if not self.is_encoder_decoder and shape[1] > MAX_CAPTURED_PROMPT:
-            super()._load(slots, taken)
+            super().load(slots, taken)
         else:
             if shape not in self.loads:
                 self.loads[shape] = CapturedLoad(self.model, self.state, self.offsets, *shape)
@@ -92,5 +96,5 @@ class GraphSlotDecoder(SlotDecoder):
         # No sentence takes more steps: its limit, and one for <eos>.
         self.steps_left = max(self.steps_left, max(self.job.limits[i] for i in taken) + 1)
 
-    def _compact(self) -> None:
+    def compact(self) -> None:
         """A graph has a fixed number of slots."""

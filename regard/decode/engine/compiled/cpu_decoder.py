@@ -49,8 +49,7 @@ class CpuDecoder(StaticDecoder):
         self.rotary = EMPTY_TABLE
         rotary = self.blocks[0].attention.rotary
         if rotary is not None:
-            angle = torch.arange(capacity)[:, None].float() * rotary.rates
-            self.rotary = to_array(torch.cat((angle.cos(), angle.sin()), dim=1))
+            self.rotary = to_array(torch.cat(rotary.tables(torch.arange(capacity)), dim=-1)[:, 0])
         bias = self.self_attention[0].distance_bias
         self.distance_bias = EMPTY_TABLE if bias is None else to_array(bias.float())
         self.output_layer = packed.output
@@ -99,6 +98,9 @@ class CpuDecoder(StaticDecoder):
 
     def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
         super().select_slots(slots)
+        rows = len(slots) * self.hypotheses
+        if rows > len(self.x):
+            self.x = np.zeros((rows, self.x.shape[1]), np.float32)
         self._take_views()
 
     def advance(self, state: Any, offsets: Array, constraints: Any) -> None:
@@ -128,7 +130,7 @@ class CpuDecoder(StaticDecoder):
         if isinstance(state, BeamState):
             decode_choice_cpu.beam_update(
                 *(self.top, self.ids, self.positions, limit, special.eos),
-                *(float(state.config.length_penalty), float(state.config.patience)),
+                *(float(state.config.length_penalty), float(state.config.enough), state.config.early_stopping),
                 **arrays,
             )
         else:
@@ -249,5 +251,5 @@ class CpuSlotDecoder(SlotDecoder):
         super().run()
         _return_memory(self.model.model, self.model.memory)
 
-    def _step(self) -> None:
+    def step(self) -> None:
         self.model.advance(self.state, self.offsets.numpy(), self.constraints)

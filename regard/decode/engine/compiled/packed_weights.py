@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention import Dot, ScaledDot
 from regard.decode.engine.model_precision import iterate_modules, weight_versions
+from regard.decode.engine.static.static_attention import kernels_support
 from regard.kernels.cpu.decode_rows_cpu import ACTIVATIONS
 from regard.kernels.cpu.packed_product_cpu import pack_weight, packing_available
 from regard.layers.embeddings import Embedding
@@ -148,7 +149,8 @@ class PackedAttention:
     def from_module(attention: MultiHead, norm: nn.Module) -> "PackedAttention":
         is_cross = attention.kind == "cross"
         inputs = [attention.query] if is_cross else [attention.query, attention.key_value]
-        factor = attention.head_width**-0.5 if type(attention.score) is ScaledDot else 1.0
+        score = attention.score
+        factor = score.scale(attention.head_width) if isinstance(score, ScaledDot) else 1.0
         gains, eps = (EMPTY, EMPTY), 0.0
         if not isinstance(attention.query_norm, nn.Identity):
             norms = PackedNorm.from_module(attention.query_norm), PackedNorm.from_module(attention.key_norm)
@@ -358,7 +360,7 @@ def supports(model: Any) -> bool:
     >>> supports(Transformer(sizes))
     True
     """
-    if not isinstance(model, Transformer | GPT):
+    if not isinstance(model, Transformer | GPT) or not kernels_support(model):
         return False
     parameters = [p for module in iterate_modules(model) for p in module._parameters.values() if p is not None]
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in parameters):

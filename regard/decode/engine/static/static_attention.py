@@ -9,10 +9,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Dot, ScaledDot, attend, causal, padding
+from regard.attention import Dot, ScaledDot, attend, padding
 from regard.decode.engine.static.projections import activation_dtype, make_joint_projection, make_projection
 from regard.layers.multihead import MultiHead
 from regard.layers.packed import Packed
+from regard.models.gpt import GPT
+
+
+def kernels_support(model: Any) -> bool:
+    """Whether the specialized kernels can run the blocks of a model; otherwise torch code does.
+
+    They have no norms of outputs, parallel sublayers, sliding windows, soft-capping, layers of different kinds, or
+    rotation of some channels only.
+    """
+    if not isinstance(model, GPT):
+        return True
+    config = model.config
+    differs = any(config.sliding_windows) or config.unrotated_layers or config.rotary_share < 1
+    is_capped = config.score_cap or config.logit_cap
+    has_norms = config.norm == "pre" and config.norm_kind != "rms_zero_centered" and not config.qk_norm_joint
+    return has_norms and not (config.parallel or differs or is_capped)
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,8 @@ class _HeadAttention:
         self.attention = attention
         self.heads, self.kv_heads, self.head_width = attention.heads, attention.kv_heads, attention.head_width
         self.is_dot = type(attention.score) in (Dot, ScaledDot)
-        self.scale = attention.head_width**-0.5 if type(attention.score) is ScaledDot else 1.0
+        score = attention.score
+        self.scale = score.scale(attention.head_width) if isinstance(score, ScaledDot) else 1.0
         self.transforms_queries = attention.rotary is not None or not isinstance(attention.query_norm, nn.Identity)
         # Scores of the first batch of products are never read (beta=0): an uninitialized tensor that broadcasts.
         self.unused = torch.empty((1, 1, 1), dtype=self.dtype, device=attention.out.weight.device)
@@ -128,9 +145,10 @@ class CachedAttention(_HeadAttention):
     def _transform(self, q: Tensor, kv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Norms and rotation of queries and keys."""
         attention = self.attention
-        q, k = attention.query_norm(q), attention.key_norm(kv.select(-3, 0))
+        q = attention.normalize(q, attention.query_norm)
+        k = attention.normalize(kv.select(-3, 0), attention.key_norm)
         if attention.rotary is not None:
-            q, k = attention.rotary(q, positions), attention.rotary(k, positions)
+            q, k = (attention.rotary(x, positions, positions + 1) for x in (q, k))
         return q, torch.stack((k, kv.select(-3, 1)), dim=-3)
 
     def _attend(self, q: Float[Tensor, "B K H D"], mask: TreeMask) -> Float[Tensor, "R E"]:
@@ -140,7 +158,7 @@ class CachedAttention(_HeadAttention):
             return self._attend_gathered(q, mask)
         # All beams of a slot are queries of the flattened keys of all beams: nothing is copied or gathered.
         k, v = self.cache[:, :, :, :S].reshape(2, B * self.kv_heads, S * K, D)
-        needs_bias = mask.bias is not None or self.distance_bias is not None
+        needs_bias = mask.bias is not None or self.distance_bias is not None or self._hides_keys(S)
         return self.attend_flat(q, k, v, (lambda scores: self._add_bias(scores, mask)) if needs_bias else None)
 
     def _add_bias(self, scores: Float[Tensor, "B H K S"], mask: TreeMask) -> Float[Tensor, "B H K S"]:
@@ -151,7 +169,16 @@ class CachedAttention(_HeadAttention):
             scores += bias.repeat_interleave(columns, dim=-1)
         if mask.bias is not None:
             scores += mask.bias
+        if self._hides_keys(mask.at.longest):
+            positions = torch.arange(mask.at.longest, device=scores.device)
+            is_hidden = positions <= mask.at.positions[:, None] - self.attention.sliding_window
+            is_hidden = is_hidden.repeat_interleave(self.cache.shape[4], dim=-1)
+            scores.masked_fill_(is_hidden[:, None, None], -torch.inf)
         return scores
+
+    def _hides_keys(self, keys: int) -> bool:
+        """Whether some of the keys are before the sliding window."""
+        return 0 < self.attention.sliding_window < keys
 
     def _attend_gathered(self, q: Float[Tensor, "B K H D"], mask: TreeMask) -> Float[Tensor, "R E"]:
         """Any score: the keys and values of each hypothesis are gathered from the columns of its ancestors."""
@@ -164,6 +191,8 @@ class CachedAttention(_HeadAttention):
         k, v = cache.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
         lengths = (mask.at.positions + 1).repeat_interleave(K)
         allowed = None if mask.at.shared is not None else padding(lengths)
+        if self._hides_keys(S):
+            allowed = padding(lengths) & ~padding(lengths - self.attention.sliding_window)
         out = attend(q.reshape(B * K, H, 1, D), k, v, score=self.attention.score, mask=allowed)
         return self.out(out.view(B * K, H * D))
 
@@ -185,10 +214,10 @@ class CachedAttention(_HeadAttention):
         self.cache[:, slots, :, positions, 0] = torch.stack((k, v), dim=1)
         if start:
             keys, values = self.cache[:, slots[:1], :, : start + len(x), 0]
-            out = attend(q.transpose(0, 1)[None], keys, values, score=attention.score, mask=causal())
+            out = attend(q.transpose(0, 1)[None], keys, values, score=attention.score, mask=attention.mask)
             return attention.out(out[0].transpose(0, 1).flatten(-2))
         offsets = tokens.offsets
-        out = attend(q, k, v, score=attention.score, mask=causal(), q_offsets=offsets, k_offsets=offsets)
+        out = attend(q, k, v, score=attention.score, mask=attention.mask, q_offsets=offsets, k_offsets=offsets)
         return attention.out(out.flatten(-2))
 
     def select_slots(self, slots: Int[Tensor, "B2"]) -> None:

@@ -85,6 +85,7 @@ class StaticDecoder:
         factor = model.output_factor if isinstance(model, Transformer) else 1.0
         self.final_norm = final_norm if factor == 1.0 else lambda x: final_norm(x) * factor
         self.output = make_projection(model.output)
+        self.logit_cap = model.config.logit_cap if isinstance(model, GPT) else 0.0
 
     def _make_layer(self, i: int) -> list[tuple[Callable[..., Tensor], Callable[..., Tensor]]]:
         """The sublayers of a block, each with its norm."""
@@ -159,7 +160,10 @@ class StaticDecoder:
             source["bias"] = torch.zeros(is_padding.shape, dtype=x.dtype, device=x.device)
             source["bias"].masked_fill_(is_padding, -torch.inf)
         norm_first = self.blocks[0].norm_first
-        for layer in self.layers:
+        for block, layer in zip(self.blocks, self.layers):
+            if not getattr(block, "is_plain", True):
+                x = block.sublayers(x, lambda h, attention=layer[0][1]: attention(h, mask))
+                continue
             for norm, sublayer in layer:
                 h = norm(x) if norm_first else x
                 if isinstance(sublayer, CachedAttention):
@@ -171,7 +175,8 @@ class StaticDecoder:
                 x = update.add_(x)
                 if not norm_first:
                     x = norm(x)
-        return self.output(self.final_norm(x)).view(*last.shape, -1)
+        logits = self.output(self.final_norm(x)).view(*last.shape, -1)
+        return (logits / self.logit_cap).tanh() * self.logit_cap if self.logit_cap else logits
 
     def _tree_mask(self, at: StepPositions, ancestors: Int[Tensor, "B K S"] | None) -> TreeMask:
         K, S = self.hypotheses, at.longest

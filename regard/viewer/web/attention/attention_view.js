@@ -10,6 +10,7 @@ import { describeCell, zoomAround } from "./figure_data.js";
 import { FigureKeys } from "./figure_keys.js";
 import { drawColorScale } from "./color_scale.js";
 import { toTsv } from "./table.js";
+import { HeadSet } from "./head_set.js";
 import { Overview } from "./overview.js";
 import { Measures, Reading } from "./reading.js";
 import { Difference } from "../comparison/comparison.js";
@@ -41,6 +42,7 @@ export class AttentionView {
     this.overviews = new Map();
     this.overview = this.overviewOf(state.view.selected);
     this.keys = new FigureKeys(this);
+    this.headSet = new HeadSet(this);
     this.reading = new Reading();
     this.measures = new Measures(looks.all[0], scheduler);
     this.panels = [new Panel(this, 0), new Panel(this, 1)];
@@ -119,7 +121,7 @@ export class AttentionView {
     const { figureData, selected } = panel;
     const row = at.row ?? 0;
     const column = at.column ?? argmax(figureData.map.exactRow(row));
-    this.state.set({ view: "steps", selected: { ...selected, head: selected.head === "mean" ? 0 : selected.head }, pin: [figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)] });
+    this.state.set({ view: "steps", depth: "numbers", selected: { ...selected, head: selected.head === "mean" ? 0 : selected.head }, pin: [figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)] });
   }
 
   /** The largest weight of the rows that are words. @param {Panel} panel @returns {Cell} */
@@ -151,7 +153,7 @@ export class AttentionView {
   overviewOf(selected) {
     const look = selected.look ?? 0;
     if (!this.overviews.has(look)) {
-      const one = new Overview(this.looks.all[look], this.scheduler, (head, second) => this.choose(head, second));
+      const one = new Overview(this.looks.all[look], this.scheduler, (head, adds) => this.choose(head, adds));
       one.onPainted = () => this.zoomControls.paint();
       one.element.hidden = one.cells.size < 2;
       this.overviews.set(look, one);
@@ -171,7 +173,8 @@ export class AttentionView {
       next.draw(this.colormap(), active);
     }
     const here = (/** @type {HeadRef | null} */ selected) => (selected && (selected.look ?? 0) === (active.look ?? 0) ? selected : null);
-    next.mark(here(view.selected), here(view.other));
+    const { heads } = this.headSet;
+    next.mark(here(view.selected), here(view.other), heads.length > 1 ? heads.filter((one) => here(one)) : []);
   }
 
   /** The number of figures. */
@@ -232,7 +235,7 @@ export class AttentionView {
   async update(changed) {
     const startTime = performance.now();
     const { view } = this.state;
-    const headRefs = [view.selected, view.other].filter((one) => one !== null);
+    const headRefs = [view.selected, view.other, ...view.added].filter((one) => one !== null);
     const missing = headRefs.filter((one) => !this.looks.attentionsOf(one).isLoaded(one.attention));
     if (missing.length) {
       await Promise.all(missing.map((one) => this.looks.attentionsOf(one).load(one.attention)));
@@ -255,6 +258,7 @@ export class AttentionView {
     this.scale.value = view.scale ?? this.defaultScale;
     this.colors.value = view.colors;
     for (const panel of this.visiblePanels) panel.show(view);
+    this.headSet.draw();
     this.updateDifference();
     this.drawLegend();
     this.zoomControls.draw();
@@ -262,7 +266,7 @@ export class AttentionView {
     this.read();
     performance.clearMeasures("regard-show");
     performance.measure("regard-show", { start: startTime });
-    if (!changed || ["selected", "other", "words"].some((key) => changed.has(key))) {
+    if (!changed || ["selected", "other", "words", "added"].some((key) => changed.has(key))) {
       this.measures.show(
         this.visiblePanels.map((panel) => ({
           figureData: panel.figureData,
@@ -272,7 +276,7 @@ export class AttentionView {
         })),
         this.panels[0].attentions.scene.links,
       );
-      if (changed) this.announcer.announce(this.visiblePanels.map((panel) => panel.figureData.name).join("; compared with "));
+      if (changed && !changed.has("added")) this.announcer.announce(this.visiblePanels.map((panel) => panel.figureData.name).join("; compared with "));
     }
     if (!changed || ["selected", "colors", "scale", "theme"].some((key) => changed.has(key)))
       this.overview.draw(this.colormap(), this.panels[this.active].selected);
@@ -302,7 +306,9 @@ export class AttentionView {
       const { cursor, pin } = this.highlightsOf(panel.index);
       panel.figure?.mark(cursor, pin);
       const cell = cursor ?? pin;
-      details.push({ figureData: panel.figureData, cell, mark: panel.index ? "second" : "first" });
+      const { layers } = panel.figureData;
+      if (!layers) details.push({ figureData: panel.figureData, cell, mark: panel.index ? "second" : "first" });
+      else for (const { map, color, name } of layers) details.push({ figureData: { ...panel.figureData, map }, cell, mark: "first", color, name });
     }
     const { cursor, pin } = this.highlightsOf(0);
     const cell = cursor ?? pin;
@@ -321,7 +327,8 @@ export class AttentionView {
         return describeCell(figureData, full, formatWeight(row[full.column], figureData.rounded));
       });
     const more = cellDifference === null ? "" : ` A minus B: ${formatSigned(cellDifference)}.`;
-    if (announcements.length) this.announcer.announce(announcements.length > 1 ? `A: ${announcements[0]} B: ${announcements[1]}${more}` : announcements[0], wait);
+    if (details[0].name) this.announcer.announce(announcements.map((text, i) => `${details[i].name}: ${text}`).join(" "), wait);
+    else if (announcements.length) this.announcer.announce(announcements.length > 1 ? `A: ${announcements[0]} B: ${announcements[1]}${more}` : announcements[0], wait);
   }
 
   /** @param {number} panel @param {Cell | null} cell */
@@ -333,7 +340,15 @@ export class AttentionView {
     )
       return;
     this.cursor = cell ? { panel, cell } : null;
+    this.rememberCell(panel, cell);
     this.read(200);
+  }
+
+  /** Remembers the token that was pointed at last, where the step-by-step view opens. @param {number} panel @param {Cell | null} cell */
+  rememberCell(panel, cell) {
+    if (!cell || cell.row === null) return;
+    const { figureData, selected } = this.panels[panel];
+    this.state.pointed = { attention: selected.attention, cell: [figureData.rows.tokenAt(cell.row), cell.column === null ? null : figureData.columns.tokenAt(cell.column)] };
   }
 
   /** Pins a cell, or unpins it if it is pinned. @param {number} panel @param {Cell} cell */
@@ -380,14 +395,15 @@ export class AttentionView {
     this.showOverview();
   }
 
-  /** @param {HeadRef} selected @param {boolean} second */
-  choose(selected, second) {
+  /** Selects a head, or adds it to the selected ones: in the same figure if possible, otherwise in a second one. @param {HeadRef} selected @param {boolean} adds */
+  choose(selected, adds) {
     const { look } = this.panels[this.active].selected;
     const next = look === undefined ? selected : { ...selected, look };
-    if (second || (this.figureCount > 1 && this.active === 1)) {
+    if (adds && this.headSet.fits(next)) this.headSet.toggle(next);
+    else if (adds || (this.figureCount > 1 && this.active === 1)) {
       this.state.set({ other: next });
       this.activate(1);
-    } else this.state.set({ selected: next });
+    } else this.state.set({ selected: next, added: [] });
   }
 
   /** @param {boolean} on */

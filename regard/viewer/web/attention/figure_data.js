@@ -8,9 +8,10 @@ import { bidiIsolate } from "../core/tokens.js";
 /** @typedef {import("../weights/maps.js").AttentionMap} AttentionMap */
 /** @typedef {{row: number | null, column: number | null}} Cell */
 /**
- * The contents of a figure.
+ * The contents of a figure. `layers`: the maps of several heads with the indices of their colors; the first one is `map`.
  * @typedef {{map: AttentionMap, rows: Axis, columns: Axis, zoom: Zoom | null, colormap: any, name: string, rounded?: boolean,
- *   gold: ((row: number, column: number) => boolean) | null, isMasked: ((row: number, column: number) => boolean) | null}} FigureData
+ *   gold: ((row: number, column: number) => boolean) | null, isMasked: ((row: number, column: number) => boolean) | null,
+ *   layers?: {map: AttentionMap, color: number, name: string}[] | null}} FigureData
  * The event handlers of a figure.
  * @typedef {{point: (cell: Cell | null) => void, pin: (cell: Cell) => void, zoom: (zoom: Zoom | null) => void}} FigureHandlers
  */

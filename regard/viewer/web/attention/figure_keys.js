@@ -106,6 +106,7 @@ export class FigureKeys {
       column: Math.max(0, Math.min(map.columns - 1, column)),
     };
     this.view.cursor = { panel: panel.index, cell };
+    this.view.rememberCell(panel.index, cell);
     if (zoom) {
       /** How far a range has to move to contain a position. @param {[number, number]} range @param {number} position */
       const by = ([from, to], position) => (position < from ? position - from : position >= to ? position - to + 1 : 0);

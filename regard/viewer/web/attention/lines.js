@@ -15,6 +15,9 @@ const MAX_LINES = 900;
 const MAX_TOKEN_LENGTH = 24;
 /** Minimum distance between tokens in a line of text; longer texts are written as two columns. */
 const MIN_TOKEN_GAP = 12;
+/** Distance between the lines of several heads, and width of the numbers of one. */
+const HEAD_GAP = 5;
+const NUMBER_WIDTH = 44;
 
 /**
  * Returns at most `maxLength` elements of a range, around a center.
@@ -27,9 +30,10 @@ export function windowAround([from, to], center, maxLength) {
 }
 
 export class Lines {
-  /** @param {import("./figure_data.js").FigureHandlers} handlers */
-  constructor(handlers) {
+  /** @param {import("./figure_data.js").FigureHandlers} handlers @param {boolean} [isLarge] for a projector */
+  constructor(handlers, isLarge = false) {
     this.handlers = handlers;
+    this.isLarge = isLarge;
     this.svg = s("svg", { "aria-hidden": "true" });
     this.element = h(
       "div",
@@ -102,7 +106,7 @@ export class Lines {
    */
   horizontalGeometry(range, width) {
     const { rows, columns } = this.figureData;
-    const size = 17;
+    const size = this.isLarge ? Math.max(18, Math.min(36, width / 40)) : 17;
     /** Centers of the labels, spread over the width. @param {import("../core/tokens.js").Axis} axis @param {[number, number]} part */
     const centers = (axis, part) => {
       const widths = this.labelWidths(axis, part, size);
@@ -119,10 +123,10 @@ export class Lines {
     };
     const [rowCenters, columnCenters] = [centers(rows, range.rows), centers(columns, range.columns)];
     if (!rowCenters || !columnCenters) return null;
-    const span = Math.max(120, Math.min(220, 0.2 * window.innerHeight));
-    const top = 62;
-    const rowY = top + span + 30;
-    return { isHorizontal: true, range, step: 34, size, width, height: rowY + 36, head: 20, top, span, rowY, rowCenters, columnCenters };
+    const span = this.isLarge ? 0.36 * window.innerHeight : Math.max(110, Math.min(220, 0.15 * window.innerHeight));
+    const top = (this.isLarge ? 84 : 52) + 14 * (this.layers.length - 1);
+    const rowY = top + span + (this.isLarge ? 40 : 30);
+    return { isHorizontal: true, range, step: 34, size, width, height: rowY + (this.isLarge ? 54 : 34), head: 20, top, span, rowY, rowCenters, columnCenters };
   }
 
   /** Queries on the left, keys on the right. @param {{rows: [number, number], columns: [number, number]}} range @param {number} availableWidth */
@@ -132,7 +136,7 @@ export class Lines {
     const more = Math.max(rowCount, keyCount);
     const step = Math.max(19, Math.min(42, Math.floor((0.62 * window.innerHeight) / more)));
     const size = Math.max(12, Math.min(17, Math.floor(step * 0.55)));
-    const numbers = 58;
+    const numbers = 58 + NUMBER_WIDTH * Math.min(2, this.layers.length - 1);
     const left = Math.min(0.36 * availableWidth, Math.max(...this.labelWidths(rows, range.rows, size)) + 18);
     const right = Math.min(0.36 * availableWidth, Math.max(...this.labelWidths(columns, range.columns, size)) + 18);
     const width = Math.min(availableWidth, Math.max(left + right + numbers + 180, Math.min(availableWidth, 860)));
@@ -158,12 +162,12 @@ export class Lines {
   headings() {
     const { isHorizontal, left, right, head, rowY } = this.geometry;
     const { rows, columns } = this.figureData;
-    const text = { class: "heading", "font-size": "12px" };
+    const text = { class: "heading", "font-size": this.isLarge ? "16px" : "12px" };
     return s(
       "g",
       { class: "headings" },
       isHorizontal
-        ? [label(`${columns.title} (keys)`, false, "left", { x: 0, y: 14, ...text }), label(`${rows.title} (queries)`, false, "left", { x: 0, y: rowY + 30, ...text })]
+        ? [label(`${columns.title} (keys)`, false, "left", { x: 0, y: 10, ...text }), label(`${rows.title} (queries)`, false, "left", { x: 0, y: rowY + (this.isLarge ? 46 : 30), ...text })]
         : [label(rows.title, false, "right", { x: left - 12, y: head - 22, ...text }), label(columns.title, false, "left", { x: right + 12, y: head - 22, ...text })],
     );
   }
@@ -184,7 +188,7 @@ export class Lines {
     };
     const middle = g.isHorizontal;
     this.rowTexts = texts(rows, g.range.rows, middle ? "middle" : "right", (t) => (middle ? { x: this.rowX(t), y: g.rowY } : { x: g.left - 12, y: this.rowY(t) }));
-    this.columnTexts = texts(columns, g.range.columns, middle ? "middle" : "left", (c) => (middle ? { x: this.columnX(c), y: g.top - 16 } : { x: g.right + 12, y: this.columnY(c) }));
+    this.columnTexts = texts(columns, g.range.columns, middle ? "middle" : "left", (c) => (middle ? { x: this.columnX(c), y: g.top - (this.isLarge ? 24 : 16) } : { x: g.right + 12, y: this.columnY(c) }));
     return group;
   }
 
@@ -222,35 +226,49 @@ export class Lines {
     return g.isHorizontal ? [this.columnX(column), g.top] : [g.right, this.columnY(column)];
   }
 
-  /** @param {[number, number]} from @param {[number, number]} to @param {number} weight @param {string} kind */
-  line(from, to, weight, kind) {
+  /** @param {[number, number]} from @param {[number, number]} to @param {number} weight @param {string} kind @param {number | null} [color] of the head, if there are several */
+  line(from, to, weight, kind, color = null) {
     const g = this.geometry;
+    // Lines of several heads are drawn next to each other.
+    const shift = color === null ? 0 : (color - (this.figureData.layers.length - 1) / 2) * HEAD_GAP;
+    [from, to] = [from, to].map(([x, y]) => (g.isHorizontal ? [x + shift, y] : [x, y + shift]));
     const middle = g.isHorizontal ? (from[1] + to[1]) / 2 : (from[0] + to[0]) / 2;
     const [a, b] = g.isHorizontal ? [`${from[0]} ${middle}`, `${to[0]} ${middle}`] : [`${middle} ${from[1]}`, `${middle} ${to[1]}`];
     return s("path", {
       class: kind,
+      "data-color": color,
       d: `M${from[0]} ${from[1]}C${a} ${b} ${to[0]} ${to[1]}`,
-      "stroke-width": (0.6 + weight * Math.min(11, g.step * 0.36)).toFixed(2),
+      "stroke-width": (0.6 + weight * Math.min(color === null ? 11 : 6, g.step * 0.36)).toFixed(2),
       "stroke-opacity": (kind === "thread" ? 0.1 + 0.62 * weight : 0.22 + 0.7 * weight).toFixed(3),
     });
   }
 
+  /** The maps on display, with the colors of their heads. @returns {{map: import("../weights/maps.js").AttentionMap, color: number | null}[]} */
+  get layers() {
+    return this.figureData.layers ?? [{ map: this.figureData.map, color: null }];
+  }
+
   /** Draws the strongest lines of all tokens. */
   drawAllLines() {
+    for (const { map, color } of this.layers) this.drawLinesOf(map, color);
+  }
+
+  /** @param {import("../weights/maps.js").AttentionMap} map @param {number | null} color */
+  drawLinesOf(map, color) {
     const { range } = this.geometry;
     const columnCount = range.columns[1] - range.columns[0];
     const list = Array.from({ length: range.rows[1] - range.rows[0] }, (_, i) => range.rows[0] + i);
     const cells = new Float32Array(list.length * columnCount);
-    this.figureData.map.readRows(list, range.columns[0], range.columns[1], cells);
-    const minimum = Math.max(0.03, 1.2 / this.figureData.map.columns);
+    map.readRows(list, range.columns[0], range.columns[1], cells);
+    const minimum = Math.max(0.03, 1.2 / map.columns);
     const strongest = Array.from(cells.keys())
       .filter((i) => cells[i] >= minimum)
       .sort((a, b) => cells[b] - cells[a])
-      .slice(0, MAX_LINES)
+      .slice(0, MAX_LINES / this.layers.length)
       .reverse();
     for (const i of strongest) {
       const [row, column] = [list[Math.floor(i / columnCount)], range.columns[0] + (i % columnCount)];
-      this.allLines.append(this.line(this.rowEnd(row), this.columnEnd(column), cells[i], "thread"));
+      this.allLines.append(this.line(this.rowEnd(row), this.columnEnd(column), cells[i], "thread", color));
     }
   }
 
@@ -291,35 +309,48 @@ export class Lines {
   markRow(at) {
     const g = this.geometry;
     if (at.row < g.range.rows[0] || at.row >= g.range.rows[1]) return;
-    const row = this.figureData.map.exactRow(at.row);
     this.rowTexts.get(at.row).classList.add("on");
+    const strongest = new Float32Array(this.figureData.map.columns);
+    this.layers.forEach(({ map, color }) => {
+      const row = map.exactRow(at.row);
+      row.forEach((weight, c) => (strongest[c] = Math.max(strongest[c], weight)));
+      this.markWeights(at, row, color);
+    });
+    for (const [c, text] of this.columnTexts) {
+      text.classList.toggle("dim", strongest[c] < 0.02 && c !== at.column);
+      text.classList.toggle("on", c === at.column);
+    }
+  }
+
+  /** Draws the lines of one token in one head. @param {Cell} at @param {ArrayLike<number>} row its weights @param {number | null} color */
+  markWeights(at, row, color) {
+    const g = this.geometry;
     const outside = { before: 0, after: 0 };
     for (let c = 0; c < row.length; c++) {
       if (c < g.range.columns[0]) outside.before += row[c];
       else if (c >= g.range.columns[1]) outside.after += row[c];
       else {
-        const text = this.columnTexts.get(c);
-        text.classList.toggle("dim", row[c] < 0.02 && c !== at.column);
-        if (row[c] >= 0.004) this.focus.append(this.line(this.rowEnd(at.row), this.columnEnd(c), row[c], "strand"));
-        if (row[c] >= 0.02 || c === at.column) this.number(row[c], this.columnEnd(c), c === at.column);
-        if (c === at.column) text.classList.add("on");
+        if (row[c] >= 0.004) this.focus.append(this.line(this.rowEnd(at.row), this.columnEnd(c), row[c], "strand", color));
+        if (row[c] >= 0.02 || (c === at.column && color === null)) this.number(row[c], this.columnEnd(c), c === at.column, color);
       }
     }
-    this.markOutside(at.row, outside);
+    this.markOutside(at.row, outside, color);
   }
 
-  /** @param {number} weight @param {[number, number]} end of its line @param {boolean} on */
-  number(weight, [x, y], on) {
+  /** @param {number} weight @param {[number, number]} end of its line @param {boolean} on @param {number | null} [color] */
+  number(weight, [x, y], on, color = null) {
     const { isHorizontal, width, top } = this.geometry;
-    const at = isHorizontal ? { x, y: top - 40 } : { x: width - 2, y };
-    this.focus.append(label(formatShort(weight), false, isHorizontal ? "middle" : "right", { ...at, dy: "0.35em", class: on ? "weight on" : "weight", "font-size": "13px" }));
+    // The numbers of several heads are stacked above the token, or next to each other.
+    const place = color ?? 0;
+    const at = isHorizontal ? { x, y: top - (this.isLarge ? 56 : 38) - 14 * place } : { x: width - 2 - NUMBER_WIDTH * place, y };
+    this.focus.append(label(formatShort(weight), false, isHorizontal ? "middle" : "right", { ...at, dy: "0.35em", class: on ? "weight on" : "weight", "data-color": color, "font-size": this.isLarge ? "20px" : "13px" }));
   }
 
   /**
    * Lines to tokens outside the visible range end at its edge.
-   * @param {number} row @param {{before: number, after: number}} outside
+   * @param {number} row @param {{before: number, after: number}} outside @param {number | null} color
    */
-  markOutside(row, outside) {
+  markOutside(row, outside, color) {
     const g = this.geometry;
     /** @type {Record<string, [number, number]>} */
     const edges = g.isHorizontal
@@ -330,12 +361,12 @@ export class Lines {
       const [x, y] = edges[side];
       const text = side === "before" ? "… before" : "… after";
       this.focus.append(
-        this.line(this.rowEnd(row), edges[side], outside[side], "strand"),
+        this.line(this.rowEnd(row), edges[side], outside[side], "strand", color),
         g.isHorizontal
           ? label(text, false, side === "before" ? "left" : "right", { x: side === "before" ? 0 : g.width, y: y - 16, dy: "0.35em", class: "label outside", "font-size": "13px" })
           : label(text, false, "left", { x: x + 12, y, dy: "0.35em", class: "label outside", "font-size": "13px" }),
       );
-      this.number(outside[side], edges[side], false);
+      this.number(outside[side], edges[side], false, color);
     }
   }
 
@@ -345,12 +376,16 @@ export class Lines {
     if (column < g.range.columns[0] || column >= g.range.columns[1]) return;
     this.columnTexts.get(column).classList.add("on");
     const list = Array.from({ length: g.range.rows[1] - g.range.rows[0] }, (_, i) => g.range.rows[0] + i);
-    const weights = new Float32Array(list.length);
-    this.figureData.map.readRows(list, column, column + 1, weights);
-    list.forEach((row, i) => {
-      this.rowTexts.get(row).classList.toggle("dim", weights[i] < 0.02);
-      if (weights[i] >= 0.004) this.focus.append(this.line(this.rowEnd(row), this.columnEnd(column), weights[i], "strand"));
-    });
+    const strongest = new Float32Array(list.length);
+    for (const { map, color } of this.layers) {
+      const weights = new Float32Array(list.length);
+      map.readRows(list, column, column + 1, weights);
+      list.forEach((row, i) => {
+        strongest[i] = Math.max(strongest[i], weights[i]);
+        if (weights[i] >= 0.004) this.focus.append(this.line(this.rowEnd(row), this.columnEnd(column), weights[i], "strand", color));
+      });
+    }
+    list.forEach((row, i) => this.rowTexts.get(row).classList.toggle("dim", strongest[i] < 0.02));
   }
 
   /**

@@ -42,7 +42,7 @@ export function headLabel(attentions, ref) {
 export class Overview {
   /**
    * @param {import("../weights/maps.js").Attentions} attentions @param {import("../core/scheduler.js").Scheduler} scheduler
-   * @param {(ref: HeadRef, second: boolean) => void} onSelect
+   * @param {(ref: HeadRef, adds: boolean) => void} onSelect called when a head is selected, or added to the selected ones
    */
   constructor(attentions, scheduler, onSelect) {
     this.attentions = attentions;
@@ -51,6 +51,8 @@ export class Overview {
     /** Incremented when drawing starts, to discard drawing that was started before. */
     this.generation = 0;
     this.onSelect = onSelect;
+    /** Number of heads in the first figure, if there are several. */
+    this.selectedCount = 0;
     /** @type {Map<string, {ref: HeadRef, element: HTMLElement, canvas: HTMLCanvasElement, raster: RasterData | null}>} */
     this.cells = new Map();
     /** @type {any[]} */
@@ -99,6 +101,7 @@ export class Overview {
       {
         class: "grid",
         role: "grid",
+        "aria-multiselectable": "true",
         "aria-label": `${name}: one row per layer, one column per head`,
         onkeydown: (event) => this.key(event),
       },
@@ -144,28 +147,39 @@ export class Overview {
   cell(attention, head) {
     const ref = { attention: attention.name, head };
     const name = headLabel(this.attentions.scene.attentions, ref);
-    const thumbnail = createThumbnail(ref, name, (event) => this.onSelect(ref, event.shiftKey));
+    const thumbnail = createThumbnail(ref, name, (event) => this.onSelect(ref, event.shiftKey || event.ctrlKey || event.metaKey));
     this.cells.set(headKey(ref), { ...thumbnail, raster: null });
     return thumbnail.element;
   }
 
-  /** Arrow keys move between thumbnails and select them. @param {KeyboardEvent} event */
+  /** Arrow keys move between thumbnails and select them; Space adds the focused one to the selection. @param {KeyboardEvent} event */
   key(event) {
     const target = /** @type {HTMLElement} */ (event.target);
     const ref = this.cells.get(target.dataset.head)?.ref;
-    if (!ref || event.altKey || event.metaKey || event.ctrlKey) return;
+    if (!ref || event.altKey || event.metaKey) return;
     const next = thumbnailByKey(this.element, event);
-    const second = event.shiftKey && (event.key === "Enter" || event.key === " ");
-    if (next) this.onSelect(this.cells.get(next.dataset.head).ref, second);
+    const adds = event.key === " " || (event.key === "Enter" && (event.shiftKey || event.ctrlKey));
+    // With Ctrl, and while several heads are selected, arrow keys move the focus alone.
+    if (!next || (!adds && event.key !== "Enter" && (event.ctrlKey || this.selectedCount > 1))) return;
+    this.onSelect(this.cells.get(next.dataset.head).ref, adds);
   }
 
-  /** Highlights the selected heads. @param {HeadRef | null} first @param {HeadRef | null} second */
-  mark(first, second) {
+  /**
+   * Highlights the selected heads.
+   * @param {HeadRef | null} first @param {HeadRef | null} second of the second figure
+   * @param {HeadRef[]} [heads] of the first figure, if there are several
+   */
+  mark(first, second, heads = []) {
+    const colors = heads.map(headKey);
+    this.selectedCount = colors.length;
+    const focused = this.element.contains(document.activeElement) ? document.activeElement : null;
     for (const [key, cell] of this.cells) {
       const [one, two] = [first, second].map((ref) => ref !== null && key === headKey(ref));
+      const color = colors.indexOf(key);
       setAttributes(cell.element, {
-        "aria-selected": String(one || two),
-        tabindex: one || (first === null && two) ? 0 : -1,
+        "aria-selected": String(one || two || color >= 0),
+        "data-color": color >= 0 ? color : null,
+        tabindex: (focused ? cell.element === focused : one || (first === null && two)) ? 0 : -1,
         "data-mark": one && two ? "both" : one ? "first" : two ? "second" : null,
       });
     }

@@ -75,10 +75,10 @@ function describeAttention(attentions, attention) {
 }
 
 /** Describes what a head does, with the measured share of its weight. @param {import("../weights/head_labels.js").HeadLabel | null} label */
-function describeHead(label) {
+export function describeHead(label) {
   if (!label) return "";
   const percent = `${Math.round(100 * label.share)}%`;
-  const measured = { alignment: `${percent} of the largest possible information`, diffuse: `${percent} of the largest entropy`, mixed: "" }[label.label] ?? `${percent} of its weight`;
+  const measured = { alignment: `${percent} of the maximum information`, diffuse: `${percent} of the maximum entropy`, mixed: "" }[label.label] ?? `${percent} of its weight`;
   return ["This head ", h("strong", {}, HEAD_LABELS[label.label].text), measured ? ` (${measured}).` : "."];
 }
 
@@ -128,7 +128,7 @@ export class Panel {
     this.description = h("p", { class: "description" });
     this.turnOff = h("button", { type: "button", class: "small", onclick: () => parent.turnOff(this.selected) }, "Turn this head off");
     this.showArithmetic = h("button", { type: "button", class: "small", onclick: () => parent.showArithmetic(this) }, "Show the arithmetic");
-    this.actions = h("p", { class: "actions", "data-export": "no" }, this.turnOff, this.showArithmetic);
+    this.actions = h("p", { class: "actions", "data-export": "no" }, index ? null : parent.headSet.addButton, this.turnOff, this.showArithmetic);
     this.element = h(
       "article",
       {
@@ -143,10 +143,12 @@ export class Panel {
         h("span", { class: "mark", "aria-hidden": "true" }, "AB"[index]),
         h("h2", {}, this.attention, this.head),
         h("span", { class: "steps", "data-export": "no" }, this.previous, this.next),
+        this.actions,
       ),
       this.chooser?.element,
       this.ownTexts,
-      h("div", { class: "about-head" }, this.description, this.actions),
+      this.description,
+      index ? null : parent.headSet.element,
       this.container,
     );
     /** @type {Record<string, any>} */
@@ -282,6 +284,7 @@ export class Panel {
       gold,
       isMasked,
       rounded: attention.q.type !== "float32",
+      layers: this.index ? null : this.parent.headSet.layers(view.words),
     };
     if (view.form !== "map") this.pause();
     const figure = (this.figures[view.form] ??= this.createFigure(view.form));

@@ -18,7 +18,7 @@ export class Reading {
   }
 
   /**
-   * @param {{figureData: FigureData, cell: Cell | null, mark: string}[]} readings one per figure @param {boolean} isPinned
+   * @param {{figureData: FigureData, cell: Cell | null, mark: string, color?: number, name?: string}[]} readings one per figure, or one per head with its color and name @param {boolean} isPinned
    * @param {number | null} [difference] difference of the two figures at the cell
    */
   show(readings, isPinned, difference = null) {
@@ -35,15 +35,16 @@ export class Reading {
 
   /**
    * Without a selected token: the largest weights of the map.
-   * @param {{figureData: FigureData, mark: string}} reading @param {boolean} isCompared
+   * @param {{figureData: FigureData, mark: string, color?: number, name?: string}} reading @param {boolean} isCompared
    */
-  largestWeights({ figureData, mark }, isCompared) {
+  largestWeights({ figureData, mark, color, name }, isCompared) {
     const { rows, columns, map } = figureData;
     const best = map.isMaterialized ? topK(map.allCells(), MAX_LISTED_WEIGHTS) : [];
     return h(
       "div",
-      { class: "one", "data-mark": isCompared ? mark : null },
-      h("h2", { class: "quiet" }, badge(mark, isCompared), map.isMaterialized ? "Largest weights" : "Point at the map"),
+      { class: "one", "data-mark": isCompared && !name ? mark : null, "data-color": color },
+      name ? h("p", { class: "head-name" }, h("i", { "aria-hidden": "true" }), name) : null,
+      h("h2", { class: "quiet" }, badge(mark, isCompared && !name), map.isMaterialized ? "Largest weights" : "Point at the map"),
       h(
         "ol",
         { class: "ranks pairs" },
@@ -67,8 +68,8 @@ export class Reading {
     );
   }
 
-  /** @param {{figureData: FigureData, cell: Cell, mark: string}} reading @param {boolean} isPinned @param {boolean} isCompared */
-  tokenWeights({ figureData, cell, mark }, isPinned, isCompared) {
+  /** @param {{figureData: FigureData, cell: Cell, mark: string, color?: number, name?: string}} reading @param {boolean} isPinned @param {boolean} isCompared */
+  tokenWeights({ figureData, cell, mark, color, name }, isPinned, isCompared) {
     const { rows, columns, map } = figureData;
     const isColumn = cell.row === null;
     // A column of a large map is as expensive as the map.
@@ -83,11 +84,12 @@ export class Reading {
       : 0;
     return h(
       "div",
-      { class: "one", "data-mark": isCompared ? mark : null },
+      { class: "one", "data-mark": isCompared && !name ? mark : null, "data-color": color },
+      name ? h("p", { class: "head-name" }, h("i", { "aria-hidden": "true" }), name) : null,
       h(
         "h2",
         {},
-        badge(mark, isCompared),
+        badge(mark, isCompared && !name),
         isColumn
           ? [h("span", { class: "verb" }, "What attends to "), tokenText(own.labels[position], own.rtl, { class: "subject" })]
           : [tokenText(own.labels[position], own.rtl, { class: "subject" }), h("span", { class: "verb" }, " attends to")],

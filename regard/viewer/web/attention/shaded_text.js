@@ -120,8 +120,33 @@ export class ShadedText {
     if (columnWeights) this.scrollTo(this.columnSpans.get(at.column ?? argmax(columnWeights)));
     if (rowWeights) this.scrollTo(this.rowSpans.get(this.range.rows[0] + argmax(rowWeights)));
     if (at) this.scrollTo(this.rowSpans.get(at.row) ?? this.columnSpans.get(at.column));
+    const { layers } = this.figureData;
+    if (layers) return this.drawStripes(at, layers);
     for (const [position, span] of this.columnSpans) this.shade(span, columnWeights ? columnWeights[position] : null);
     for (const [position, span] of this.rowSpans) this.shade(span, rowWeights ? rowWeights[position - this.range.rows[0]] : null);
+  }
+
+  /**
+   * Underlines the tokens once per head, in its color, as strong as its weight.
+   * @param {Cell | null} at @param {NonNullable<FigureData["layers"]>} layers
+   */
+  drawStripes(at, layers) {
+    for (const stripe of this.element.querySelectorAll(".stripe")) stripe.remove();
+    if (!at) return;
+    layers.forEach(({ map, color }) => {
+      const isRow = at.row !== null;
+      const spans = isRow ? this.columnSpans : this.rowSpans;
+      const weights = isRow ? map.exactRow(at.row) : new Float32Array(spans.size);
+      const first = isRow ? 0 : this.range.rows[0];
+      if (!isRow) map.readRows([...spans.keys()], at.column, at.column + 1, /** @type {Float32Array} */ (weights));
+      for (const [position, span] of spans) {
+        const weight = weights[position - first];
+        if (weight < 0.02) continue;
+        const stripe = h("i", { class: "stripe", "data-color": color, "aria-hidden": "true" });
+        stripe.style.cssText = `bottom: ${-4 * color}px; width: ${Math.round(100 * weight)}%`;
+        span.append(stripe);
+      }
+    });
   }
 
   /** Scrolls a long text, but not the page, to a token. @param {HTMLElement | undefined} span */

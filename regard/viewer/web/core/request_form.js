@@ -2,7 +2,7 @@
 
 import { hostForResponse } from "./host.js";
 import { h, setAttributes, uniqueId } from "./dom.js";
-import { topBar } from "./shell.js";
+import { dropDown, icon, topBar } from "./shell.js";
 
 /** @typedef {import("./host.js").Host} Host */
 
@@ -72,7 +72,7 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
     fields,
     search ?? "",
     button,
-    host.note ? h("p", { class: "request-note" }, host.note) : "",
+    host.note ? dropDown("", icon("M12 11v6M12 7v.5M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18Z"), "menu-items request-note", h("p", {}, host.note)) : "",
     status,
   );
   return form;
@@ -81,7 +81,7 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
 /** Returns the texts of the request that a scene answers. @param {any} scene @returns {Record<string, string>} */
 function requestTexts(scene) {
   const [first, second] = (scene.compared ?? [scene]).map((one) => one.texts.source);
-  return { source: first, beside: second ?? "" };
+  return { source: first, beside: second ?? "", context: scene.texts?.context ?? "" };
 }
 
 /** The page before the first request. @param {Host} host @param {HTMLElement} root @param {HTMLElement} form */

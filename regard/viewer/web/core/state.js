@@ -5,15 +5,16 @@
  * heads; `look` is the index of the look, where several are compared
  * @typedef {{rows: [number, number], columns: [number, number]}} Zoom ranges of the visible tokens (or words)
  * @typedef {{
- *   selected: HeadRef, other: HeadRef | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
+ *   selected: HeadRef, added: HeadRef[], other: HeadRef | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
  *   scale: string | null, colors: string, theme: string, view: string, node: number | null,
  *   overlayKind: string | null, label: number | null, follow: boolean, minus: boolean, entries: boolean, search: boolean,
- *   off: string | null, section: number | null
- * }} View `entries`: labels are entries of the vocabulary; `search`: the search tree is open; `off`: the head that the experiment
- *   starts without; `section`: the section that opens in the step-by-step view. `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
+ *   off: string | null, section: number | null, depth: string, slide: number | null
+ * }} View `added`: heads that are drawn with the selected one, in other colors; `entries`: labels are entries of the vocabulary; `search`: the search tree is open; `off`: the head that the experiment
+ *   starts without; `section`: the section that opens in the step-by-step view, `depth` its level of detail; `slide`: the slide of lecture mode, if it is on. `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
  *   label that it explains, `follow` whether the patch under the pointer is the query.
  */
 
+export const DEPTHS = { idea: "Idea", formula: "Formula", numbers: "Numbers" };
 export const FORMS = { lines: "Lines", map: "Map", text: "Text", table: "Table" };
 
 /** @param {HeadRef} selected */
@@ -38,6 +39,7 @@ export function writeHash(view) {
   const parts = new URLSearchParams();
   if (view.view !== "attention") parts.set("view", view.view);
   parts.set("at", writeHeadRef(view.selected));
+  for (const ref of view.added) parts.append("and", writeHeadRef(ref));
   if (view.other) parts.set("with", writeHeadRef(view.other));
   if (view.minus) parts.set("minus", "1");
   parts.set("as", view.form);
@@ -54,6 +56,8 @@ export function writeHash(view) {
   if (view.entries) parts.set("entries", "1");
   if (view.search) parts.set("search", "1");
   if (view.off) parts.set("off", view.off);
+  if (view.slide !== null) parts.set("slide", String(view.slide));
+  if (view.view === "steps") parts.set("depth", view.depth);
   return parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%2F", "/");
 }
 
@@ -68,6 +72,7 @@ export function readHash(hash) {
   view.view = /^\w{1,20}$/.test(parts.get("view") ?? "") ? parts.get("view") : "attention";
   const selected = readHeadRef(parts.get("at"));
   if (selected) view.selected = selected;
+  view.added = parts.getAll("and").map(readHeadRef).filter((ref) => ref !== null);
   view.other = readHeadRef(parts.get("with"));
   if (parts.get("as") in FORMS) view.form = parts.get("as");
   view.minus = parts.get("minus") === "1";
@@ -86,6 +91,8 @@ export function readHash(hash) {
   view.follow = parts.get("follow") !== "0";
   view.entries = parts.get("entries") === "1";
   view.search = parts.get("search") === "1" || parts.get("view") === "search";
+  if (parts.get("depth") in DEPTHS) view.depth = parts.get("depth");
+  view.slide = readIntegers(parts.get("slide"), 1)?.[0] ?? null;
   view.off = readHeadRef(parts.get("off")) ? parts.get("off") : null;
   return view;
 }
@@ -93,6 +100,7 @@ export function readHash(hash) {
 /** The initial view, without the head. */
 export const DEFAULT_VIEW = {
   view: "attention",
+  added: [],
   other: null,
   minus: false,
   form: "lines",
@@ -110,13 +118,39 @@ export const DEFAULT_VIEW = {
   search: false,
   off: null,
   section: null,
+  depth: "idea",
+  slide: null,
 };
+
+/** Key of the depth in the browser's storage. */
+const DEPTH_KEY = "regard-depth";
+
+/** The depth that was selected last in this browser, if storage is available. @returns {Partial<View>} */
+export function storedDepth() {
+  try {
+    const depth = localStorage.getItem(DEPTH_KEY);
+    return depth in DEPTHS ? { depth } : {};
+  } catch {
+    return {}; // storage is disabled
+  }
+}
+
+/** @param {string} depth */
+export function storeDepth(depth) {
+  try {
+    localStorage.setItem(DEPTH_KEY, depth);
+  } catch {
+    // Storage is disabled: the depth is remembered until the page is closed.
+  }
+}
 
 /** A view with listeners, which receive the keys that changed. */
 export class State {
   /** @param {View} view */
   constructor(view) {
     this.view = view;
+    /** The row and column that were pointed at last, and their attention: another view opens there. @type {{attention: string, cell: [number, number | null]} | null} */
+    this.pointed = null;
     /** @type {((view: View, changed: Set<string>) => void)[]} */
     this.listeners = [];
   }

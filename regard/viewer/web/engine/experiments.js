@@ -1,6 +1,7 @@
 /** Experiments: the output of the model with and without interventions (regard/viewer/experiments.py). */
 
 import { explainOutput } from "./explanations.js";
+import { embedText } from "./sentence_embedding.js";
 import { logSoftmax, topIndices } from "./search.js";
 
 /**
@@ -24,11 +25,11 @@ const TEMPERATURES = Array.from({ length: 20 }, (_, i) => Number((0.1 * (i + 1))
 const NO_STEPS = { input_steps: [], next_token: null };
 
 /** @param {PageEngine} engine @param {any} request @param {any} scene header of the page's own scene @returns {{before: Outcome, after: Outcome, similarity: number | null}} */
-export function runExperiment(engine, { source, target = null, prefix = null, instead = null, changes = [], shown = null }, scene) {
+export function runExperiment(engine, { source, target = null, prefix = null, instead = null, context = null, changes = [], shown = null }, scene) {
   checkInterventions(engine, changes);
-  const before = runOutcome(engine, source, { target, prefix: "", changes: [], shown, scene });
+  const before = runOutcome(engine, source, { target, context, prefix: "", changes: [], shown, scene });
   if (instead === null) checkRows(engine, changes, before.look);
-  const after = runOutcome(engine, instead ?? source, { target, prefix: prefix ?? "", changes, shown, scene });
+  const after = runOutcome(engine, instead ?? source, { target, context, prefix: prefix ?? "", changes, shown, scene });
   const [a, b] = [before.vector, after.vector];
   return { before: before.outcome, after: after.outcome, similarity: a && b ? a.reduce((sum, x, i) => sum + x * b[i], 0) : null };
 }
@@ -44,15 +45,15 @@ export function sceneOutput(engine, look) {
 
 /**
  * @param {PageEngine} engine @param {string} source
- * @param {{target: string | null, prefix: string, changes: Intervention[], shown: any, scene: any}} request
+ * @param {{target: string | null, context: string | null, prefix: string, changes: Intervention[], shown: any, scene: any}} request
  * @returns {{outcome: Outcome, look: Look, vector?: Float64Array}}
  */
-function runOutcome(engine, source, { target, prefix, changes, shown, scene }) {
+function runOutcome(engine, source, { target, context, prefix, changes, shown, scene }) {
   if (engine.image) {
     const look = { ...engine.lookAtImage(changes), axes: scene.sides };
     return { outcome: { ...readImageOutcome(engine, look), map: shownMap(engine, look, shown) }, look };
   }
-  const look = engine.isGenerator ? engine.look(source + prefix, { changes }) : engine.look(source, { target, prefix, changes });
+  const look = engine.isGenerator ? engine.look(source + prefix, { changes }) : engine.look(source, { target, context, prefix, changes });
   const { vector, generated, ...outcome } = readOutcome(engine, look, changes);
   return { outcome: { ...outcome, map: shownMap(engine, look, shown) }, look, vector };
 }
@@ -68,9 +69,9 @@ function readOutcome(engine, look, changes) {
   const [ids] = look.ids;
   if (engine.isGenerator) return readContinuation(engine, ids, changes);
   const { head } = engine.header;
-  if (head === "classify") return readLabel(engine, logSoftmax(look.pass.logits[0]));
-  const empty = { text: "", logprob: null, steps: [], ...NO_STEPS };
-  if (head === "none") return { ...empty, vector: unitMean(look.pass.logits) };
+  if (head === "classify") return readLabel(engine, labelScores(engine, look.pass.logits[0]));
+  const empty = { text: look.target, logprob: null, steps: [], ...NO_STEPS };
+  if (head === "none") return { ...empty, vector: embedText(engine, look, changes) };
   return head === "mask" ? { ...empty, steps: predictions(tokenizer, maskedLogits(engine, look, changes).map(logSoftmax), ids) } : empty;
 }
 
@@ -114,16 +115,15 @@ function maskedLogits(engine, look, changes) {
   return texts ? texts.map((ids, i) => engine.forward([ids], new Set(), changes).logits[i]) : look.pass.logits;
 }
 
-/** The mean of vectors, with unit length. @param {Float32Array[]} rows */
-function unitMean(rows) {
-  const mean = Float64Array.from(rows[0], (_, i) => rows.reduce((sum, row) => sum + row[i], 0));
-  const length = Math.hypot(...mean);
-  return mean.map((x) => x / length);
+/** Probabilities of labels, or the values of a regression model. @param {PageEngine} engine @param {Float32Array} logits @returns {Float32Array} */
+function labelScores({ header: { problem_type: problem } }, logits) {
+  if (problem === "regression") return logits;
+  return problem === "multi_label" ? logits.map((x) => 1 / (1 + Math.exp(-x))) : logSoftmax(logits).map(Math.exp);
 }
 
-/** The most likely labels. @param {PageEngine} engine @param {Float32Array} logprobs @returns {Reading} */
-function readLabel({ header: { labels } }, logprobs) {
-  const likeliest = topIndices(logprobs, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], Math.exp(logprobs[i])]));
+/** The labels with the largest scores. @param {PageEngine} engine @param {Float32Array} scores @returns {Reading} */
+function readLabel({ header: { labels } }, scores) {
+  const likeliest = topIndices(scores, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], scores[i]]));
   const [[text, probability]] = likeliest;
   return { text, logprob: null, steps: [{ token: text, probability, likeliest }], ...NO_STEPS };
 }
@@ -131,7 +131,7 @@ function readLabel({ header: { labels } }, logprobs) {
 /** The label of an image; of a segmenter, the fraction of pixels per label. @param {PageEngine} engine @param {Look} look @returns {Reading} */
 function readImageOutcome(engine, { pass: { output, logits } }) {
   const { head, labels } = engine.header;
-  if (head === "classify" && labels.length) return readLabel(engine, logSoftmax(logits[0]));
+  if (head === "classify" && labels.length) return readLabel(engine, labelScores(engine, logits[0]));
   if (head !== "segment") return { text: "", logprob: null, steps: [], ...NO_STEPS };
   const count = output.shape[1];
   const pixels = output.data.length / count;

@@ -5,6 +5,7 @@ import { makeEdits, needsForward } from "./interventions.js";
 import { MatrixKernel } from "./matrix_kernel.js";
 import { ProgramRunner } from "./program_runner.js";
 import { buildWalk } from "./walks.js";
+import { lookAtQuestion, sharpestQuestionHead } from "./questions.js";
 import { TokenConstraints, beamSearch, seededRandom, stepwiseSearch } from "./search.js";
 import { searchHeader } from "./search_tree.js";
 import { directionOf, surround, textAxis } from "./token_axes.js";
@@ -15,13 +16,15 @@ import { mutualInformation } from "../weights/maths.js";
 /**
  * @typedef {import("./fast_operations.js").Tensor} Tensor
  * @typedef {import("./interventions.js").Intervention} Intervention
+ * @typedef {import("./questions.js").Question} Question
  * @typedef {import("./search.js").SearchOptions} SearchOptions
  * @typedef {import("./token_axes.js").Axis} Axis
  * @typedef {{name: string, kind: string, heads: number, rows: string, columns: string}} AttentionHeader
  * @typedef {{output: Tensor, logits: Float32Array[], values: Map<number, Tensor[]>}} Pass the output of `forward`, its rows, and
  * recorded values by slot
  * @typedef {{source: string, target: string, ids: number[][], axes: Record<string, Axis>, pass: Pass,
- *   search: import("./search.js").SearchResult | null, options: SearchOptions}} Look a run of the model on one input
+ *   search: import("./search.js").SearchResult | null, options: SearchOptions, question?: Question}} Look a run of the model on one
+ * input
  */
 
 const MAX_TITLE = 100;
@@ -87,11 +90,7 @@ export class PageEngine {
   encodeSource(source) {
     if (!source.trim()) throw new Error("The text is empty: there is nothing to look at. Enter a sentence.");
     const added = this.isTranslator ? Math.max(this.addSpecialTokens([]).length, this.decoderInput([]).length) : this.addSpecialTokens([]).length;
-    const { mask } = this.special;
-    // The space before a mask belongs to the masked word.
-    const parts = mask === null || mask === undefined ? [source] : source.split("<mask>").map((part, i, all) => (i < all.length - 1 ? part.replace(/ +$/, "") : part));
-    const inner = parts.flatMap((part, i) => [...(i ? [mask] : []), ...this.encode(part, this.sourceTokenizer, this.isTranslator ? "source" : "text", added)]);
-    const ids = this.addSpecialTokens(inner);
+    const ids = this.addSpecialTokens(this.encode(source, this.sourceTokenizer, this.isTranslator ? "source" : "text", added));
     if (!ids.length) throw new Error("The text has no tokens. Enter a sentence.");
     return ids;
   }
@@ -110,7 +109,8 @@ export class PageEngine {
     /** @type {Record<string, Tensor>} */
     const inputs = {};
     if (this.image) inputs.image = this.image;
-    else runner.json.inputs.forEach(({ name }, i) => (inputs[name] = name === "segments" ? idsTensor(ids[0].map(() => 0)) : idsTensor(ids[i])));
+    // A single text is one segment.
+    else runner.json.inputs.forEach(({ name }, i) => (inputs[name] = idsTensor(ids[i] ?? ids[0].map(() => 0))));
     const { outputs, values } = runner.run(inputs, recorded, edits ?? makeEdits(/** @type {any} */ (parts), changes));
     return { output: outputs.output, logits: rowsOf(outputs.output), values };
   }
@@ -143,13 +143,14 @@ export class PageEngine {
 
   /**
    * Runs the model on an input; a translator translates it, or reads the target.
-   * @param {string} source @param {{target?: string | null, prefix?: string, changes?: Intervention[], options?: Partial<SearchOptions>}} [request]
+   * @param {string} source @param {{target?: string | null, prefix?: string, changes?: Intervention[], options?: Partial<SearchOptions>, context?: string | null}} [request]
    * @returns {Look}
    */
-  look(source, { target = null, prefix = "", changes = [], options: changed = {} } = {}) {
+  look(source, { target = null, prefix = "", changes = [], options: changed = {}, context = null } = {}) {
+    if (context?.trim()) return lookAtQuestion(this, source, context, changes);
     const options = { ...this.header.search, ...changed };
     const ids = this.encodeSource(source);
-    const recorded = new Set([...this.maps.values()].flatMap(({ q, k, biasValue, weights }) => [q, k, weights, ...(biasValue === null ? [] : [biasValue])]));
+    const recorded = this.recordedSlots;
     const { begin, end } = this.special;
     const [head, tail] = [begin === null ? 0 : 1, end === null ? 0 : 1];
     const last = ids.length - tail;
@@ -178,6 +179,11 @@ export class PageEngine {
     };
     const inputs = [ids, this.decoderInput(targetIds)];
     return { source, target, ids: inputs, axes, pass: this.forward(inputs, recorded, changes), search, options };
+  }
+
+  /** Slots of the queries, keys, biases and weights of all attentions. */
+  get recordedSlots() {
+    return new Set([...this.maps.values()].flatMap(({ q, k, biasValue, weights }) => [q, k, weights, ...(biasValue === null ? [] : [biasValue])]));
   }
 
   /** The weights of a map (1, H, T, S). @param {Pass} pass @param {string} name @returns {Tensor} */
@@ -223,8 +229,8 @@ export class PageEngine {
       format: template.format,
       title: title.length <= MAX_TITLE ? title : `${title.slice(0, MAX_TITLE - 1)}…`,
       model: template.model,
-      texts: { source: look.source, target: look.target },
-      initial: null,
+      texts: { source: look.source, target: look.target, ...(look.question ? { context: look.question.context } : {}) },
+      initial: look.question ? sharpestQuestionHead(this, look) : null,
       sides,
       attentions,
       walk: buildWalk(this, look),

@@ -11,8 +11,8 @@ import { runExperiment, sceneOutput } from "./experiments.js";
  */
 export function respond(engine, template, request) {
   if (request.look && !engine.image) {
-    const { source, target, search } = request.look;
-    const look = engine.look(source, { target: target?.trim() ? target : null, options: search });
+    const { source, target, context, search } = request.look;
+    const look = engine.look(source, { target: target?.trim() ? target : null, context, options: search });
     const { scene, blobs } = engine.buildScene(look, template);
     return { body: { scene: { ...scene, ...sceneOutput(engine, look) } }, blobs };
   }

@@ -5,7 +5,7 @@
  *   max_ratio: number, max_extra: number, min_len: number, unknown: boolean, temperature: number, top_k: number,
  *   top_p: number, seed: number}} SearchOptions
  * @typedef {{pad: number, unk: number, sos: number, eos: number, mask: number | null, begin: number | null,
- *   end: number | null, forced: number | null, between: number | null}} SpecialTokens
+ *   end: number | null, forced: number | null, between: number | null, other_eos: number[]}} SpecialTokens
  * @typedef {{ids: number[], logprobs: number[], total: number}} Live
  * @typedef {{ids: number[], score: number, logprob: number, logprobs: number[]}} Hypothesis
  * @typedef {{parent: number, token: number, logprob: number, reason: string}} Refused
@@ -53,8 +53,10 @@ export class TokenConstraints {
     this.special = special;
     this.limit = Math.max(limit, prefix.length);
     this.prefix = prefix;
+    /** All tokens that end an output; the search treats them as `<eos>`. */
+    this.ends = new Set([special.eos, ...special.other_eos]);
     this.banned = new Set([special.pad, special.sos, ...(options.unknown ? [] : [special.unk])]);
-    this.banned.delete(special.eos);
+    for (const token of this.ends) this.banned.delete(token);
   }
 
   /** Log-probabilities at position t; −∞ for tokens that are not allowed. @param {Float32Array} logits @param {number} t */
@@ -67,7 +69,7 @@ export class TokenConstraints {
       allowed[forced] = all[forced];
     } else {
       for (const token of this.banned) allowed[token] = -Infinity;
-      if (t < this.options.min_len) allowed[this.special.eos] = -Infinity;
+      if (t < this.options.min_len) for (const token of this.ends) allowed[token] = -Infinity;
     }
     return { all, allowed };
   }
@@ -76,7 +78,7 @@ export class TokenConstraints {
   refusalReason(t, token) {
     if (t < this.prefix.length) return "prefix";
     if (t >= this.limit) return "limit";
-    return token === this.special.eos && t < this.options.min_len ? "min_len" : "special";
+    return this.ends.has(token) && t < this.options.min_len ? "min_len" : "special";
   }
 }
 
@@ -90,8 +92,10 @@ function bestCandidates(live, logprobs, count) {
 
 /** @param {Decoder} decoder @param {SearchOptions} options @param {TokenConstraints} constraints @returns {SearchResult} */
 export function beamSearch(decoder, options, constraints) {
-  const { special, limit } = constraints;
+  const { special, limit, ends } = constraints;
   const { beam, n_best: count, length_penalty: penalty } = options;
+  // A hypothesis has at most one candidate per end token: the pool contains `beam` others.
+  const pool = (1 + ends.size) * beam;
   /** @type {Live[]} */
   let live = [{ ids: [], logprobs: [], total: 0 }];
   /** @type {Hypothesis[]} */
@@ -109,27 +113,27 @@ export function beamSearch(decoder, options, constraints) {
   for (let t = 0; ; t++) {
     const { logits, attention } = decoder.step(last);
     const rows = logits.map((one) => constraints.apply(one, t));
-    const candidates = bestCandidates(live, rows.map((one) => one.allowed), 2 * beam);
+    const candidates = bestCandidates(live, rows.map((one) => one.allowed), pool).map((one) => (ends.has(one.token) ? { ...one, token: special.eos } : one));
     const scores = candidates.map(({ logprob }) => scoreOf(logprob, t + 1));
     /** @param {number} i @returns {Hypothesis} */
     const asHypothesis = (i) => {
       const { parent, token, own, logprob } = candidates[i];
       return { ids: [...live[parent].ids, token].filter((id) => id !== special.eos), score: scores[i], logprob, logprobs: [...live[parent].logprobs, own] };
     };
-    const ends = candidates.map(({ token }) => token === special.eos);
-    const finishing = candidates.flatMap((_, i) => (ends[i] && i < beam ? [i] : []));
+    const isEnd = candidates.map(({ token }) => token === special.eos);
+    const finishing = candidates.flatMap((_, i) => (isEnd[i] && i < beam ? [i] : []));
     finish(finishing.map(asHypothesis));
-    const chosen = candidates.flatMap((_, i) => (ends[i] ? [] : [i])).slice(0, beam);
+    const chosen = candidates.flatMap((_, i) => (isEnd[i] ? [] : [i])).slice(0, beam);
     if (!chosen.length && !finishedCount) {
       finish(live.map(({ ids, logprobs, total }) => ({ ids, score: scoreOf(total, ids.length), logprob: total, logprobs })));
     }
-    const refused = bestCandidates(live, rows.map((one) => one.all), 2 * beam)
+    const refused = bestCandidates(live, rows.map((one) => one.all), pool)
       .filter(({ parent, token }) => rows[parent].allowed[token] === -Infinity)
       .map(({ parent, token, logprob }) => ({ parent, token, logprob, reason: constraints.refusalReason(t, token) }));
     steps.push({
       candidates: candidates.map(({ parent, token, logprob }, i) => {
         const status = chosen.includes(i) ? "live" : finishing.includes(i) ? "finished" : "pruned";
-        return { parent, token, logprob, status, score: scores[i], reason: status !== "pruned" ? "" : ends[i] ? "end" : "beam" };
+        return { parent, token, logprob, status, score: scores[i], reason: status !== "pruned" ? "" : isEnd[i] ? "end" : "beam" };
       }),
       refused,
       attention,
@@ -155,7 +159,7 @@ export function beamSearch(decoder, options, constraints) {
  * @param {() => number} [random] uniform numbers in [0, 1) @returns {SearchResult}
  */
 export function stepwiseSearch(decoder, options, constraints, random = Math.random) {
-  const { special, limit } = constraints;
+  const { special, limit, ends } = constraints;
   const isGreedy = options.method === "greedy";
   const count = isGreedy ? 1 : options.n_best;
   /** Hypotheses; those that have been equal so far share a branch, the index of a live candidate. */
@@ -180,8 +184,8 @@ export function stepwiseSearch(decoder, options, constraints, random = Math.rand
         if (allowed[token] === -Infinity) continue;
         const logprob = totals[branch] + allowed[token];
         const reason = chosen.has(token) ? "" : reasons.get(token);
-        const status = reason ? "pruned" : token === special.eos ? "finished" : "live";
-        step.candidates.push({ parent: branch, token, logprob, status, score: logprob / (t + 1) ** options.length_penalty, reason });
+        const status = reason ? "pruned" : ends.has(token) ? "finished" : "live";
+        step.candidates.push({ parent: branch, token: ends.has(token) ? special.eos : token, logprob, status, score: logprob / (t + 1) ** options.length_penalty, reason });
       }
       for (const token of topIndices(all, RECORDED_CANDIDATES)) {
         if (allowed[token] === -Infinity) step.refused.push({ parent: branch, token, logprob: totals[branch] + all[token], reason: constraints.refusalReason(t, token) });
@@ -197,7 +201,7 @@ export function stepwiseSearch(decoder, options, constraints, random = Math.rand
       const isPossible = own > -Infinity;
       const logprobs = isPossible ? [...one.logprobs, own] : one.logprobs;
       const total = isPossible ? Math.fround(one.total + own) : one.total;
-      if (isPossible && token !== special.eos) next.push({ ids: [...one.ids, token], logprobs, total, branch: live.findIndex((other) => other.parent === one.branch && other.token === token) });
+      if (isPossible && !ends.has(token)) next.push({ ids: [...one.ids, token], logprobs, total, branch: live.findIndex((other) => other.parent === one.branch && other.token === token) });
       else results.push({ ids: one.ids, score: total / Math.max(logprobs.length, 1) ** options.length_penalty, logprob: total, logprobs });
     });
     open = next;

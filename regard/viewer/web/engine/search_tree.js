@@ -18,7 +18,10 @@ function pathOf({ steps }, { ids, logprobs }, eos) {
   const path = [];
   let beam = 0;
   for (const [t, token] of [...ids, eos].slice(0, logprobs.length).entries()) {
-    const index = steps[t].candidates.findIndex((one) => one.parent === beam && one.token === token);
+    const isNext = (/** @type {import("./search.js").Candidate} */ one) => one.parent === beam && one.token === token;
+    // Several end tokens are one: the first of them that is not pruned.
+    const unpruned = steps[t].candidates.findIndex((one) => isNext(one) && one.status !== "pruned");
+    const index = unpruned < 0 ? steps[t].candidates.findIndex(isNext) : unpruned;
     path.push(index);
     beam = steps[t].candidates.slice(0, index).filter(({ status }) => status === "live").length;
   }

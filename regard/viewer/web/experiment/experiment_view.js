@@ -290,7 +290,8 @@ export class ExperimentView {
     const { rows, columns } = this.axes;
     const requested = rows.length * columns.length <= MAX_REQUESTED_CELLS ? this.selected : null;
     const target = this.keepsTarget ? this.scene.texts.target : null;
-    return { source, target, changes, instead, prefix: (!this.keepsTarget && this.texts.prefix) || null, shown: requested };
+    const { context = null } = this.scene.texts;
+    return { source, target, changes, instead, context, prefix: (!this.keepsTarget && this.texts.prefix) || null, shown: requested };
   }
 
   /** Shows what can be computed in the page, and requests the rest. @param {number} [wait] delay in milliseconds */

@@ -12,6 +12,8 @@ import OUTPUT_STYLE from "./output.css";
 
 /** Maximum number of tokens with probabilities. */
 const MAX_OUTPUT_TOKENS = 200;
+/** Number of candidates for the next token. */
+const MAX_NEXT_TOKENS = 6;
 /** Maximum length of a token in the bars. */
 const MAX_BAR_LABEL = 28;
 
@@ -55,6 +57,7 @@ export class OutputSection {
     this.selected = masked >= 0 ? masked : leastCertain(this.steps);
     this.bars = h("section", { class: "prediction", id: uniqueId("prediction"), "aria-label": "Probabilities" });
     this.tokens = this.tokenButtons();
+    this.summary = h("p", { class: "headline", hidden: true });
     this.element = h("div", { class: "output-section" }, h("style", {}, OUTPUT_STYLE), this.heading(), this.hasBars ? this.bars : null);
     if (this.hasBars) this.select(this.selected);
   }
@@ -72,8 +75,15 @@ export class OutputSection {
   labels() {
     const side = this.scene.sides[this.output.kind === "translation" ? "predicted" : "text"];
     const fits = this.output.kind !== "continuation" && side?.tokens.length === this.output.steps.length;
+    let end = 0;
     return this.steps.map(({ token }, i) => {
-      if (!fits) return { label: makeVisible(token), space: /^\s|^$/.test(token) || this.output.kind !== "continuation" };
+      if (!fits) {
+        // A space may be part of the token, or lie between two tokens of the text.
+        const start = this.output.text.indexOf(token.trim(), end);
+        const space = /^\s|^$/.test(token) || this.output.kind !== "continuation" || (start > 0 && /\s/.test(this.output.text[start - 1]));
+        if (start >= 0) end = start + token.trim().length;
+        return { label: makeVisible(token), space };
+      }
       return { label: makeVisible(side.tokens[i]), space: side.words[i] < 0 || side.words[i] !== side.words[i - 1] };
     });
   }
@@ -128,9 +138,16 @@ export class OutputSection {
       { class: classes.filter(Boolean).join(" ") },
       h("h1", {}, sourceLine || targetLine ? [sourceLine, sourceLine && targetLine ? " " : null, targetLine] : this.scene.title),
       tokens,
+      this.summary,
       typeof this.scene.similarity === "number" ? this.similarity() : null,
       forced ? h("p", { class: "secondary" }, "All models are given this translation (teacher forcing), so that their rows are the same. What each outputs itself is written above its map.") : null,
     );
+  }
+
+  /** Shows the sentence that summarizes output and attention. @param {any[] | null} children */
+  setSummary(children) {
+    this.summary.hidden = children === null;
+    setChildren(this.summary, children ?? []);
   }
 
   /** The similarity of two embedded texts. */
@@ -189,8 +206,8 @@ export class OutputSection {
     const { next_token: next } = this.output;
     const list = h("div", {});
     const draw = () => {
-      const shares = temperedProbabilities(next, this.temperature);
-      setChildren(list, this.barList(next.tokens.map((name, i) => ({ name, share: shares[i], on: false, append: next.texts[i] })), shares));
+      const shares = temperedProbabilities(next, this.temperature).slice(0, MAX_NEXT_TOKENS);
+      setChildren(list, this.barList(next.tokens.slice(0, MAX_NEXT_TOKENS).map((name, i) => ({ name, share: shares[i], on: false, append: next.texts[i] })), shares));
     };
     const value = h("output", {}, this.temperature.toFixed(1));
     const slider = h("input", {
@@ -209,10 +226,9 @@ export class OutputSection {
     draw();
     setChildren(
       this.bars,
-      h("h2", {}, "Next token"),
+      h("h2", {}, "Next token", this.handlers.append ? h("span", { class: "secondary" }, " (select one to append it)") : null),
       list,
       h("label", { class: "temperature", "data-export": "no" }, "Temperature ", slider, value),
-      this.handlers.append ? h("p", { class: "secondary" }, "Select a token to append it to the text.") : null,
     );
   }
 
@@ -249,6 +265,7 @@ export class OutputSection {
   /** In other views, only the texts are shown. @param {boolean} compact */
   setCompact(compact) {
     this.bars.hidden = compact;
+    this.summary.toggleAttribute("data-compact", compact);
     if (this.panel) this.panel.hidden = compact;
     this.element.toggleAttribute("data-compact", compact);
   }

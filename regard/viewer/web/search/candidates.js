@@ -23,6 +23,7 @@ export const REASONS = {
   limit: "the maximum length is reached",
   min_len: "the minimum length is not reached",
   special: "this special token is never generated",
+  suppressed: "it would repeat an n-gram, or is suppressed",
   forbidden: "it would complete a forbidden phrase",
   required: "a required phrase is still missing",
 };

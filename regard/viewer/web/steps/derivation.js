@@ -10,7 +10,7 @@ import { formatNumber } from "./operations.js";
 const INITIAL_TERMS = 4;
 
 /** The symbol on the left-hand side of a formula. @param {Step} step */
-const leftSymbol = (step) => step.formula.split(/ [=←] /)[0].replace(/[ₜₛₕ₀₁₂₃ᵢ]+.*$/u, "") || "y";
+export const leftSymbol = (step) => step.formula.split(/ [=←] /)[0].replace(/[ₜₛₕ₀₁₂₃ᵢ]+.*$/u, "") || "y";
 
 /**
  * The derivation of one number from the inputs of its step, or null if it is a copy.

@@ -1,6 +1,6 @@
 /** The cards of the steps: title, formula, numbers of one token, and the derivation of the selected number. */
 
-import { derivationElement } from "./derivation.js";
+import { derivationElement, leftSymbol } from "./derivation.js";
 import { displayedRow } from "./displayed_row.js";
 import { formatNumber } from "./operations.js";
 import { patchOverlay } from "../images/patch_picker.js";
@@ -25,6 +25,24 @@ export class StepCards {
     this.expandedSteps = new Set();
     /** For each step, the number whose derivation is shown. @type {Map<number, number>} */
     this.selectedNumber = new Map();
+  }
+
+  /** A step without its numbers: the equation, the shape of the result and those of the parameters. @param {number} n index of the step */
+  formula(n) {
+    const step = this.view.walk.steps[n];
+    const { shape, axes } = step.output;
+    return h(
+      "article",
+      { class: "formula-row", "data-op": step.op },
+      h("h3", {}, step.title),
+      h("p", { class: "formula" }, step.formula),
+      h(
+        "p",
+        { class: "shapes" },
+        h("span", { class: "shape" }, h("i", {}, leftSymbol(step)), ` ${shape.join(" × ")}`, h("span", { class: "secondary" }, ` (${axes.join(" × ")})`)),
+        this.view.trace.paramsOf(n).map(({ sign, shape: own, full_shape: full }) => h("span", { class: "shape" }, h("i", {}, sign), ` ${(full ?? own).join(" × ")}`)),
+      ),
+    );
   }
 
   /** The card of a step. @param {number} n index of the step */

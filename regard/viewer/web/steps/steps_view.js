@@ -2,9 +2,12 @@
 
 import { Trace } from "./trace.js";
 import { displayedRow } from "./displayed_row.js";
+import { ideaFigure, ideaOf } from "./stage_ideas.js";
 import { StepCards, TOLERANCE, formatGap } from "./step_cards.js";
 import { placePatchButtons } from "../images/patch_picker.js";
-import { h, picker, setAttributes, setChildren, tokenText } from "../core/dom.js";
+import { h, picker, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
+import { tabList } from "../core/shell.js";
+import { DEPTHS, storeDepth } from "../core/state.js";
 import { bidiIsolate, makeVisible, truncate } from "../core/tokens.js";
 import STEPS_STYLE from "./steps.css";
 
@@ -43,15 +46,17 @@ export class StepsView {
     this.chips = h("div", { class: "sides" });
     this.choice = h("div", { class: "choice" });
     this.list = h("ol", { class: "sections" });
+    this.panel = h("div", { role: "tabpanel", id: uniqueId("depth") }, this.list);
+    this.depths = tabList("Depth", DEPTHS, this.panel.id, (depth) => this.setDepth(depth));
     this.element = h(
       "div",
       { class: "steps-view", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
       h("style", {}, STEPS_STYLE),
       h("section", { class: "selection-bar", "aria-label": "Selected tokens and heads", "data-export": "no" }, this.chips, this.choice),
-      this.verdict,
+      h("div", { class: "bar depth-bar", "data-export": "no" }, this.depths.element, this.verdict),
       this.substitute,
       this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
-      this.list,
+      this.panel,
     );
     this.createSelection();
     this.createSections();
@@ -80,6 +85,12 @@ export class StepsView {
   }
 
   layout() {}
+
+  /** @param {string} depth */
+  setDepth(depth) {
+    storeDepth(depth);
+    this.state.set({ depth });
+  }
 
   // Selection of tokens and heads
 
@@ -214,7 +225,7 @@ export class StepsView {
       const details = h(
         "details",
         { ontoggle: () => this.toggled(n) },
-        h("summary", {}, h("h2", {}, section.title), h("span", { class: "count" }, count === 1 ? "1 step" : `${count} steps`), mark),
+        h("summary", {}, h("h2", {}, section.title), h("span", { class: "count" }, count === 1 ? "1 step" : `${count} steps`), mark, h("p", { class: "idea" }, ideaOf(this, n))),
         body,
       );
       const item = h("li", { "data-part": section.part }, details);
@@ -244,17 +255,19 @@ export class StepsView {
       this.trace = new Trace(this.walk, numbers[0], numbers[1], this.host.modelTensor);
       this.scheduler.add("steps", 5, () => this.checkSome());
     }
-    const { pin } = this.state.view;
     const { attention } = this.selected;
+    const { pointed } = this.state;
+    const wasPointed = changed === null && pointed?.attention === attention ? pointed.cell : null;
+    const pin = this.state.view.pin ?? wasPointed;
     if (pin && (changed === null || changed.has("pin"))) {
       const { rows, columns } = this.axesOf(attention);
-      const fits = (/** @type {string} */ side, /** @type {number} */ token) => token < this.walk.sides[side].tokens.length;
+      const fits = (/** @type {string} */ side, /** @type {number | null} */ token) => token !== null && token < this.walk.sides[side].tokens.length;
       if (fits(columns, pin[1]) && columns !== rows) this.tokens[columns] = pin[1];
       if (fits(rows, pin[0])) this.tokens[rows] = pin[0];
     }
     const { section } = this.state.view;
     const opensSection = section !== null && (changed === null || changed.has("section"));
-    if (changed === null || changed.has("selected") || changed.has("pin")) this.redraw(!opensSection && (changed === null || changed.has("selected")));
+    if (changed === null || changed.has("selected") || changed.has("pin") || changed.has("depth")) this.redraw(!opensSection && (changed === null || changed.has("selected")));
     if (opensSection) {
       this.showSection(Math.min(section, this.sections.length - 1));
       this.state.set({ section: null });
@@ -273,6 +286,9 @@ export class StepsView {
   /** Redraws after a change of the selection. @param {boolean} [opensSection] whether to open the section of the selected attention */
   redraw(opensSection = false) {
     const { attention, head, heads } = this.selected;
+    const { depth } = this.state.view;
+    this.element.dataset.depth = depth;
+    setAttributes(this.panel, { "aria-labelledby": this.depths.mark(depth) });
     this.attention.value = attention;
     setChildren(this.head, Array.from({ length: heads }, (_, i) => h("option", { value: i }, String(i))));
     this.head.value = String(head);
@@ -309,7 +325,10 @@ export class StepsView {
   /** Draws the steps of a section. @param {number} n */
   draw(n) {
     if (!this.trace) return;
-    setChildren(this.sectionElements[n].body, this.stepsOf[n].map((step) => this.cards.card(step)));
+    const { depth } = this.state.view;
+    const steps = this.stepsOf[n];
+    const cards = depth === "formula" ? h("div", { class: "formulas" }, steps.map((step) => this.cards.formula(step))) : steps.map((step) => this.cards.card(step));
+    setChildren(this.sectionElements[n].body, depth === "idea" ? ideaFigure(this, n) : cards);
   }
 
   // Comparison with recorded values

@@ -240,7 +240,7 @@ export class Kernel {
    * @param {Float32Array} out
    */
   computeFourRows(head, rows, from, to, out) {
-    const { D, S, T, bias, scale, q } = head;
+    const { D, S, T, bias, cap, scale, q } = head;
     const slot = this.allocate(head);
     const ranges = rows.map((t) => keyRange(head.mask, t + S - T, S));
     // If the maximum and the sum of a row are known from an earlier call, only the requested keys are computed.
@@ -264,6 +264,7 @@ export class Kernel {
       const range = ranges[j];
       const begin = results + j * stride;
       const key = group * 8; // index of the first key
+      if (cap) for (let i = 0; i < stride; i++) f[begin + i] = cap * Math.tanh(f[begin + i] / cap);
       if (bias) for (let i = 0; i < stride && key + i < S; i++) f[begin + i] += bias[key + i - t + T - 1];
       if (range.from > key) f.fill(MASKED_SCORE, begin, begin + Math.min(stride, range.from - key));
       if (range.to < key + stride) f.fill(MASKED_SCORE, begin + Math.max(0, range.to - key), begin + stride);

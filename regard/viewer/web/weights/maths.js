@@ -6,13 +6,13 @@
  */
 
 /** @typedef {{op: string, size?: number, length?: number, parts?: Mask[], part?: Mask}} Mask */
-/** @typedef {{name: string, form: string, scale?: number}} Score */
+/** @typedef {{name: string, form: string, scale?: number, cap?: number}} Score */
 /**
  * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw encoded numbers
  */
 /**
  * One head of one attention: the inputs of a row of weights.
- * @typedef {{T: number, S: number, D: number, q: Float32Array, k: Float32Array, scale: number,
+ * @typedef {{T: number, S: number, D: number, q: Float32Array, k: Float32Array, scale: number, cap?: number,
  *   w: Float32Array | null, bias: Float32Array | null, mask: Mask | null}} Head
  */
 /** @typedef {Float32Array | Float64Array} Row */
@@ -67,6 +67,7 @@ export function extractHead(attention, raw, h) {
     q: decodeHead(raw.q, T, H, D, h),
     k: decodeHead(raw.k, S, G, D, Math.floor(h / (H / G))),
     scale: attention.score.scale ?? 1,
+    cap: attention.score.cap,
     w: raw.w ? decodeHead(raw.w, 1, H, D, h) : null,
     bias: raw.bias ? decodeHead(raw.bias, 1, H, T + S - 1, h) : null,
     mask: attention.mask,
@@ -139,7 +140,7 @@ function exponentialsOf(numbers) {
  * @param {Head} head @param {number} t @param {number} from @param {number} to @param {Row} out
  */
 export function computeScores(head, t, from, to, out) {
-  const { D, T, bias, scale, w } = head;
+  const { D, T, bias, cap, scale, w } = head;
   if (w) {
     const [q, k] = [exponentialsOf(head.q), exponentialsOf(head.k)];
     let all = 0;
@@ -172,6 +173,7 @@ export function computeScores(head, t, from, to, out) {
       out[s] = scale * (even + odd);
     }
   }
+  if (cap) for (let s = from; s < to; s++) out[s] = cap * Math.tanh(out[s] / cap);
   if (bias) for (let s = from; s < to; s++) out[s] += bias[s - t + T - 1];
 }
 

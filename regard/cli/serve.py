@@ -1,0 +1,82 @@
+"""`regard serve`: serve models over HTTP."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from regard.cli.common import NO_HINT, Quiet, parse
+from regard.errors import require_package
+
+
+@dataclass(frozen=True)
+class Options:
+    """Serve models over HTTP: regard serve MODEL …
+
+    A model is a folder, or NAME=FOLDER. The server has the APIs of OpenAI (/v1) and LibreTranslate (/translate), native
+    routes (/api), a page to try the models (/) and a description of all routes (/docs). It finishes accepted requests
+    on SIGTERM and Ctrl-C, and reloads a model whose folder changes.
+    """
+
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help_behavior_hint=NO_HINT)]
+    """model folders, each as FOLDER or NAME=FOLDER"""
+    host: str = "127.0.0.1"
+    """address to listen on; others than the loopback address need tokens"""
+    port: Annotated[int, tyro.conf.arg(metavar="N")] = 8000
+    """port to listen on; 0: any free one"""
+    tokens: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=NO_HINT)] = None
+    """file with one bearer token per line; tokens may also be in REGARD_SERVE_TOKENS, separated by commas"""
+    no_authentication: Annotated[bool, tyro.conf.arg(help_behavior_hint=NO_HINT)] = False
+    """allow other machines to send requests without a token"""
+    allow_origin: tyro.conf.UseAppendAction[
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="ORIGIN", help_behavior_hint=NO_HINT)]
+    ] = ()
+    """web origin whose pages may send requests (CORS); may be repeated"""
+    latency_target: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.5
+    """requests that would take longer, at the measured throughput, are refused with 429"""
+    timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 30.0
+    """time limit of a request"""
+    max_characters: Annotated[int, tyro.conf.arg(metavar="N")] = 20_000
+    """maximum number of characters per request"""
+    max_beam: Annotated[int, tyro.conf.arg(metavar="N")] = 16
+    """maximum beam width and number of outputs"""
+    max_body_bytes: Annotated[int, tyro.conf.arg(metavar="N")] = 8 << 20
+    """maximum size of a request in bytes"""
+    reload_interval: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 2.0
+    """how often model folders are checked for changes; 0: never"""
+    device: str = "auto"
+    """device to run on: auto, cpu, cuda, cuda:N or mps"""
+    quiet: Quiet = False
+
+
+def run(argv: list[str]) -> int:
+    options = parse(Options, "serve", argv)
+    require_package("fastapi", "serve")
+    require_package("uvicorn", "serve")
+    from regard.ranges import NonNegative, Positive, check_value
+    from regard.serve.application import make_application
+    from regard.serve.authentication import check_exposure, read_tokens
+    from regard.serve.json_log import set_up_json_log
+    from regard.serve.model_registry import ModelRegistry
+    from regard.serve.serve_limits import ServeLimits
+    from regard.serve.server import run_server
+
+    check_value(Positive, options.latency_target, "--latency-target")
+    check_value(NonNegative, options.reload_interval, "--reload-interval")
+    limits = ServeLimits(
+        max_body_bytes=options.max_body_bytes,
+        max_characters=options.max_characters,
+        max_beam=options.max_beam,
+        timeout=options.timeout,
+    )
+    tokens = read_tokens(options.tokens)
+    check_exposure(options.host, tokens, options.no_authentication)
+    set_up_json_log(level=logging.WARNING if options.quiet else logging.INFO)
+    registry = ModelRegistry(options.models, device=options.device, latency_target=options.latency_target)
+    if options.reload_interval:
+        registry.watch(options.reload_interval)
+    app = make_application(registry, limits=limits, tokens=tokens, allowed_origins=options.allow_origin)
+    run_server(app, options.host, options.port)
+    return 0

@@ -1,0 +1,60 @@
+"""The FastAPI application of a server."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from regard.serve.authentication import Authentication
+from regard.serve.error_responses import add_error_handlers
+from regard.serve.libretranslate_routes import make_libretranslate_router
+from regard.serve.model_registry import ModelRegistry
+from regard.serve.native_routes import make_native_router
+from regard.serve.openai_routes import make_openai_router
+from regard.serve.request_guard import RequestGuard
+from regard.serve.serve_limits import ServeLimits
+from regard.serve.service import Service
+from regard.serve.status_routes import make_status_router
+from regard.serve.try_page import make_page_router
+from regard.version import __version__
+
+_DESCRIPTION = "Models of Regard with the APIs of OpenAI (/v1) and LibreTranslate, and native routes (/api)."
+
+
+def make_application(
+    registry: ModelRegistry,
+    *,
+    limits: ServeLimits | None = None,
+    tokens: Sequence[str] = (),
+    allowed_origins: Sequence[str] = (),
+) -> FastAPI:
+    """An ASGI application that serves the models of a registry. The registry is closed with the application.
+
+    >>> app = make_application(ModelRegistry(["model"]))  # doctest: +SKIP
+    """
+    service = Service(registry, limits or ServeLimits(), Authentication(tokens))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        registry.close(timeout=service.limits.timeout)
+
+    app = FastAPI(title="Regard", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
+    app.state.service = service
+    for make in (
+        make_openai_router,
+        make_libretranslate_router,
+        make_native_router,
+        make_status_router,
+        make_page_router,
+    ):
+        app.include_router(make(service))
+    add_error_handlers(app)
+    app.add_middleware(RequestGuard, service=service)
+    if allowed_origins:
+        headers = ["Authorization", "Content-Type", "X-Request-Timeout"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(allowed_origins), allow_methods=["GET", "POST"], allow_headers=headers
+        )
+    return app

@@ -1,0 +1,149 @@
+"""Routes in the format of LibreTranslate: /translate, /languages and /detect; requests are JSON or forms."""
+
+import json
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ValidationError
+
+from regard.decode import DecodeConfig
+from regard.serve.error_responses import validation_sentence
+from regard.serve.html_text import split_html
+from regard.serve.languages import language_name
+from regard.serve.model_registry import ServedModel
+from regard.serve.schemas import DetectBody, LibreTranslateBody
+from regard.serve.serve_errors import RequestError
+from regard.serve.service import Service
+
+B = TypeVar("B", bound=BaseModel)
+_FORM = "application/x-www-form-urlencoded"
+
+
+def make_libretranslate_router(service: Service) -> APIRouter:
+    """The routes in the format of LibreTranslate."""
+    router = APIRouter(tags=["LibreTranslate"])
+
+    @router.post("/translate", openapi_extra=_describe_body(LibreTranslateBody))
+    async def translate(request: Request) -> dict[str, Any]:
+        """Translate a text, or a list of texts, from one language to another."""
+        body = await _read_body(service, request, LibreTranslateBody)
+        texts = [body.q] if isinstance(body.q, str) else body.q
+        timeout = service.limits.request_timeout(request.headers.get("x-request-timeout"))
+        service.limits.check_texts(texts)
+        detected: dict[str, Any] | None = None
+        source = body.source
+        if source == "auto" and (detector := _find_detector(service)) is not None and texts:
+            detected = (await _detect(service, detector, " ".join(texts), timeout))[0]
+            source = detected["language"]
+        model = _find_translator(service, source, body.target)
+        request.scope["state"]["model"] = model.name
+        # Every line of a text is translated separately, and the texts of HTML between its tags.
+        parts = [split_html(text) if body.format == "html" else _split_lines(text) for text in texts]
+        lines = [line for pieces, _ in parts for line in pieces]
+        count = 1 + min(body.alternatives, service.limits.max_beam)
+        config = DecodeConfig(beam=max(DecodeConfig.beam, count), n_best=count)
+        prepared = await service.prepare(lines, lambda: model.pipeline.prepare(lines, config, split="auto"))
+        results = iter(await service.decode(model, prepared, timeout))
+        translated: list[str] = []
+        alternatives: list[list[str]] = []
+        for pieces, join in parts:
+            n_best = [next(results) for _ in pieces]
+            outputs = [join([one[min(rank, len(one) - 1)].text for one in n_best]) for rank in range(count)]
+            translated.append(outputs[0])
+            alternatives.append(list(dict.fromkeys(output for output in outputs[1:] if output != outputs[0])))
+        is_single = isinstance(body.q, str)
+        response: dict[str, Any] = {"translatedText": translated[0] if is_single else translated}
+        if body.alternatives:
+            response["alternatives"] = alternatives[0] if is_single else alternatives
+        if body.source == "auto":
+            fallback = model.languages[0] if model.languages else "auto"
+            found = detected or {"confidence": 0, "language": fallback}
+            response["detectedLanguage"] = found if is_single else [found] * len(texts)
+        return response
+
+    @router.get("/languages")
+    async def languages() -> list[dict[str, Any]]:
+        """The languages that the translators of this server state."""
+        targets: dict[str, list[str]] = {}
+        for model in service.registry.models:
+            if model.languages and "translate" in model.tasks:
+                source, target = model.languages
+                targets.setdefault(source, []).append(target)
+                targets.setdefault(target, [])
+        return [
+            {"code": code, "name": language_name(code), "targets": sorted(set(codes))}
+            for code, codes in sorted(targets.items())
+        ]
+
+    @router.post("/detect", openapi_extra=_describe_body(DetectBody))
+    async def detect(request: Request) -> list[dict[str, Any]]:
+        """The language of a text, if a language-identification model is served."""
+        body = await _read_body(service, request, DetectBody)
+        detector = _find_detector(service)
+        if detector is None:
+            raise RequestError(
+                "No language-identification model is served.",
+                "Serve a text classifier whose labels are language codes.",
+                status=404,
+            )
+        timeout = service.limits.request_timeout(request.headers.get("x-request-timeout"))
+        return await _detect(service, detector, body.q, timeout)
+
+    return router
+
+
+def _split_lines(text: str) -> tuple[list[str], Any]:
+    return text.split("\n"), "\n".join
+
+
+def _find_detector(service: Service) -> ServedModel | None:
+    return next((model for model in service.registry.models if model.detects_languages), None)
+
+
+async def _detect(service: Service, model: ServedModel, text: str, timeout: float) -> list[dict[str, Any]]:
+    """The languages of a text, most probable first."""
+    (result,) = await service.classify(model, [text], True, timeout)
+    ranked = sorted(result.probabilities.items(), key=lambda item: -item[1])
+    return [{"confidence": round(100 * share, 1), "language": code} for code, share in ranked if share >= 0.01]
+
+
+def _find_translator(service: Service, source: str, target: str) -> ServedModel:
+    """The translator from one language to another; the only one, if it does not state its languages."""
+    translators = [model for model in service.registry.models if "translate" in model.tasks]
+    if len(translators) == 1 and not translators[0].languages:
+        return translators[0]
+    for model in translators:
+        if model.languages and model.languages[1] == target and source in ("auto", model.languages[0]):
+            return model
+    known = ", ".join("-".join(model.languages) for model in translators if model.languages) or "none"
+    message = f"No model translates from {source[:40]!r} to {target[:40]!r}."
+    raise RequestError(message, f"Language pairs: {known}.", status=400)
+
+
+async def _read_body(service: Service, request: Request, body_class: type[B]) -> B:
+    """The body of a request, JSON or a form; its field api_key is a token."""
+    content = await request.body()
+    try:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM:
+            form = parse_qs(content.decode(), keep_blank_values=True, max_num_fields=1000)
+            fields: Any = {name: values if len(values) > 1 else values[0] for name, values in form.items()}
+        else:
+            fields = json.loads(content)
+    except (ValueError, RecursionError):
+        raise RequestError(f"The body is neither JSON nor a form ({_FORM}).", "Fix the request.", status=400) from None
+    key = fields.get("api_key") if isinstance(fields, dict) else None
+    authorization = request.headers.get("authorization")
+    if not service.authentication.accepts(authorization, key if isinstance(key, str) else None):
+        raise RequestError("The token is missing or wrong.", "Send it in the field api_key.", status=403)
+    try:
+        return body_class.model_validate(fields)
+    except ValidationError as error:
+        raise RequestError(validation_sentence(error.errors()), status=400) from None
+
+
+def _describe_body(body_class: type[BaseModel]) -> dict[str, Any]:
+    """The description of the body for OpenAPI."""
+    schema = body_class.model_json_schema()
+    return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in (
+        "application/json", _FORM)}}}  # fmt: skip

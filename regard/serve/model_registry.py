@@ -1,0 +1,232 @@
+"""The models of a server: loading, lookup by name, and hot reload of changed folders."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regard.decode import DecodeConfig
+from regard.errors import RegardError, did_you_mean
+from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.serve.scheduler import Scheduler
+from regard.serve.serve_errors import RequestError
+
+logger = logging.getLogger("regard.serve")
+
+# Names of classifiers' labels that are language codes have at most this many letters.
+_LANGUAGE_CODE_LENGTH = 3
+_WARM_UP_TEXTS = 4
+# A request looks up its model first and submits its work a moment later.
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """A loaded model with its scheduler."""
+
+    name: str
+    path: Path
+    pipeline: Any
+    scheduler: Scheduler
+    files: tuple[Any, ...] = ()
+    """state of the files that it was loaded from"""
+    loaded_at: float = field(default_factory=time.time)
+
+    @property
+    def tasks(self) -> list[str]:
+        """What the model can do, by the names of the routes."""
+        pipeline = self.pipeline
+        if isinstance(pipeline, Translator):
+            return ["translate", "score", "attention"]
+        if isinstance(pipeline, TextGenerator):
+            chat = ["chat"] if has_chat_template(pipeline) else []
+            return ["generate", *chat, "score", "attention"]
+        if isinstance(pipeline, TextEncoder):
+            heads = {"classify": ["classify"], "answer": ["answer"]}
+            return ["embed", *heads.get(pipeline.model.config.head, []), "attention"]
+        assert isinstance(pipeline, ImageModel)
+        return [*([pipeline.model.config.head] if pipeline.labels else []), "attention"]
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The codes of the source and the target language of a translator; empty if they are not known."""
+        languages = getattr(self.pipeline, "languages", ())
+        return tuple(languages) if len(languages) == 2 else ()
+
+    @property
+    def detects_languages(self) -> bool:
+        """Whether the model is a text classifier whose labels are language codes."""
+        if not isinstance(self.pipeline, TextEncoder) or "classify" not in self.tasks:
+            return False
+        labels = self.pipeline.model.config.labels
+        return len(labels) > 1 and all(_is_language_code(label) for label in labels)
+
+
+def _is_language_code(label: str) -> bool:
+    return label.isascii() and label.isalpha() and label.islower() and 2 <= len(label) <= _LANGUAGE_CODE_LENGTH
+
+
+def has_chat_template(pipeline: Any) -> bool:
+    """Whether a language model has a chat template."""
+    return bool(getattr(pipeline, "chat_template", None))
+
+
+class ModelRegistry:
+    """The models of a server by name. `watch` reloads folders whose files changed.
+
+    >>> ModelRegistry(["model", "other=model"]).names  # doctest: +SKIP
+    ['model', 'other']
+    """
+
+    def __init__(self, models: Sequence[str | Path], *, device: str = "auto", latency_target: float = 0.5) -> None:
+        self.device, self.latency_target = device, latency_target
+        paths = dict(parse_model(model) for model in models)
+        if len(paths) < len(models):
+            raise RegardError("Two models have the same name.", "Name them: regard serve NAME=FOLDER OTHER=FOLDER")
+        if not paths:
+            raise RegardError("No model is given.", "Pass one or more model folders.")
+        self.reload_errors: dict[str, str] = {}
+        """models whose folder changed and could not be loaded, with the reason"""
+        self._refused: dict[str, tuple[Any, ...]] = {}
+        self._models = {name: self._load(name, path) for name, path in paths.items()}
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._models)
+
+    @property
+    def models(self) -> list[ServedModel]:
+        return list(self._models.values())
+
+    def find(self, name: str | None, task: str) -> ServedModel:
+        """The model of this name, or the only one with this task; an error if there is none."""
+        if name is None:
+            able = [model for model in self.models if task in model.tasks]
+            if len(able) == 1:
+                return able[0]
+            if not able:
+                raise RequestError(f"No model of this server can {task}.", "See /v1/models.", status=404)
+            names = ", ".join(model.name for model in able)
+            raise RequestError(f"Several models can {task}: {names}.", "Name one in the field model.")
+        model = self._models.get(name)
+        if model is None:
+            hint = did_you_mean(name, self.names, f"Models: {', '.join(self.names)}.")
+            raise RequestError(f"There is no model {name[:100]!r}.", hint, status=404)
+        if task not in model.tasks:
+            hint = "Use /v1/completions." if task == "chat" else f"It can: {', '.join(model.tasks)}."
+            reason = "it has no chat template" if task == "chat" else "it was not trained for that"
+            raise RequestError(f"The model {name!r} cannot {task}: {reason}.", hint)
+        return model
+
+    def _load(self, name: str, path: Path) -> ServedModel:
+        files = _file_states(path)
+        pipeline = load_onnx(path) if is_onnx_folder(path) else load(path, self.device)
+        # Loaded weights are views of the mapped file. If it is overwritten, reading them would kill the process.
+        for parameter in pipeline.model.parameters():
+            parameter.data = parameter.data.clone()
+        scheduler = Scheduler(latency_target=self.latency_target, name=name)
+        model = ServedModel(name, path, pipeline, scheduler, files)
+        try:
+            warm_up(model)
+        except BaseException:
+            scheduler.close()
+            raise
+        return model
+
+    def reload_changed(self) -> None:
+        """Load the folders whose files changed; a model is replaced once the new one is ready."""
+        for name, old in list(self._models.items()):
+            files = _file_states(old.path)
+            if files == old.files:
+                self._refused.pop(name, None)
+                self.reload_errors.pop(name, None)
+                continue
+            if files == self._refused.get(name):
+                continue
+            try:
+                new = self._load(name, old.path)
+            except Exception as error:
+                if files != _file_states(old.path):
+                    continue  # still being written: try again later
+                self._refused[name] = files
+                self.reload_errors[name] = str(error)
+                logger.error("reload failed", extra={"fields": {"model": name, "error": str(error)}})
+                continue
+            self._models[name] = new
+            self._refused.pop(name, None)
+            self.reload_errors.pop(name, None)
+            logger.info("model reloaded", extra={"fields": {"model": name}})
+            # Requests that began with the old model end with it.
+            timer = threading.Timer(_GRACE_SECONDS, old.scheduler.close)
+            timer.daemon = True
+            timer.start()
+
+    def watch(self, interval: float = 2.0) -> None:
+        """Look for changed folders in a thread, until `close`."""
+
+        def run() -> None:
+            while not self._stop.wait(interval):
+                self.reload_changed()
+
+        self._watcher = threading.Thread(target=run, name="regard-serve-watch", daemon=True)
+        self._watcher.start()
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Finish all accepted requests and stop; False if that took too long."""
+        self._stop.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        is_finished = True
+        for model in self.models:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            is_finished = model.scheduler.close(left) and is_finished
+        return is_finished
+
+
+def parse_model(model: str | Path) -> tuple[str, Path]:
+    """The name and the folder of a model: FOLDER, or NAME=FOLDER.
+
+    >>> parse_model("en-fr=models/best"), parse_model("models/best")[0]
+    (('en-fr', PosixPath('models/best')), 'best')
+    """
+    name, separator, folder = str(model).partition("=")
+    if separator and name and folder and not Path(str(model)).exists():
+        return name, Path(folder)
+    path = Path(model)
+    return path.resolve().name, path
+
+
+def _file_states(folder: Path) -> tuple[Any, ...]:
+    """Identifies the content of a folder: names, sizes and times of its files."""
+    states = []
+    try:
+        for file in sorted(folder.iterdir()):
+            if file.suffix in (".json", ".safetensors", ".onnx") and file.name != "training.json":
+                stat = file.stat()
+                states.append((file.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    except OSError:
+        return ("unreadable",)
+    return tuple(states)
+
+
+def warm_up(model: ServedModel) -> None:
+    """Run a few texts: kernels are compiled, and the throughput is known, before the first request."""
+    pipeline = model.pipeline
+    if isinstance(pipeline, Translator):
+        requests = [
+            pipeline.prepare(["a b c d"], DecodeConfig(max_len=8), truncate=True) for _ in range(_WARM_UP_TEXTS)
+        ]
+    elif isinstance(pipeline, TextGenerator):
+        config = DecodeConfig(method="sample", max_len=4)
+        requests = [pipeline.prepare(["a b c d"], config, truncate=True) for _ in range(_WARM_UP_TEXTS)]
+    else:
+        return
+    for request in requests:
+        model.scheduler.submit(request, timeout=600).result()

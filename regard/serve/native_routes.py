@@ -1,0 +1,173 @@
+"""Native routes, /api/…: everything that the pipelines can do, with all options; `regard.connect` uses them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from regard.data.text.questions import Question
+from regard.serve.model_registry import ServedModel
+from regard.serve.route_helpers import event_stream, find_model
+from regard.serve.schemas import (
+    AnswerBody,
+    AttentionBody,
+    ClassifyBody,
+    EmbedBody,
+    GenerateBody,
+    ScoreBody,
+    SegmentBody,
+    TranslateBody,
+)
+from regard.serve.serve_errors import RequestError
+from regard.serve.service import MAX_WEIGHTS, Service, attention_page, decode_image
+from regard.viewer import Look
+
+
+def make_native_router(service: Service) -> APIRouter:
+    """The native routes."""
+    router = APIRouter(prefix="/api", tags=["Regard"])
+
+    @router.post("/translate")
+    async def translate(body: TranslateBody, request: Request) -> dict[str, Any]:
+        """The n-best translations of each text, with scores."""
+        model, timeout = find_model(service, request, body.model, "translate")
+        options = {"prefixes": body.prefixes, "required": body.required, "forbidden": body.forbidden}
+        _check_count("prefixes", body.prefixes, len(body.texts))
+        config = body.options.to_config()
+        prepared = await service.prepare(
+            body.texts,
+            lambda: model.pipeline.prepare(body.texts, config, split=body.split, truncate=body.truncate, **options),
+        )
+        results = await service.decode(model, prepared, timeout)
+        return {"model": model.name, "translations": [_outputs(n_best) for n_best in results]}
+
+    @router.post("/generate")
+    async def generate(body: GenerateBody, request: Request) -> Any:
+        """Continuations of each prompt, with scores; with `stream`, pieces of text as server-sent events."""
+        model, timeout = find_model(service, request, body.model, "generate")
+        config = body.options.to_config(method="sample")
+        options = {"forbidden": body.forbidden, "truncate": body.truncate}
+        prepared = await service.prepare(body.prompts, lambda: model.pipeline.prepare(body.prompts, config, **options))
+        if not body.stream:
+            results = await service.decode(model, prepared, timeout)
+            return {"model": model.name, "continuations": [_outputs(n_best) for n_best in results]}
+        if len(body.prompts) != 1 or config.n_best > 1:
+            raise RequestError("stream supports one prompt and n_best = 1.", "Leave out stream.")
+
+        async def pieces() -> AsyncIterator[dict[str, str]]:
+            stream = service.stream(model, prepared, model.pipeline.stream_decoders(prepared)[0], timeout)
+            try:
+                async for piece in stream:
+                    if isinstance(piece, str):
+                        yield {"text": piece}
+            finally:
+                await stream.aclose()  # type: ignore[attr-defined]
+
+        return await event_stream(request, pieces())
+
+    @router.post("/classify")
+    async def classify(body: ClassifyBody, request: Request) -> dict[str, Any]:
+        """The label of each text, pair of texts or image, with the probabilities of all labels."""
+        model, timeout = find_model(service, request, body.model, "classify")
+        inputs: list[Any]
+        if "embed" in model.tasks:
+            if body.texts is None or body.images is not None:
+                raise RequestError(f"{model.name} classifies texts.", "Pass texts, and no images.")
+            inputs = list(body.texts)
+        else:
+            if body.images is None or body.texts is not None:
+                raise RequestError(f"{model.name} classifies images.", "Pass images, and no texts.")
+            inputs = await _decode_images(service, body.images)
+        results = await service.classify(model, inputs, body.truncate, timeout)
+        columns = ("label", "probability", "probabilities")
+        return {"model": model.name, "results": [{name: getattr(one, name) for name in columns} for one in results]}
+
+    @router.post("/segment")
+    async def segment(body: SegmentBody, request: Request) -> dict[str, Any]:
+        """The label index of every pixel of each image."""
+        model, timeout = find_model(service, request, body.model, "segment")
+        masks = await service.segment(model, await _decode_images(service, body.images), timeout)
+        return {"model": model.name, "labels": list(model.pipeline.labels), "masks": [m.tolist() for m in masks]}
+
+    @router.post("/answer")
+    async def answer(body: AnswerBody, request: Request) -> dict[str, Any]:
+        """The answer to each question, a span of its context."""
+        model, timeout = find_model(service, request, body.model, "answer")
+        questions = [Question(str(i), one.question, one.context) for i, one in enumerate(body.questions)]
+        return {"model": model.name, "answers": await service.answer(model, questions, body.empty, timeout)}
+
+    @router.post("/embed")
+    async def embed(body: EmbedBody, request: Request) -> dict[str, Any]:
+        """A vector for each text."""
+        model, timeout = find_model(service, request, body.model, "embed")
+        vectors = await service.embed(model, body.texts, body.truncate, timeout)
+        return {"model": model.name, "vectors": [[float(x) for x in vector] for vector in vectors]}
+
+    @router.post("/score")
+    async def score(body: ScoreBody, request: Request) -> dict[str, Any]:
+        """The log-probability of each text, or of each target given its source."""
+        model, timeout = find_model(service, request, body.model, "score")
+        is_translator = "translate" in model.tasks
+        inputs: Any = body.pairs if is_translator else body.texts
+        if inputs is None:
+            needed = "pairs of source and target" if is_translator else "texts"
+            raise RequestError(f"{model.name} scores {needed}.", f"Pass {'pairs' if is_translator else 'texts'}.")
+        scores = await service.score(model, list(inputs), body.truncate, timeout)
+        return {"model": model.name, "scores": [{"logprob": one.logprob, "tokens": one.tokens} for one in scores]}
+
+    @router.post("/attention", response_model=None)
+    async def attention(body: AttentionBody, request: Request) -> HTMLResponse | dict[str, Any]:
+        """The attention of a model on a text or an image, as a page of the viewer or as arrays."""
+        model, timeout = find_model(service, request, body.model, "attention")
+        seen = await _look(service, model, body, timeout)
+        if body.format == "page":
+            page = await asyncio.to_thread(attention_page, seen)
+            return HTMLResponse(page, headers={"Cache-Control": "no-store"})
+        if not isinstance(seen, Look):
+            raise RequestError("Arrays are available for texts.", 'Pass format "page".')
+        if sum(one.weights.size for one in seen.maps.values()) > MAX_WEIGHTS:
+            raise RequestError(f"There are more than {MAX_WEIGHTS:,} weights.", "Pass a shorter text.", status=413)
+        maps = {
+            name: {"kind": one.kind, "rows": one.rows, "columns": one.columns, "weights": one.weights.tolist()}
+            for name, one in seen.maps.items()
+        }
+        return {"model": model.name, "source": seen.source, "output": seen.translation, "maps": maps}
+
+    return router
+
+
+async def _look(service: Service, model: ServedModel, body: AttentionBody, timeout: float) -> Any:
+    if model.pipeline.tokenizers:
+        if body.text is None or body.image is not None:
+            raise RequestError(f"{model.name} processes texts.", "Pass text, and no image.")
+        return await service.look(model, body.text, timeout, target=body.target, context=body.context)
+    if body.image is None or body.text is not None:
+        raise RequestError(f"{model.name} processes images.", "Pass image, and no text.")
+    (image,) = await _decode_images(service, [body.image])
+    return await service.look(model, image, timeout)
+
+
+async def _decode_images(service: Service, images: list[str]) -> list[Any]:
+    service.limits.check_texts([""] * len(images))
+    return await asyncio.to_thread(lambda: [decode_image(one, f"image {i}") for i, one in enumerate(images, 1)])
+
+
+def _check_count(name: str, values: list[str] | None, count: int) -> None:
+    if values is not None and len(values) != count:
+        raise RequestError(f"{name} has {len(values)} entries for {count} texts.", "Pass one per text.")
+
+
+def _outputs(n_best: list[Any]) -> list[dict[str, Any]]:
+    """Translations or continuations, best first."""
+    return [
+        {
+            "text": one.text,
+            "score": one.score,
+            "logprob": one.hypothesis.logprob,
+            "tokens": one.hypothesis.ids,
+            "token_logprobs": one.hypothesis.token_logprobs,
+        }
+        for one in n_best
+    ]

@@ -1,0 +1,513 @@
+"""Scheduler: dynamic batching across the requests of one model.
+
+One thread per model runs all work. Texts to decode enter lanes, batches of the decoding engine that requests join and
+leave at any step; each lane has one decoding configuration, and the lanes take turns. Other work (embedding,
+classification, …) runs in batches between the steps. Requests are served by earliest deadline. A request is refused
+when the work already accepted, at the measured throughput, takes longer than the latency target.
+"""
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from regard.decode import DecodeConfig, NBest
+from regard.decode.batched_decoding import token_lists_of
+from regard.decode.engine import plain_search_reason
+from regard.decode.engine.engine_runner import length_limits, member_models
+from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape
+from regard.errors import RegardError
+from regard.models import GPT
+from regard.pipelines.decoding_request import DecodingRequest
+from regard.ranges import MAX_INT
+from regard.serve.serve_errors import DeadlineExceeded, Overloaded, ShuttingDown
+from regard.serve.throughput import ThroughputMeter
+
+logger = logging.getLogger("regard.serve")
+
+# Lanes kept per model: those beyond it wait until another is idle.
+MAX_LANES = 8
+# Items of one batch of calls.
+MAX_CALL_ITEMS = 64
+# Share of the latency target that accepted work may take: predictions err.
+TARGET_SHARE = 0.7
+# Units of work that are always accepted: an idle server never refuses.
+MIN_ITEMS = 4
+
+OnToken = Callable[[int, int], None]
+"""called with the index of a source and each of its tokens; in the thread of the scheduler"""
+
+
+@dataclass
+class SchedulerCounts:
+    """What a scheduler did, for metrics."""
+
+    accepted: int = 0
+    completed: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    failed: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    rows: int = 0
+    """sentences in the batch, summed over steps"""
+    busy_seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class _Job:
+    """An accepted request."""
+
+    kind: Hashable
+    deadline: float
+    timeout: float
+    units: float
+    """estimated work"""
+    items: int
+    """number of texts"""
+    future: "Future[Any]" = field(default_factory=Future)
+    is_finished: bool = False
+
+
+@dataclass(eq=False)
+class _DecodingJob(_Job):
+    results: list[NBest | None] = field(default_factory=list)
+    remaining: int = 0
+    placed: list[tuple["_Lane", int]] = field(default_factory=list)
+    """lanes of the sentences that are being decoded, with their indices there"""
+
+
+@dataclass(eq=False)
+class _CallJob(_Job):
+    function: Callable[[list[Any]], Sequence[Any]] = list
+    inputs: list[Any] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Sentence:
+    """A sentence that waits for a place in a lane."""
+
+    job: _DecodingJob
+    live: LiveSentence
+    shape: LiveShape
+
+
+@dataclass(eq=False)
+class _Lane:
+    key: Hashable
+    decoder: LiveDecoder
+
+
+class Scheduler:
+    """Runs the requests of one model in one thread. Call `close` at the end.
+
+    Results equal those of the pipeline itself, whatever other requests are in the batch.
+
+    >>> translator = load("model")  # doctest: +SKIP
+    >>> scheduler = Scheduler(latency_target=0.5)  # doctest: +SKIP
+    >>> request = translator.prepare(["The cat sleeps."])  # doctest: +SKIP
+    >>> request.finish(scheduler.submit(request).result())[0][0].text  # doctest: +SKIP
+    'Le chat dort.'
+    """
+
+    def __init__(self, *, latency_target: float = 0.5, name: str = "model") -> None:
+        self.latency_target = latency_target
+        self.counts = SchedulerCounts()
+        self._meters: dict[Hashable, ThroughputMeter] = {}
+        self._outstanding: dict[Hashable, float] = {}
+        self._outstanding_items = 0
+        self._condition = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._is_closing = False
+        # The rest is used by the thread only. Heaps are ordered by deadline, then by arrival.
+        self._numbers = itertools.count()
+        self._jobs: set[_Job] = set()
+        self._deadlines: list[tuple[float, int, _Job]] = []
+        self._waiting: dict[Hashable, list[tuple[float, int, _Sentence]]] = {}
+        self._calls: list[tuple[float, int, _CallJob]] = []
+        self._lanes: list[_Lane] = []
+        self._make_decoder: dict[Hashable, Callable[[LiveShape], LiveDecoder]] = {}
+        self._thread = threading.Thread(target=self._run, name=f"regard-serve-{name}", daemon=True)
+        self._thread.start()
+
+    # Called by any thread.
+
+    def submit(
+        self, request: DecodingRequest[Any], *, timeout: float = 30.0, on_token: OnToken | None = None
+    ) -> "Future[list[NBest]]":
+        """Decode a request with others; raises `Overloaded` if it would wait too long.
+
+        Cancel the future to stop the work. `on_token` is called for every token, except in beam search; with several
+        samples, for the first only.
+        """
+        reason = plain_search_reason(
+            request.model,
+            request.config,
+            history=request.history,
+            lexical=request.lexical is not None,
+            special=request.special,
+        )
+        if reason:  # the reference search decodes it, alone
+            run = lambda inputs: inputs[0].decode(on_token=on_token)  # noqa: E731
+            return self._submit_call(("plain", next(self._numbers)), run, [request], len(request.sources), timeout)
+        limits = length_limits(
+            request.sources, request.config, request.special, request.prefixes, request.max_total_len
+        )
+        continues_source = isinstance(request.model, GPT)
+        rows = request.config.beam if request.config.method == "beam" else request.config.n_best
+        lengths = limits if continues_source else [len(source) for source in request.sources]
+        job = _DecodingJob(
+            kind="decode",
+            deadline=time.monotonic() + timeout,
+            timeout=timeout,
+            units=float(rows * sum(lengths) + len(lengths)),
+            items=len(request.sources),
+            results=[None] * len(request.sources),
+            remaining=len(request.sources),
+        )
+        key, vocab, token_lists = _lane_key(request)
+        sentences = []
+        for i, (source, limit) in enumerate(zip(request.sources, limits)):
+            prefix = () if request.prefixes is None else request.prefixes[i]
+            index = i if request.sample_indices is None else request.sample_indices[i]
+            live = LiveSentence(
+                source,
+                limit,
+                on_result=lambda n_best, i=i: self._finish_sentence(job, i, n_best),
+                on_token=None if on_token is None else lambda token, i=i: on_token(i, token),
+                prefix=prefix,
+                random_key=(request.config.seed, index),
+                allowed_tokens=None if token_lists is None else token_lists[i],
+            )
+            shape = needed_shape(source, limit, prefix, continues_source=continues_source)
+            sentences.append(_Sentence(job, live, shape))
+
+        def make_decoder(shape: LiveShape) -> LiveDecoder:
+            return LiveDecoder(request.model, _lane_config(request.config), request.special, shape, vocab=vocab)
+
+        def start() -> None:
+            self._start(job)
+            self._make_decoder[key] = make_decoder
+            for sentence in sentences:
+                heapq.heappush(self._waiting.setdefault(key, []), (job.deadline, next(self._numbers), sentence))
+            if not sentences:
+                self._finish(job, [])
+
+        self._accept(job, start)
+        return job.future
+
+    def call(
+        self,
+        kind: Hashable,
+        function: Callable[[list[Any]], Sequence[Any]],
+        inputs: list[Any],
+        *,
+        timeout: float = 30.0,
+    ) -> "Future[list[Any]]":
+        """Run a function of a list of inputs, together with the inputs of other calls of the same kind.
+
+        It returns one result per input. The future has the results of these inputs.
+        """
+        return self._submit_call(kind, function, inputs, len(inputs), timeout)
+
+    def _submit_call(
+        self,
+        kind: Hashable,
+        function: Callable[[list[Any]], Sequence[Any]],
+        inputs: list[Any],
+        items: int,
+        timeout: float,
+    ) -> "Future[Any]":
+        job = _CallJob(
+            kind=kind,
+            deadline=time.monotonic() + timeout,
+            timeout=timeout,
+            units=float(max(1, items)),
+            items=items,
+            function=function,
+            inputs=inputs,
+        )
+
+        def start() -> None:
+            self._start(job)
+            heapq.heappush(self._calls, (job.deadline, next(self._numbers), job))
+
+        self._accept(job, start)
+        return job.future
+
+    def expected_seconds(self) -> float:
+        """The time that the work accepted so far takes, at the measured throughput; 0 if nothing was measured."""
+        with self._condition:
+            return self._expected_seconds()
+
+    @property
+    def outstanding(self) -> int:
+        """The number of texts that are accepted and not finished."""
+        return self._outstanding_items
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Take no new requests, finish those accepted, and end the thread; False if that took too long."""
+        with self._condition:
+            self._is_closing = True
+            self._condition.notify()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _expected_seconds(self) -> float:
+        total = 0.0
+        for kind, units in self._outstanding.items():
+            meter = self._meters.get(_meter_kind(kind))
+            total += units * (meter.seconds_per_unit or 0.0) if meter is not None else 0.0
+        return total
+
+    def _accept(self, job: _Job, start: Callable[[], None]) -> None:
+        job.future.add_done_callback(lambda future: self._note_cancellation(job) if future.cancelled() else None)
+        with self._condition:
+            if self._is_closing:
+                raise ShuttingDown
+            expected = self._expected_seconds()
+            limit = TARGET_SHARE * self.latency_target
+            if expected > limit and self._outstanding_items >= MIN_ITEMS:
+                self.counts.refused += 1
+                raise Overloaded(expected - limit)
+            self.counts.accepted += 1
+            self._outstanding[job.kind] = self._outstanding.get(job.kind, 0.0) + job.units
+            self._outstanding_items += job.items
+            self._inbox.append(start)
+            self._condition.notify()
+
+    def _note_cancellation(self, job: _Job) -> None:
+        with self._condition:
+            self._inbox.append(lambda: self._drop(job))
+            self._condition.notify()
+
+    # Called by the thread.
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)  # the matrices of a decoding step are too small to divide
+        while True:
+            with self._condition:
+                while not self._inbox and not self._has_work():
+                    if self._is_closing and not self._jobs:
+                        return
+                    self._condition.wait()
+                inbox, self._inbox = self._inbox, deque()
+            for start in inbox:
+                start()
+            self._expire()
+            if self._calls:
+                self._run_calls()
+            if self._waiting:
+                self._place_sentences()
+            for lane in list(self._lanes):
+                if not lane.decoder.is_idle:
+                    self._advance(lane)
+
+    def _has_work(self) -> bool:
+        return bool(self._calls or self._waiting) or any(not lane.decoder.is_idle for lane in self._lanes)
+
+    def _start(self, job: _Job) -> None:
+        self._jobs.add(job)
+        heapq.heappush(self._deadlines, (job.deadline, next(self._numbers), job))
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        while self._deadlines and (self._deadlines[0][2].is_finished or self._deadlines[0][0] < now):
+            job = heapq.heappop(self._deadlines)[2]
+            if not job.is_finished:
+                self.counts.expired += 1
+                self._finish(job, error=DeadlineExceeded(job.timeout))
+
+    def _place_sentences(self) -> None:
+        """Move waiting sentences into lanes with room, or into new lanes."""
+        for key, heap in list(self._waiting.items()):
+            while heap:
+                sentence = heap[0][2]
+                if not sentence.job.is_finished:
+                    try:
+                        lane = self._find_lane(key, sentence.shape)
+                    except Exception as error:
+                        self._fail(sentence.job, error)
+                        continue
+                    if lane is None:
+                        break
+                    index = lane.decoder.add(sentence.live)
+                    sentence.job.placed.append((lane, index))
+                heapq.heappop(heap)
+            if not heap:
+                del self._waiting[key]
+
+    def _find_lane(self, key: Hashable, shape: LiveShape) -> _Lane | None:
+        """A lane with room for a sentence of this shape; None if it must wait."""
+        lanes = [lane for lane in self._lanes if lane.key == key and lane.decoder.shape.contains(shape)]
+        if lanes:
+            best = max(lanes, key=lambda lane: lane.decoder.room)
+            return best if best.decoder.room else None
+        if len(self._lanes) >= MAX_LANES:
+            idle = [lane for lane in self._lanes if lane.decoder.is_idle]
+            if not idle:
+                return None
+            self._lanes.remove(idle[0])
+        with torch.inference_mode():
+            lane = _Lane(key, self._make_decoder[key](shape))
+        self._lanes.append(lane)
+        # Only lanes and waiting sentences need their function.
+        kept = {lane.key for lane in self._lanes} | set(self._waiting)
+        self._make_decoder = {key: make for key, make in self._make_decoder.items() if key in kept}
+        return lane
+
+    def _advance(self, lane: _Lane) -> None:
+        """One step of a lane."""
+        start, units = time.perf_counter(), self._done_units
+        try:
+            with torch.inference_mode():
+                lane.decoder.advance()
+        except Exception as error:  # the batch is lost; requests in other lanes are not
+            self._lanes.remove(lane)
+            for job in [job for job in self._jobs if isinstance(job, _DecodingJob)]:
+                if any(other is lane for other, _ in job.placed):
+                    self._fail(job, error)
+            return
+        seconds = time.perf_counter() - start
+        self._meters.setdefault("decode", ThroughputMeter()).add(seconds, self._done_units - units)
+        self.counts.steps += 1
+        self.counts.rows += lane.decoder.decoder.in_use
+        self.counts.busy_seconds += seconds
+
+    _done_units = 0.0
+    """units of decoding jobs completed so far"""
+
+    def _run_calls(self) -> None:
+        """Run the most urgent call, with others of its kind."""
+        kind = self._calls[0][2].kind
+        batch: list[_CallJob] = []
+        others = []
+        items = 0
+        while self._calls:
+            entry = heapq.heappop(self._calls)
+            job = entry[2]
+            if job.is_finished:
+                continue
+            if job.kind == kind and (not batch or items + job.items <= MAX_CALL_ITEMS):
+                batch.append(job)
+                items += job.items
+            else:
+                others.append(entry)
+        self._calls = others
+        heapq.heapify(self._calls)
+        if not batch:
+            return
+        start = time.perf_counter()
+        try:
+            results = self._call_batch(batch)
+        except RegardError as error:
+            # One of the inputs may be wrong: the others must not suffer.
+            if len(batch) == 1:
+                self._fail(batch[0], error)
+            else:
+                for job in batch:
+                    self._run_single(job)
+            return
+        except Exception as error:
+            for job in batch:
+                self._fail(job, error)
+            return
+        seconds = time.perf_counter() - start
+        meter = self._meters.setdefault(_meter_kind(kind), ThroughputMeter())
+        meter.add(seconds, sum(job.units for job in batch))
+        self.counts.busy_seconds += seconds
+        for job, result in zip(batch, results):
+            self._finish(job, result)
+
+    def _run_single(self, job: _CallJob) -> None:
+        try:
+            (result,) = self._call_batch([job])
+        except Exception as error:
+            self._fail(job, error)
+        else:
+            self._finish(job, result)
+
+    def _call_batch(self, batch: list[_CallJob]) -> list[list[Any]]:
+        flat = [value for job in batch for value in job.inputs]
+        with torch.no_grad():
+            results = list(batch[0].function(flat))
+        if len(batch) == 1:
+            return [results]
+        iterator = iter(results)
+        return [list(itertools.islice(iterator, len(job.inputs))) for job in batch]
+
+    def _finish_sentence(self, job: _DecodingJob, index: int, n_best: NBest) -> None:
+        job.results[index] = n_best
+        job.remaining -= 1
+        self.counts.output_tokens += sum(len(hypothesis.ids) for hypothesis in n_best)
+        if not job.remaining:
+            self._finish(job, job.results)
+
+    def _fail(self, job: _Job, error: Exception) -> None:
+        if not isinstance(error, RegardError):
+            logger.error("A request failed.", exc_info=error)
+        self.counts.failed += 1
+        self._finish(job, error=error)
+
+    def _drop(self, job: _Job) -> None:
+        """Stop the work of a cancelled request."""
+        if not job.is_finished:
+            self.counts.cancelled += 1
+            self._finish(job)
+
+    def _finish(self, job: _Job, result: Any = None, error: Exception | None = None) -> None:
+        """End a request: with its result, an error, or neither if it was cancelled."""
+        if job.is_finished:
+            return
+        job.is_finished = True
+        self._jobs.discard(job)
+        if isinstance(job, _DecodingJob):
+            with torch.inference_mode():
+                for lane, index in job.placed:
+                    if lane in self._lanes:
+                        lane.decoder.cancel(index)
+            job.placed = []
+            if error is None and result is not None:
+                self._done_units += job.units
+        with self._condition:
+            self._outstanding[job.kind] -= job.units
+            if self._outstanding[job.kind] < 1e-6:
+                del self._outstanding[job.kind]
+            self._outstanding_items -= job.items
+        if job.future.set_running_or_notify_cancel():
+            if error is not None:
+                job.future.set_exception(error)
+            else:
+                self.counts.completed += 1
+                job.future.set_result(result)
+
+
+def _meter_kind(kind: Hashable) -> Hashable:
+    """Requests that the reference search decodes share a meter."""
+    return "plain" if isinstance(kind, tuple) and kind and kind[0] == "plain" else kind
+
+
+def _lane_config(config: DecodeConfig) -> DecodeConfig:
+    """The options that sentences of one batch must share: length limits and seeds belong to each sentence."""
+    return replace(config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
+
+
+def _lane_key(request: DecodingRequest[Any]) -> tuple[Hashable, int, Any]:
+    """What requests of one lane share; and the vocabulary and token lists of a request with a shortlist."""
+    vocab, token_lists = 0, None
+    if request.config.shortlist and request.shortlist is not None:
+        vocab = request.shortlist.target_vocab
+        token_lists = token_lists_of(
+            request.shortlist, request.sources, request.special, request.prefixes, request.lexical
+        )
+    models = tuple(id(model) for model in member_models(request.model))
+    return (_lane_config(request.config), request.special, vocab, models), vocab, token_lists

@@ -1,0 +1,66 @@
+"""The HTTP server: uvicorn, which ends gracefully on SIGTERM and SIGINT."""
+
+import logging
+import signal
+import socket
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from regard.errors import RegardError
+from regard.serve.service import Service
+
+logger = logging.getLogger("regard.serve")
+
+
+class _Server(uvicorn.Server):
+    """A server that is not ready any more from the first signal on; accepted requests are finished."""
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        service: Service = self.config.app.state.service  # type: ignore[union-attr]
+        if not service.is_stopping:
+            service.is_stopping = True
+            logger.info("shutting down", extra={"fields": {"signal": signal.Signals(sig).name}})
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            address, port = sockets[0].getsockname()[:2]
+            shown = f"[{address}]" if ":" in address else address
+            models = self.config.app.state.service.registry.names  # type: ignore[union-attr]
+            logger.info("listening", extra={"fields": {"url": f"http://{shown}:{port}", "models": models}})
+
+
+def run_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serve an application until SIGTERM or SIGINT; then finish what was accepted.
+
+    >>> run_server(make_application(ModelRegistry(["model"])))  # doctest: +SKIP
+    """
+    service: Service = app.state.service
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(service.limits.timeout) + 5,
+        ws="none",
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    server = _Server(config)
+    try:
+        sock = config.bind_socket()
+    except SystemExit:  # uvicorn logs the reason and exits
+        raise RegardError(f"The address {host}:{port} is not available.", "Choose another --port.") from None
+    # uvicorn raises a signal again when it has shut down: it has been handled by then.
+    previous = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run(sockets=[sock])
+    finally:
+        sock.close()
+        for one, handler in previous.items():
+            signal.signal(one, handler)

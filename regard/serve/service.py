@@ -1,0 +1,171 @@
+"""The work of a server: requests run on the schedulers of its models; nothing here depends on an API format."""
+
+import asyncio
+import base64
+import binascii
+import io
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from PIL import Image
+
+from regard.data.images.image_decoding import image_errors
+from regard.data.text.questions import Question
+from regard.decode import NBest
+from regard.pipelines.decoding_request import DecodingRequest
+from regard.pipelines.text_generator import StreamDecoder
+from regard.serve.authentication import Authentication
+from regard.serve.metrics import RequestMetrics
+from regard.serve.model_registry import ModelRegistry, ServedModel
+from regard.serve.serve_limits import ServeLimits
+from regard.viewer import Look, look
+
+T = TypeVar("T")
+# Longer texts are tokenized in another thread, so that other requests do not wait.
+_INLINE_CHARACTERS = 4000
+# Weights of an attention response.
+MAX_WEIGHTS = 4_000_000
+
+
+@dataclass
+class Service:
+    """Models, limits and tokens of a server."""
+
+    registry: ModelRegistry
+    limits: ServeLimits = field(default_factory=ServeLimits)
+    authentication: Authentication = field(default_factory=Authentication)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    is_stopping: bool = False
+
+    async def prepare(self, texts: Sequence[str], make: Callable[[], DecodingRequest[T]]) -> DecodingRequest[T]:
+        """Check the limits and encode the texts of a request."""
+        self.limits.check_texts(texts)
+        request = make() if sum(map(len, texts)) <= _INLINE_CHARACTERS else await asyncio.to_thread(make)
+        self.limits.check_config(request.config)
+        return request
+
+    async def decode(self, model: ServedModel, request: DecodingRequest[T], timeout: float) -> list[T]:
+        """Decode a request and return its results. If the caller is cancelled, so is the work."""
+        return request.finish(await asyncio.wrap_future(model.scheduler.submit(request, timeout=timeout)))
+
+    async def call(
+        self,
+        model: ServedModel,
+        kind: Any,
+        function: Callable[[list[Any]], Sequence[Any]],
+        inputs: list[Any],
+        timeout: float,
+    ) -> list[Any]:
+        """Run a function of a list of inputs, batched with other requests of the same kind."""
+        if not inputs:
+            return []
+        return await asyncio.wrap_future(model.scheduler.call(kind, function, inputs, timeout=timeout))
+
+    async def embed(self, model: ServedModel, texts: Sequence[str], truncate: bool, timeout: float) -> list[Any]:
+        self.limits.check_texts(texts)
+        embed = model.pipeline.embed
+        return await self.call(
+            model, ("embed", truncate), lambda batch: embed(batch, truncate=truncate), list(texts), timeout
+        )
+
+    async def classify(self, model: ServedModel, inputs: Sequence[Any], truncate: bool, timeout: float) -> list[Any]:
+        """Classify texts, pairs of texts, or images."""
+        self.limits.check_texts([text for one in inputs for text in _texts_of(one)])
+        classify, options = model.pipeline.classify, {"truncate": truncate} if "embed" in model.tasks else {}
+        return await self.call(
+            model, ("classify", truncate), lambda batch: classify(batch, **options), list(inputs), timeout
+        )
+
+    async def answer(self, model: ServedModel, questions: list[Question], empty: bool, timeout: float) -> list[str]:
+        self.limits.check_texts([text for one in questions for text in (one.question, one.context)])
+        answer = model.pipeline.answer
+        return await self.call(model, ("answer", empty), lambda batch: answer(batch, empty=empty), questions, timeout)
+
+    async def score(self, model: ServedModel, inputs: Sequence[Any], truncate: bool, timeout: float) -> list[Any]:
+        """Score texts, or pairs of source and target."""
+        self.limits.check_texts([text for one in inputs for text in _texts_of(one)])
+        score = model.pipeline.score
+        return await self.call(
+            model, ("score", truncate), lambda batch: score(batch, truncate=truncate), list(inputs), timeout
+        )
+
+    async def segment(self, model: ServedModel, images: Sequence[Any], timeout: float) -> list[Any]:
+        return await self.call(model, "segment", model.pipeline.segment, list(images), timeout)
+
+    async def look(self, model: ServedModel, source: Any, timeout: float, **options: Any) -> Any:
+        """The attention of a model on an input; its weights are computed too."""
+
+        def run(inputs: list[Any]) -> list[Any]:
+            seen = look(model.pipeline, inputs[0], name=model.name, **options)
+            for one in seen.maps.values() if isinstance(seen, Look) else ():
+                _ = one.weights
+            return [seen]
+
+        if isinstance(source, str):
+            self.limits.check_texts([source, *(text for text in options.values() if isinstance(text, str))])
+        return (await self.call(model, ("look", object()), run, [source], timeout))[0]
+
+    async def stream(
+        self, model: ServedModel, request: DecodingRequest[Any], decoder: StreamDecoder, timeout: float
+    ) -> AsyncIterator[str | list[NBest]]:
+        """The text of the first source of a request, piece by piece; at the end its hypotheses.
+
+        Closing the iterator stops the work. The request is submitted by the first `anext`.
+        """
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def on_token(index: int, token: int) -> None:
+            if index == 0 and (text := decoder.add(token)):
+                loop.call_soon_threadsafe(pieces.put_nowait, text)
+
+        future: Future[list[NBest]] = model.scheduler.submit(request, timeout=timeout, on_token=on_token)
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(pieces.put_nowait, None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            results = future.result(timeout=0)
+            if request.config.method == "beam" and results and results[0]:
+                rest = decoder.decode(results[0][0].ids)
+            else:
+                rest = decoder.flush()
+            if rest:
+                yield rest
+            yield results
+        finally:
+            future.cancel()
+
+
+def _texts_of(value: Any) -> Sequence[str]:
+    return (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ("",)
+
+
+def decode_image(content: str, name: str) -> Image.Image:
+    """An image from a file in base64; never from a path.
+
+    >>> decode_image("bm8gaW1hZ2U=", "image 1")
+    Traceback (most recent call last):
+    regard.errors.RegardError: image 1: not a readable image. Replace or remove it. Supported formats: ...
+    """
+    with image_errors(name):
+        try:
+            file = base64.b64decode(
+                content.partition(",")[2] if content.startswith("data:") else content, validate=True
+            )
+        except (binascii.Error, ValueError):
+            raise ValueError("the base64 is invalid") from None
+        image = Image.open(io.BytesIO(file), formats=["BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"])
+        image.load()
+        return image
+
+
+def attention_page(seen: Any) -> bytes:
+    """The page of the viewer for a recorded attention."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "page.html"
+        seen.save(path, with_model=False)
+        return path.read_bytes()
