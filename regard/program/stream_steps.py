@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 
 from regard.program.program_steps import Program, Step
 
@@ -37,13 +38,12 @@ def find_streams(program: Program) -> StreamSteps:
     first = next((step for step in inside if _is_sum(step, "attention_residual")), None)
     if first is None:
         return StreamSteps(texts or patches[-1:], [])
-    sums = [i for i, step in enumerate(inside) if _is_sum(step, _LAST_RESIDUAL)]
-    followers = [inside[i + 1] if i + 1 < len(inside) else None for i in sums]
-    ends = [
-        after if after is not None and after.module.rpartition(".")[2] == _LAST_NORM else inside[i]
-        for i, after in zip(sums, followers)
-    ]
-    return StreamSteps(texts or patches[-1:], [str(first.inputs[0]), *(step.name for step in ends)])
+    streams = [str(first.inputs[0])]
+    for i, step in enumerate(inside):
+        if _is_sum(step, _LAST_RESIDUAL):
+            norm = list(takewhile(lambda one: one.module.rpartition(".")[2] == _LAST_NORM, inside[i + 1 :]))
+            streams.append((norm or [step])[-1].name)
+    return StreamSteps(texts or patches[-1:], streams)
 
 
 _TEXT_INPUTS = ("source", "target", "text")

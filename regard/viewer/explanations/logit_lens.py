@@ -145,4 +145,4 @@ def unembed(model: Any, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Ten
             x = model.norm(stream)
             x = model.mask_head(x) if model.mask_head is not None else model.pool(x, inputs)
             return model.output(x)
-    return model.output(model.norm(stream))
+    return model.logits(model.norm(stream))
