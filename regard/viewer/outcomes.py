@@ -126,7 +126,7 @@ def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor
     context = list(ids[-8:])
     start = len(tokenizer.decode(context))
     texts = [text[start:] for text in tokenizer.decode_batch([[*context, i] for i in indices.tolist()])]
-    tokens = [tokenizer.decode([i]) or tokenizer.vocabulary[i] for i in indices.tolist()]
+    tokens = [tokenizer.decode([i]) or tokenizer.label(i) for i in indices.tolist()]
     normalizers = [float((logprobs.double() / one).logsumexp(0)) for one in TEMPERATURES]
     return NextToken(tokens, texts, best.tolist(), normalizers)
 
@@ -179,10 +179,9 @@ def _logprob(probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> flo
 
 def _steps(tokenizer: Tokenizer, probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> list[PredictionStep]:
     """One step per row; rows beyond the last target have no token."""
-    names = tokenizer.vocabulary
 
     def token_text(token_id: int) -> str:
-        return tokenizer.decode([token_id]) or names[token_id]
+        return tokenizer.decode([token_id]) or tokenizer.label(token_id)
 
     steps = []
     best, indices = probabilities.topk(min(TOP_K, probabilities.shape[1]))
@@ -191,7 +190,7 @@ def _steps(tokenizer: Tokenizer, probabilities: Float[Tensor, "T V"], targets: S
         for token_id, probability in zip(ids, top_probabilities):
             # Two tokens may decode to the same text, with and without a space before it.
             text = token_text(token_id)
-            likeliest[text if text not in likeliest else names[token_id]] = probability
+            likeliest[text if text not in likeliest else tokenizer.label(token_id)] = probability
         if i < len(targets):
             steps.append(PredictionStep(token_text(targets[i]), float(probabilities[i, targets[i]]), likeliest))
         else:

@@ -100,6 +100,6 @@ def local(folders: dict[str, Path]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def server(folders: dict[str, Path]) -> Iterator[RunningServer]:
-    registry = ModelRegistry(list(folders.values()), device="cpu", latency_target=30)
+    registry = ModelRegistry(list(folders.values()), device="cpu", latency_target=30, workers=2)
     with run_in_thread(registry) as running:
         yield running

@@ -209,6 +209,15 @@ class Tokenizer:
         codes = {index: tag_code(token) for index, token in sorted(self._special_tokens.items())}
         return {code: index for index, code in codes.items() if code is not None}
 
+    def label(self, token_id: int) -> str:
+        """The text of an id in `vocabulary`; an id beyond it, which imported models may have, is written as a number.
+
+        >>> tokenizer = Tokenizer.train(["the the cat"], "word")
+        >>> tokenizer.label(4), tokenizer.label(99)
+        ('the', '<99>')
+        """
+        return self.vocabulary[token_id] if token_id < len(self.vocabulary) else self.entry(token_id) or f"<{token_id}>"
+
     def entry(self, token_id: int) -> str:
         """The entry of the vocabulary for an id, as the tokenizer file has it: `##ing`, `▁the`, `<unk>`.
 
@@ -220,7 +229,7 @@ class Tokenizer:
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """Encode a text, without adding special tokens; with `special_tokens`, names of such tokens in it become them.
 
-        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer = Tokenizer.train(["the the cat"], "word")
         >>> tokenizer.encode("the cat<eos>", special_tokens=True)
         [4, 5, 3]
         """
@@ -282,7 +291,7 @@ class Tokenizer:
 
         The piece of a special token is empty, and so are those of the later parts of a character split by `bytes`.
 
-        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer = Tokenizer.train(["the the cat"], "word")
         >>> tokenizer.decode_as_pieces([*tokenizer.encode("the cat"), 3])  # 3 is <eos>
         [('the', (0, 3)), ('cat', (4, 7)), ('', (7, 7))]
         """

@@ -107,7 +107,7 @@ def column_name(look: Look | ImageLook, column: int) -> str:
         return labels[column]
     assert isinstance(look, Look)
     tokenizer = look.pipeline.tokenizers[-1]
-    return tokenizer.decode([column]) or tokenizer.vocabulary[column]
+    return tokenizer.decode([column]) or tokenizer.label(column)
 
 
 @torch.no_grad()

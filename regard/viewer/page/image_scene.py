@@ -28,7 +28,8 @@ from regard.viewer.page.page_explanations import explanation_header
 from regard.viewer.page.text_scene import FORMAT, Scene, add_blob, attention_headers, axis_headers, shorten_title
 from regard.viewer.plots.mask_overlays import label_colors
 from regard.viewer.rollout import PatchCoordinates, label_rollouts, patch_index
-from regard.viewer.text_look import AttentionMap, TokenAxis
+from regard.viewer.text_look import AttentionMap
+from regard.viewer.token_axis import TokenAxis
 from regard.viewer.walk.page_walk import walk_for_page
 from regard.viewer.walk.walkthrough import walk_header
 

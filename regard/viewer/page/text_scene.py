@@ -31,7 +31,8 @@ from regard.version import __version__
 from regard.viewer.outcomes import compute_outcome, output_header
 from regard.viewer.page.page_explanations import explanation_header
 from regard.viewer.search_tree import SearchTree, search_header
-from regard.viewer.text_look import AttentionMap, Look, TokenAxis
+from regard.viewer.text_look import AttentionMap, Look
+from regard.viewer.token_axis import TokenAxis
 from regard.viewer.walk.page_walk import walk_for_page
 from regard.viewer.walk.walkthrough import walk_header, walk_template
 

@@ -16,7 +16,7 @@ from regard.errors import RegardError
 from regard.viewer import AttentionMap, Look, look, web
 from regard.viewer.page import html_page
 from regard.viewer.page.text_scene import Scene, build_scene
-from regard.viewer.text_look import TokenAxis
+from regard.viewer.token_axis import TokenAxis
 
 MODULE = 'function openPage() { document.title = "é"; }\nexport default { render: openPage };\n'
 HOSTILE = [
