@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from regard.data.text.language_pairs import LanguagePair
 from regard.decode import DecodeConfig
 from regard.decode.engine.model_precision import copy_modules
 from regard.errors import RegardError, did_you_mean
@@ -70,9 +71,13 @@ class ServedModel:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The codes of the source and the target language of a translator; empty if they are not known."""
-        languages = getattr(self.pipeline, "languages", ())
-        return tuple(languages) if len(languages) == 2 else ()
+        """The codes of the languages of a translator; empty if they are not known."""
+        return getattr(self.pipeline, "languages", ())
+
+    @property
+    def language_pairs(self) -> tuple[LanguagePair, ...]:
+        """The source and target languages that a translator translates between; empty if they are not known."""
+        return getattr(self.pipeline, "language_pairs", ())
 
     @property
     def detects_languages(self) -> bool:
@@ -240,8 +245,9 @@ def warm_up(model: ServedModel) -> None:
     """Run a few texts: kernels are compiled, and the throughput is known, before the first request."""
     pipeline = model.pipeline
     if isinstance(pipeline, Translator):
+        translator = pipeline.with_target(next(iter(pipeline.target_languages), None))
         requests = [
-            pipeline.prepare(["a b c d"], DecodeConfig(max_len=8), truncate=True) for _ in range(_WARM_UP_TEXTS)
+            translator.prepare(["a b c d"], DecodeConfig(max_len=8), truncate=True) for _ in range(_WARM_UP_TEXTS)
         ]
     elif isinstance(pipeline, TextGenerator):
         config = DecodeConfig(method="sample", max_len=4)

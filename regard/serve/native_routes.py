@@ -33,7 +33,8 @@ def make_native_router(service: Service) -> APIRouter:
     async def translate(body: TranslateBody, request: Request) -> dict[str, Any]:
         """The n-best translations of each text, with scores."""
         model, timeout = find_model(service, request, body.model, "translate")
-        options = {"prefixes": body.prefixes, "required": body.required, "forbidden": body.forbidden}
+        options: dict[str, Any] = {"prefixes": body.prefixes, "to": body.to}
+        options |= {"required": body.required, "forbidden": body.forbidden}
         _check_count("prefixes", body.prefixes, len(body.texts))
         config = body.options.to_config()
         prepared = await service.prepare(

@@ -224,7 +224,7 @@ class Tokenizer:
     def label(self, token_id: int) -> str:
         """The text of an id in `vocabulary`; an id beyond it, which imported models may have, is written as a number.
 
-        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer = Tokenizer.train(["the the cat"], "word")
         >>> tokenizer.label(4), tokenizer.label(99)
         ('the', '<99>')
         """
@@ -241,7 +241,7 @@ class Tokenizer:
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """Encode a text, without adding special tokens; with `special_tokens`, names of such tokens in it become them.
 
-        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer = Tokenizer.train(["the the cat"], "word")
         >>> tokenizer.encode("the cat<eos>", special_tokens=True)
         [4, 5, 3]
         """
@@ -303,7 +303,7 @@ class Tokenizer:
 
         The piece of a special token is empty, and so are those of the later parts of a character split by `bytes`.
 
-        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer = Tokenizer.train(["the the cat"], "word")
         >>> tokenizer.decode_as_pieces([*tokenizer.encode("the cat"), 3])  # 3 is <eos>
         [('the', (0, 3)), ('cat', (4, 7)), ('', (7, 7))]
         """
