@@ -69,10 +69,9 @@ class ServedModel:
         return [*([pipeline.model.config.head] if pipeline.labels else []), "attention"]
 
     @property
-    def languages(self) -> tuple[str, ...]:
-        """The codes of the source and the target language of a translator; empty if they are not known."""
-        languages = getattr(self.pipeline, "languages", ())
-        return tuple(languages) if len(languages) == 2 else ()
+    def language_pairs(self) -> tuple[tuple[str, str], ...]:
+        """The codes of source and target language of every pair of a translator; empty if they are not known."""
+        return tuple((pair[0], pair[1]) for pair in getattr(self.pipeline, "language_pairs", ()))
 
     @property
     def detects_languages(self) -> bool:
@@ -87,9 +86,10 @@ def _is_language_code(label: str) -> bool:
     return label.isascii() and label.isalpha() and label.islower() and 2 <= len(label) <= _LANGUAGE_CODE_LENGTH
 
 
-def has_chat_template(pipeline: Any) -> bool:
+def has_chat_template(pipeline: TextGenerator) -> bool:
     """Whether a language model has a chat template."""
-    return bool(getattr(pipeline, "chat_template", None))
+    imported = pipeline.training.get("imported")
+    return isinstance(imported, dict) and bool(imported.get("chat_template"))
 
 
 class ModelRegistry:
