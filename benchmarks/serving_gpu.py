@@ -4,7 +4,7 @@
 
 A Transformer of the shape `base` with random weights in bfloat16 (float32 on a CPU, shape `tiny`). The engine decodes
 all sentences in one call of `decode_all`; the scheduler gets every sentence as a request of its own, all at once, and
-at random times at 70 % of the engine's throughput. Runs alternate. The goal is at least 85 % of the engine's throughput.
+at random times at 70 % of the engine's throughput. Runs alternate. The goal is 85 % of the engine's throughput.
 """
 
 import argparse

@@ -218,11 +218,9 @@ def _step_header(step: PredictionStep) -> dict[str, Any]:
     }
 
 
-def output_header(seen: Look | ImageLook) -> dict[str, Any] | None:
-    """The output of the model on the first screen of a page: its kind and its predictions; None without a model."""
-    if isinstance(seen, Look) and seen.pipeline is None:
-        return None
-    pipeline = None if isinstance(seen, ImageLook) else seen.pipeline
+def output_header(outcome: Outcome) -> dict[str, Any]:
+    """The output of the model on the first screen of a page: its kind and its predictions."""
+    pipeline = None if isinstance(outcome.look, ImageLook) else outcome.look.pipeline
     kind = "labels"
     if isinstance(pipeline, Translator):
         kind = "translation"
@@ -231,4 +229,4 @@ def output_header(seen: Look | ImageLook) -> dict[str, Any] | None:
     elif isinstance(pipeline, TextEncoder):
         kinds = {"classify": "labels", "answer": "answer", "mask": "mask"}
         kind = kinds.get(pipeline.model.config.head, "embedding")
-    return {"kind": kind, **outcome_header(compute_outcome(seen)), "input_steps": []}
+    return {"kind": kind, **outcome_header(outcome), "input_steps": []}

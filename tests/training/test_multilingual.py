@@ -11,7 +11,7 @@ from regard.cli import main
 from regard.data.text.language_pairs import LanguagePair, files_per_pair, parse_language_pairs
 from regard.errors import RegardError
 from regard.evaluation import align
-from regard.interop import export_onnx
+from regard.interop import export_ctranslate2, export_onnx
 from regard.interop.onnx.onnx_runner import load_onnx
 from regard.training import DataConfig, read_dataset
 from regard.viewer import look
@@ -232,3 +232,15 @@ def test_wrong_number_of_files_is_an_error():
 def test_invalid_languages_are_errors(languages):
     with pytest.raises(RegardError, match="expected two language codes, or pairs of codes"):
         parse_language_pairs(languages)
+
+
+def test_ctranslate2_takes_the_tag_as_the_first_piece(translator, tmp_path):
+    library = pytest.importorskip("ctranslate2")
+    export_ctranslate2(translator, tmp_path)
+    runner = library.Translator(str(tmp_path), compute_type="float32", intra_threads=1)
+    tokenizer = translator.source_tokenizer.backend_tokenizer
+    pieces = tokenizer.encode("red dog runs", add_special_tokens=False).tokens
+    for to in ("de", "fr"):
+        (result,) = runner.translate_batch([[f"<2{to}>", *pieces]], beam_size=1)
+        ids = [tokenizer.token_to_id(piece) for piece in result.hypotheses[0]]
+        assert tokenizer.decode(ids) == translator("red dog runs", to=to)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from regard.config_reader import json_bytes
 from regard.data.images.resizing import Resizing
-from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.language_pairs import LanguagePair, format_language_pairs, parse_language_pairs
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
@@ -79,6 +79,8 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 MODEL_CARD_FILE = "README.md"
 # Keys of the two languages in tokenizer_config.json, as in Marian's.
 _LANGUAGE_KEYS = ("source_lang", "target_lang")
+# Key of the language pairs of a model of several.
+_PAIRS_KEY = "language_pairs"
 
 
 class Architecture(NamedTuple):
@@ -175,6 +177,10 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
         source_language, target_language = (tokenizer_config.get(key) for key in _LANGUAGE_KEYS)
         if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
             pipeline.language_pairs = (LanguagePair(source_language, target_language),)
+        if isinstance(pairs := tokenizer_config.get(_PAIRS_KEY), list):
+            pipeline.language_pairs = parse_language_pairs(
+                list(map(str, pairs)), f"{folder / 'tokenizer_config.json'}: {_PAIRS_KEY}"
+            )
     if isinstance(pipeline, TextEncoder):
         pipeline.sentence = read_sentence_modules(top_folder, config.width, config.max_len) or pipeline.sentence
     if settings is not None:
@@ -230,6 +236,9 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
     if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
         additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
+    elif isinstance(pipeline, Translator) and pipeline.language_pairs:
+        # The tag of the target language is written before a text: <2fr> The cat sleeps.
+        additions |= {_PAIRS_KEY: format_language_pairs(pipeline.language_pairs), "split_special_tokens": False}
     if additions:
         path = folder / "tokenizer_config.json"
         write_atomically(path, json_bytes({**read_json(path), **additions}))

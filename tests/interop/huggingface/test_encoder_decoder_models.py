@@ -357,6 +357,19 @@ def test_languages_are_exported_and_imported(transformers, tmp_path):
     assert import_huggingface(tmp_path).languages == ("en", "fr")
 
 
+def test_language_tags_are_exported_and_imported(transformers, tmp_path):
+    pipeline = make_translator(**SUPPORTED[0][1])
+    tokenizer = Tokenizer.train([" ".join(f"w{i}" for i in range(44))], "word", tags=["<2de>", "<2fr>"])
+    pairs = (LanguagePair("en", "de"), LanguagePair("en", "fr"))
+    pipeline = Translator(pipeline.model, tokenizer, tokenizer, language_pairs=pairs)
+    export_huggingface(pipeline, tmp_path)
+    written = transformers.AutoTokenizer.from_pretrained(tmp_path)("<2fr> w1 w2")["input_ids"]
+    back = import_huggingface(tmp_path)
+    assert back.language_pairs == pairs
+    for one in (pipeline, back):
+        assert one.with_target("fr").encode_source("w1 w2") == written
+
+
 @pytest.mark.parametrize(
     ("choices", "field"),
     [
