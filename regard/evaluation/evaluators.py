@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from regard.data.images.image_set import ImageSet, RaggedImages, read_images, re
 from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs, split_words
 from regard.data.text.documents import read_documents
 from regard.data.text.labeled_texts import label_ids, read_labeled_texts
+from regard.data.text.language_pairs import files_per_pair, parse_language_pairs
 from regard.data.text.questions import read_squad
 from regard.data.text.readers import read_pairs
 from regard.data.text.tagged_texts import check_tags, read_tagged_texts
@@ -53,6 +55,7 @@ def evaluate(
     data: str | Path | Sequence[str | Path],
     *,
     columns: Sequence[str] = (),
+    languages: Sequence[str] = (),
     decode: DecodeConfig | None = None,
     bleu_tokenizer: BleuTokenizer = "auto",
     alignments: str | Path | None = None,
@@ -67,7 +70,8 @@ def evaluate(
 
     - A translator: BLEU (sacreBLEU, with `bleu_tokenizer`), chrF, exact match, word error rate, loss and perplexity of
       the references; with gold word `alignments` (Pharaoh format) the alignment error rate of a cross-attention
-      `layer`, by default the sharpest. `decode` configures the search.
+      `layer`, by default the sharpest. `decode` configures the search. For a multilingual model, `languages` has the
+      language pair of each file ("en-de", "en-fr"); "per_pair" has the metrics of each, the others are means.
     - A language model: loss, perplexity per word and bits per byte of plain text.
     - A text classifier: accuracy, F1, calibration error; `columns` name text and label.
     - A question-answering model: exact match and F1 on a file in SQuAD's format, normalized for `language`;
@@ -85,9 +89,8 @@ def evaluate(
     files = [str(data)] if isinstance(data, str | Path) else [str(file) for file in data]
     match model:
         case Translator():
-            metrics = _evaluate_translator(
-                model, files, columns, decode or model.decoding, bleu_tokenizer, alignments, layer, truncate, quiet
-            )
+            options = (columns, decode or model.decoding, bleu_tokenizer, alignments, layer, truncate, quiet)
+            metrics = _evaluate_language_pairs(model, files, languages, options)
         case TextGenerator():
             metrics = _evaluate_language_model(model, files, quiet)
         case TextEncoder() if model.model.config.head == "classify":
@@ -129,6 +132,37 @@ def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
     return Examples(
         [(pair.source, pair.target) for pair in pairs], [list(pair.alignment) for pair in pairs], split_words
     )
+
+
+def _evaluate_language_pairs(
+    translator: Translator, files: Sequence[str], languages: Sequence[str], options: tuple[Any, ...]
+) -> dict[str, Any]:
+    """The metrics of a translator; of several language pairs, the means and the metrics of each pair."""
+    pairs = parse_language_pairs(languages, "languages")
+    if not pairs:
+        if len(translator.target_languages) > 1 and translator.target_language is None:
+            raise RegardError(
+                f"The model translates into several languages ({', '.join(translator.target_languages)}); those of "
+                f"{' '.join(files)} are unknown.",
+                "Pass languages, one pair per file: --languages en-de en-fr",
+            )
+        return _evaluate_translator(translator.with_target(), files, *options)
+    if len(set(pairs)) < len(pairs):
+        raise RegardError(f"languages = {list(languages)}: a pair is listed twice.", "Evaluate one file per pair.")
+    bound = [translator.with_target(pair.target) for pair in pairs]  # an error now, not after minutes of translating
+    per_pair = {
+        str(pair): _evaluate_translator(one, pair_files, *options)
+        for pair, one, pair_files in zip(pairs, bound, files_per_pair(files, pairs, "data"))
+    }
+    first = next(iter(per_pair.values()))
+    if len(per_pair) == 1:
+        return first
+    means: dict[str, Any] = {
+        name: fmean(metrics[name] for metrics in per_pair.values())
+        for name, value in first.items()
+        if type(value) is float and all(name in metrics for metrics in per_pair.values())
+    }
+    return {"sentences": sum(metrics["sentences"] for metrics in per_pair.values())} | means | {"per_pair": per_pair}
 
 
 def _evaluate_translator(

@@ -82,10 +82,11 @@ class RemoteModel:
         forbidden: Sequence[str] | None = None,
         truncate: bool = False,
         split: Split = "never",
+        to: str | None = None,
     ) -> Any:
         """The `n_best` translations of each line, best first; one list for a single string."""
         if isinstance(lines, str):
-            options: dict[str, Any] = {"required": required, "forbidden": forbidden, "truncate": truncate}
+            options: dict[str, Any] = {"required": required, "forbidden": forbidden, "truncate": truncate, "to": to}
             return self.translate([lines], config, prefixes=prefixes, split=split, **options)[0]
         results: list[list[Translation]] = []
         for start in range(0, len(lines), BLOCK_SIZE):
@@ -99,6 +100,7 @@ class RemoteModel:
                 forbidden=None if forbidden is None else list(forbidden),
                 truncate=truncate,
                 split=split,
+                to=to,
             )
             results += [_outputs(Translation, n_best) for n_best in response["translations"]]
         return results

@@ -1,18 +1,24 @@
 """The models of a server: loading, lookup by name, and hot reload of changed folders."""
 
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from regard.data.text.language_pairs import LanguagePair
 from regard.decode import DecodeConfig
+from regard.decode.engine.model_precision import copy_modules
 from regard.errors import RegardError, did_you_mean
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
-from regard.serve.scheduler import Scheduler
+from regard.serve.scheduler_pool import SchedulerPool, default_workers
 from regard.serve.serve_errors import RequestError
 
 logger = logging.getLogger("regard.serve")
@@ -31,10 +37,22 @@ class ServedModel:
     name: str
     path: Path
     pipeline: Any
-    scheduler: Scheduler
+    scheduler: SchedulerPool
+    look_lock: threading.Lock = field(default_factory=threading.Lock)
     files: tuple[Any, ...] = ()
     """state of the files that it was loaded from"""
     loaded_at: float = field(default_factory=time.time)
+
+    @cached_property
+    def viewed_pipeline(self) -> Any:
+        """The pipeline for the viewer, which puts hooks on modules: other requests use other modules.
+
+        The weights are shared.
+        """
+        model = self.pipeline.model
+        if not isinstance(model, nn.Module):
+            return self.pipeline
+        return dataclasses.replace(self.pipeline, model=copy_modules(model))
 
     @property
     def tasks(self) -> list[str]:
@@ -53,9 +71,13 @@ class ServedModel:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The codes of the source and the target language of a translator; empty if they are not known."""
-        languages = getattr(self.pipeline, "languages", ())
-        return tuple(languages) if len(languages) == 2 else ()
+        """The codes of the languages of a translator; empty if they are not known."""
+        return getattr(self.pipeline, "languages", ())
+
+    @property
+    def language_pairs(self) -> tuple[LanguagePair, ...]:
+        """The source and target languages that a translator translates between; empty if they are not known."""
+        return getattr(self.pipeline, "language_pairs", ())
 
     @property
     def detects_languages(self) -> bool:
@@ -82,8 +104,10 @@ class ModelRegistry:
     ['model', 'other']
     """
 
-    def __init__(self, models: Sequence[str | Path], *, device: str = "auto", latency_target: float = 0.5) -> None:
-        self.device, self.latency_target = device, latency_target
+    def __init__(
+        self, models: Sequence[str | Path], *, device: str = "auto", latency_target: float = 0.5, workers: int = 0
+    ) -> None:
+        self.device, self.latency_target, self.workers = device, latency_target, workers
         paths = dict(parse_model(model) for model in models)
         if len(paths) < len(models):
             raise RegardError("Two models have the same name.", "Name them: regard serve NAME=FOLDER OTHER=FOLDER")
@@ -127,8 +151,12 @@ class ModelRegistry:
     def _load(self, name: str, path: Path) -> ServedModel:
         files = _file_states(path)
         pipeline = load_onnx(path) if is_onnx_folder(path) else load(path, self.device)
-        scheduler = Scheduler(latency_target=self.latency_target, name=name)
-        model = ServedModel(name, path, pipeline, scheduler, files)
+        # Loaded weights are views of the mapped file. If it is overwritten, reading them would kill the process.
+        for parameter in pipeline.model.parameters():
+            parameter.data = parameter.data.clone()
+        workers = self.workers or default_workers(pipeline.device.type)
+        scheduler = SchedulerPool(workers, latency_target=self.latency_target, name=name)
+        model = ServedModel(name, path, pipeline, scheduler, files=files)
         try:
             warm_up(model)
         except BaseException:
@@ -217,13 +245,15 @@ def warm_up(model: ServedModel) -> None:
     """Run a few texts: kernels are compiled, and the throughput is known, before the first request."""
     pipeline = model.pipeline
     if isinstance(pipeline, Translator):
+        translator = pipeline.with_target(next(iter(pipeline.target_languages), None))
         requests = [
-            pipeline.prepare(["a b c d"], DecodeConfig(max_len=8), truncate=True) for _ in range(_WARM_UP_TEXTS)
+            translator.prepare(["a b c d"], DecodeConfig(max_len=8), truncate=True) for _ in range(_WARM_UP_TEXTS)
         ]
     elif isinstance(pipeline, TextGenerator):
         config = DecodeConfig(method="sample", max_len=4)
         requests = [pipeline.prepare(["a b c d"], config, truncate=True) for _ in range(_WARM_UP_TEXTS)]
     else:
         return
-    for request in requests:
-        model.scheduler.submit(request, timeout=600).result()
+    for worker in model.scheduler.workers:
+        for request in requests:
+            worker.submit(request, timeout=600).result()

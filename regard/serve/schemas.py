@@ -59,6 +59,7 @@ class DecodeOptions(BaseModel):
 
 class TranslateBody(Body):
     texts: list[Text]
+    to: Text | None = Field(None, description="code of the target language, for a model of several")
     options: DecodeOptions = DecodeOptions()
     prefixes: list[Text] | None = Field(None, description="forced beginning of each translation")
     required: list[Text] | None = Field(None, description="phrases that every translation must contain")

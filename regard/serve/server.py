@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import socket
 from typing import Any
 
 import uvicorn
@@ -22,6 +23,14 @@ class _Server(uvicorn.Server):
             service.is_stopping = True
             logger.info("shutting down", extra={"fields": {"signal": signal.Signals(sig).name}})
         super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            address, port = sockets[0].getsockname()[:2]
+            shown = f"[{address}]" if ":" in address else address
+            models = self.config.app.state.service.registry.names  # type: ignore[union-attr]
+            logger.info("listening", extra={"fields": {"url": f"http://{shown}:{port}", "models": models}})
 
 
 def run_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
@@ -47,10 +56,11 @@ def run_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
         sock = config.bind_socket()
     except SystemExit:  # uvicorn logs the reason and exits
         raise RegardError(f"The address {host}:{port} is not available.", "Choose another --port.") from None
-    address, port = sock.getsockname()[:2]
-    shown = f"[{address}]" if ":" in address else address
-    logger.info("listening", extra={"fields": {"url": f"http://{shown}:{port}", "models": service.registry.names}})
+    # uvicorn raises a signal again when it has shut down: it has been handled by then.
+    previous = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run(sockets=[sock])
     finally:
         sock.close()
+        for one, handler in previous.items():
+            signal.signal(one, handler)

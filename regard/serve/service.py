@@ -22,7 +22,7 @@ from regard.serve.authentication import Authentication
 from regard.serve.metrics import RequestMetrics
 from regard.serve.model_registry import ModelRegistry, ServedModel
 from regard.serve.serve_limits import ServeLimits
-from regard.viewer import Look, look
+from regard.viewer import look
 
 T = TypeVar("T")
 # Longer texts are tokenized in another thread, so that other requests do not wait.
@@ -96,14 +96,14 @@ class Service:
     async def segment(self, model: ServedModel, images: Sequence[Any], timeout: float) -> list[Any]:
         return await self.call(model, "segment", model.pipeline.segment, list(images), timeout)
 
-    async def look(self, model: ServedModel, source: Any, timeout: float, **options: Any) -> Any:
-        """The attention of a model on an input; its weights are computed too."""
+    async def look(
+        self, model: ServedModel, source: Any, read: Callable[[Any], T], timeout: float, **options: Any
+    ) -> T:
+        """What `read` makes of the recorded attention of a model on an input."""
 
-        def run(inputs: list[Any]) -> list[Any]:
-            seen = look(model.pipeline, inputs[0], name=model.name, **options)
-            for one in seen.maps.values() if isinstance(seen, Look) else ():
-                _ = one.weights
-            return [seen]
+        def run(inputs: list[Any]) -> list[T]:
+            with model.look_lock:
+                return [read(look(model.viewed_pipeline, inputs[0], name=model.name, **options))]
 
         if isinstance(source, str):
             self.limits.check_texts([source, *(text for text in options.values() if isinstance(text, str))])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from regard.data.text.language_pairs import LanguagePair
 from regard.pipelines import load, save
 from regard.serve.application import make_application
 from regard.serve.model_registry import ModelRegistry
@@ -76,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, transformer_folder: Path) 
     """Model folders by name."""
     parent = tmp_path_factory.mktemp("served")
     translator = load(transformer_folder, "cpu")
-    translator.languages = ("en", "fr")
+    translator.language_pairs = (LanguagePair("en", "fr"),)
     pipelines = {
         "numbers": translator,
         "letters": make_generator(max_len=512),
@@ -99,6 +100,6 @@ def local(folders: dict[str, Path]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def server(folders: dict[str, Path]) -> Iterator[RunningServer]:
-    registry = ModelRegistry(list(folders.values()), device="cpu", latency_target=30)
+    registry = ModelRegistry(list(folders.values()), device="cpu", latency_target=30, workers=2)
     with run_in_thread(registry) as running:
         yield running

@@ -147,4 +147,5 @@ find("run").addEventListener("click", () => attempt(run, find("run")));
 find("look").addEventListener("click", () => attempt(look, find("look")));
 find("model").addEventListener("change", showFields);
 find("token").addEventListener("change", () => attempt(loadModels));
+find("token-row").addEventListener("submit", (event) => event.preventDefault());
 attempt(loadModels);

@@ -23,11 +23,11 @@ export class Lecture {
     this.next = h("button", { type: "button", class: "round", "aria-label": "Next slide", onclick: () => this.move(1) }, icon("M10 6l6 6-6 6"));
     this.element = h(
       "dialog",
-      { class: "lecture", "aria-labelledby": titleId, "data-export": "no", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event), onclose: () => this.context.state.set({ slide: null }) },
+      { class: "lecture", "aria-labelledby": titleId, "data-export": "no", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event), oncancel: (/** @type {Event} */ event) => this.leave(event), onclose: () => this.leave() },
       h("style", {}, LECTURE_STYLE),
       this.title,
       this.body,
-      h("footer", {}, this.previous, this.count, this.next, h("button", { type: "button", class: "small", onclick: () => this.element.close() }, "Leave lecture mode (Esc)")),
+      h("footer", {}, this.previous, this.count, this.next, h("button", { type: "button", class: "small", onclick: () => this.leave() }, "Leave lecture mode (Esc)")),
     );
     new ResizeObserver(() => this.layoutSlide?.()).observe(this.body);
   }
@@ -66,6 +66,12 @@ export class Lecture {
     if (!this.element.contains(document.activeElement) || /** @type {any} */ (document.activeElement).disabled) (n === 0 ? this.next : this.previous).focus();
   }
 
+  /** Leaves lecture mode. @param {Event} [event] whose default action is to close the dialog */
+  leave(event) {
+    event?.preventDefault();
+    this.context.state.set({ slide: null });
+  }
+
   /** @param {number} by */
   move(by) {
     const { slide } = this.context.state.view;
@@ -80,7 +86,7 @@ export class Lecture {
     if (event.key in KEY_MOVES && !isPress) {
       event.preventDefault();
       this.move(KEY_MOVES[event.key]);
-    } else if (event.key.toLowerCase() === "s") this.element.close();
+    } else if (event.key.toLowerCase() === "s") this.leave();
     event.stopPropagation();
   }
 }
