@@ -240,9 +240,8 @@ def warm_up(model: ServedModel) -> None:
     """Run a few texts: kernels are compiled, and the throughput is known, before the first request."""
     pipeline = model.pipeline
     if isinstance(pipeline, Translator):
-        requests = [
-            pipeline.prepare(["a b c d"], DecodeConfig(max_len=8), truncate=True) for _ in range(_WARM_UP_TEXTS)
-        ]
+        config, to = DecodeConfig(max_len=8), next(iter(pipeline.target_languages), None)
+        requests = [pipeline.prepare(["a b c d"], config, truncate=True, to=to) for _ in range(_WARM_UP_TEXTS)]
     elif isinstance(pipeline, TextGenerator):
         config = DecodeConfig(method="sample", max_len=4)
         requests = [pipeline.prepare(["a b c d"], config, truncate=True) for _ in range(_WARM_UP_TEXTS)]
