@@ -1,8 +1,10 @@
 """Loading a model folder and generating the first token: time and peak memory, against transformers.
 
     python benchmarks/loading.py --out runs/loading
+    python benchmarks/loading.py --out runs/loading-llama --shape llama-0.5b
 
-A model of GPT-2's shape (124 M parameters, random weights) is written once in both formats. Each measurement is a new
+A model with random weights of GPT-2's shape (124 M parameters), or of a small Llama's (0.5 B), is written once in both
+formats. Each measurement is a new
 process, alternating, five times; results are medians: seconds from the start of the process to the first token, seconds
 of loading and the first token without imports, and peak resident memory.
 """
@@ -52,7 +54,7 @@ print(json.dumps({"all": done - started, "load": done - imported, "peak": peak, 
 """
 
 
-def make_models(out: Path) -> dict[str, tuple[str, Path]]:
+def make_models(out: Path, shape: str) -> dict[str, tuple[str, Path]]:
     """The same model in both formats."""
     import torch
     from tokenizers import Tokenizer as Library
@@ -63,15 +65,18 @@ def make_models(out: Path) -> dict[str, tuple[str, Path]]:
     from regard.data.text.tokenizer import FOREIGN_KIND
     from regard.interop import export_huggingface
     from regard.models import GPT
-    from regard.models.gpt import gpt2
+    from regard.models.gpt import GPTConfig, gpt2
     from regard.pipelines import TextGenerator
 
     if not (out / "transformers" / "config.json").exists():
         torch.manual_seed(0)
+        llama = dict(activation="swiglu", bias="none", qk_norm=False)
+        sizes = dict(width=1024, heads=16, kv_heads=4, layers=28, feedforward=4096, max_len=2048)
+        config = gpt2(vocab=50257) if shape == "gpt2" else GPTConfig(**sizes, **llama, vocab=50257)
         vocabulary = {f"t{i}": i for i in range(50257)}
         library = Library(models.WordLevel(vocabulary, unk_token="t0"))
         special = SpecialTokens(pad=50256, unk=50256, sos=50256, eos=50256)
-        generator = TextGenerator(GPT(gpt2(vocab=50257)).eval(), Tokenizer(library, FOREIGN_KIND), special=special)
+        generator = TextGenerator(GPT(config).eval(), Tokenizer(library, FOREIGN_KIND), special=special)
         regard.save(out / "regard", generator)
         export_huggingface(generator, out / "transformers")
     return {"Regard": (REGARD, out / "regard"), "transformers": (TRANSFORMERS, out / "transformers")}
@@ -81,8 +86,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shape", choices=["gpt2", "llama-0.5b"], default="gpt2")
     options = parser.parse_args()
-    implementations = make_models(options.out)
+    implementations = make_models(options.out, options.shape)
     results: dict[str, list[dict[str, float]]] = {name: [] for name in implementations}
     for _ in range(options.rounds):
         for name, (code, folder) in implementations.items():

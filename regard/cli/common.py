@@ -65,6 +65,12 @@ Columns = Annotated[
         help_behavior_hint=NO_HINT,
     ),
 ]
+TargetLanguage = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="LANGUAGE", help="target language of a multilingual model, by its code", help_behavior_hint=NO_HINT
+    ),
+]
 Truncate = Annotated[
     bool, tyro.conf.arg(help="truncate inputs to the training length (model.max_len)", help_behavior_hint=NO_HINT)
 ]

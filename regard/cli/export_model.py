@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from regard.cli.common import Model, Quiet, parse, print_note
-from regard.interop import export_ctranslate2, export_huggingface, export_onnx
+from regard.interop import export_argos, export_ctranslate2, export_huggingface, export_onnx
 from regard.interop.export_targets import ExportTarget
 from regard.pipelines import Translator, load
 
@@ -17,16 +17,17 @@ class Options:
     """Export a model to another format: regard export MODEL --to ctranslate2 --out folder
 
     onnx: graphs for ONNX Runtime, any model family. ctranslate2: translators. huggingface: a folder for transformers,
-    as the class with exactly the same computation. int8: a model folder of a quarter of the size, any family. A model
-    that the format does not support is an error, and nothing is written; `regard train --for` trains a model that the
-    format supports.
+    as the class with exactly the same computation. argos: a package for Argos Translate and LibreTranslate, of a
+    translator with one sentencepiece tokenizer. int8: a model folder of a quarter of the size, any family. A model that
+    the format does not support is an error, and nothing is written; `regard train --for` trains a model that the format
+    supports.
     """
 
     model: Model
-    to: Literal[ExportTarget, "int8"]
+    to: Literal[ExportTarget, "argos", "int8"]
     """target format"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """output folder"""
+    """output folder; argos: output file, such as en_de.argosmodel"""
     quiet: Quiet = False
 
 
@@ -39,6 +40,10 @@ def run(argv: list[str]) -> int:
     if options.to == "huggingface":
         name = export_huggingface(load(options.model, "cpu"), options.out)
         print_note(f"Wrote {options.out}, a folder for transformers ({name}).")
+        return 0
+    if options.to == "argos":
+        export_argos(load(options.model, "cpu", expect=Translator), options.out)
+        print_note(f"Wrote {options.out}. Install it with: argospm install {options.out}")
         return 0
     if options.to == "ctranslate2":
         export_ctranslate2(load(options.model, "cpu", expect=Translator), options.out)

@@ -44,7 +44,10 @@ def _sections(pipeline: Pipeline) -> Iterator[tuple[str, Facts]]:
     facts: Facts = [("family", family_name(config)), ("parameters", f"{parameters:,}")]
     yield "model", facts + list(dataclasses.asdict(config).items())
     if isinstance(pipeline, Translator) and pipeline.languages:
-        yield "languages", list(zip(("source", "target"), pipeline.languages))
+        if len(pipeline.language_pairs) == 1:
+            yield "languages", list(zip(("source", "target"), pipeline.languages))
+        else:
+            yield "languages", [("pairs", " ".join(map(str, pipeline.language_pairs)))]
     if not isinstance(pipeline, ImageModel):
         yield _tokenizers(pipeline)
     if pipeline.training:

@@ -46,6 +46,10 @@ class Options:
     """maximum size of a request in bytes"""
     reload_interval: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 2.0
     """how often model folders are checked for changes; 0: never"""
+    workers: Annotated[
+        int, tyro.conf.arg(metavar="N", help_behavior_hint="(default: one per CPU core, 1 on a GPU)")
+    ] = 0
+    """threads per model that run requests"""
     device: str = "auto"
     """device to run on: auto, cpu, cuda, cuda:N or mps"""
     quiet: Quiet = False
@@ -55,7 +59,7 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "serve", argv)
     require_package("fastapi", "serve")
     require_package("uvicorn", "serve")
-    from regard.ranges import NonNegative, Positive, check_value
+    from regard.ranges import Natural, NonNegative, Positive, check_value
     from regard.serve.application import make_application
     from regard.serve.authentication import check_exposure, read_tokens
     from regard.serve.json_log import set_up_json_log
@@ -65,6 +69,7 @@ def run(argv: list[str]) -> int:
 
     check_value(Positive, options.latency_target, "--latency-target")
     check_value(NonNegative, options.reload_interval, "--reload-interval")
+    check_value(Natural, options.workers, "--workers")
     limits = ServeLimits(
         max_body_bytes=options.max_body_bytes,
         max_characters=options.max_characters,
@@ -74,7 +79,9 @@ def run(argv: list[str]) -> int:
     tokens = read_tokens(options.tokens)
     check_exposure(options.host, tokens, options.no_authentication)
     set_up_json_log(level=logging.WARNING if options.quiet else logging.INFO)
-    registry = ModelRegistry(options.models, device=options.device, latency_target=options.latency_target)
+    registry = ModelRegistry(
+        options.models, device=options.device, latency_target=options.latency_target, workers=options.workers
+    )
     if options.reload_interval:
         registry.watch(options.reload_interval)
     app = make_application(registry, limits=limits, tokens=tokens, allowed_origins=options.allow_origin)

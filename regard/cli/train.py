@@ -124,15 +124,17 @@ def run(argv: list[str]) -> int:
     if arguments.dry_run:
         print(recipe_toml(recipe))
     elif not arguments.quiet:
-        _print_result(pipeline.training, recipe, arguments.out)
+        _print_result(pipeline, recipe, arguments.out)
     return 0
 
 
-def _print_result(training: dict[str, Any], recipe: Recipe, out: str) -> None:
+def _print_result(pipeline: Any, recipe: Recipe, out: str) -> None:
+    training, targets = pipeline.training, getattr(pipeline, "target_languages", ())
+    usage = TASKS[recipe.task].usage_hint.format(out=out) + (f" --to {targets[0]}" if len(targets) > 1 else "")
     best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in training["validation"].items())
     print(
         f"Saved the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
-        f"Model folder: {out}. Loss curves: {out}/loss.png. Try: {TASKS[recipe.task].usage_hint.format(out=out)}",
+        f"Model folder: {out}. Loss curves: {out}/loss.png. Try: {usage}",
         file=sys.stderr,
     )
 

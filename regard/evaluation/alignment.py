@@ -124,7 +124,7 @@ def _align(
 ) -> dict[str, list[list[Link]]]:
     """The alignment of each pair by each layer. A pair with an empty text has no links."""
     links: dict[str, list[list[Link]]] = {layer: [[] for _ in pairs] for layer in layers}
-    special = translator.special
+    special = translator.with_target().special
     # Positions of special tokens. Rows: forced tokens after <sos>, and <eos> last. Columns: `begin` and `end`.
     first_row = len(special.make_decoder_input([])) - 1
     first_column, trailing = (0 if token is None else 1 for token in (special.begin, special.end))

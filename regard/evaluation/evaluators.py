@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,8 +19,10 @@ from regard.data.images.image_set import ImageSet, RaggedImages, read_images, re
 from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs, split_words
 from regard.data.text.documents import read_documents
 from regard.data.text.labeled_texts import label_ids, read_labeled_texts
+from regard.data.text.language_pairs import files_per_pair, parse_language_pairs
 from regard.data.text.questions import read_squad
 from regard.data.text.readers import read_pairs
+from regard.data.text.tagged_texts import check_tags, read_tagged_texts
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import (
@@ -32,6 +35,7 @@ from regard.evaluation.alignment import (
     sharpest_layer,
 )
 from regard.evaluation.label_metrics import class_scores, label_scores, mask_scores
+from regard.evaluation.tag_metrics import tag_scores
 from regard.evaluation.teacher_forcing import attention_names
 from regard.evaluation.text_metrics import confusion_counts, squad_scores, text_scores
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
@@ -51,6 +55,7 @@ def evaluate(
     data: str | Path | Sequence[str | Path],
     *,
     columns: Sequence[str] = (),
+    languages: Sequence[str] = (),
     decode: DecodeConfig | None = None,
     bleu_tokenizer: BleuTokenizer = "auto",
     alignments: str | Path | None = None,
@@ -65,11 +70,13 @@ def evaluate(
 
     - A translator: BLEU (sacreBLEU, with `bleu_tokenizer`), chrF, exact match, word error rate, loss and perplexity of
       the references; with gold word `alignments` (Pharaoh format) the alignment error rate of a cross-attention
-      `layer`, by default the sharpest. `decode` configures the search.
+      `layer`, by default the sharpest. `decode` configures the search. For a multilingual model, `languages` has the
+      language pair of each file ("en-de", "en-fr"); "per_pair" has the metrics of each, the others are means.
     - A language model: loss, perplexity per word and bits per byte of plain text.
     - A text classifier: accuracy, F1, calibration error; `columns` name text and label.
     - A question-answering model: exact match and F1 on a file in SQuAD's format, normalized for `language`;
       `allow_empty` permits empty answers.
+    - A tagging model: accuracy of the tags and, if they are BIO tags, F1 of the entities, on a file in CoNLL format.
     - An image model: accuracy, or intersection over union of masks; `label` is the column or array of the labels.
 
     `truncate` cuts texts to the trained length. Without `quiet`, progress is shown on standard error.
@@ -82,15 +89,16 @@ def evaluate(
     files = [str(data)] if isinstance(data, str | Path) else [str(file) for file in data]
     match model:
         case Translator():
-            metrics = _evaluate_translator(
-                model, files, columns, decode or model.decoding, bleu_tokenizer, alignments, layer, truncate, quiet
-            )
+            options = (columns, decode or model.decoding, bleu_tokenizer, alignments, layer, truncate, quiet)
+            metrics = _evaluate_language_pairs(model, files, languages, options)
         case TextGenerator():
             metrics = _evaluate_language_model(model, files, quiet)
         case TextEncoder() if model.model.config.head == "classify":
             metrics = _evaluate_text_classifier(model, files, columns, truncate, quiet)
         case TextEncoder() if model.model.config.head == "answer":
             metrics = _evaluate_answers(model, files, language, allow_empty, quiet)
+        case TextEncoder() if model.model.config.head == "tag":
+            metrics = _evaluate_tags(model, files, quiet)
         case ImageModel() if model.model.config.head in ("classify", "segment"):
             metrics = _evaluate_image_model(model, files, label, quiet)
         case TextEncoder() | ImageModel():
@@ -124,6 +132,37 @@ def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
     return Examples(
         [(pair.source, pair.target) for pair in pairs], [list(pair.alignment) for pair in pairs], split_words
     )
+
+
+def _evaluate_language_pairs(
+    translator: Translator, files: Sequence[str], languages: Sequence[str], options: tuple[Any, ...]
+) -> dict[str, Any]:
+    """The metrics of a translator; of several language pairs, the means and the metrics of each pair."""
+    pairs = parse_language_pairs(languages, "languages")
+    if not pairs:
+        if len(translator.target_languages) > 1 and translator.target_language is None:
+            raise RegardError(
+                f"The model translates into several languages ({', '.join(translator.target_languages)}); those of "
+                f"{' '.join(files)} are unknown.",
+                "Pass languages, one pair per file: --languages en-de en-fr",
+            )
+        return _evaluate_translator(translator.with_target(), files, *options)
+    if len(set(pairs)) < len(pairs):
+        raise RegardError(f"languages = {list(languages)}: a pair is listed twice.", "Evaluate one file per pair.")
+    bound = [translator.with_target(pair.target) for pair in pairs]  # an error now, not after minutes of translating
+    per_pair = {
+        str(pair): _evaluate_translator(one, pair_files, *options)
+        for pair, one, pair_files in zip(pairs, bound, files_per_pair(files, pairs, "data"))
+    }
+    first = next(iter(per_pair.values()))
+    if len(per_pair) == 1:
+        return first
+    means: dict[str, Any] = {
+        name: fmean(metrics[name] for metrics in per_pair.values())
+        for name, value in first.items()
+        if type(value) is float and all(name in metrics for metrics in per_pair.values())
+    }
+    return {"sentences": sum(metrics["sentences"] for metrics in per_pair.values())} | means | {"per_pair": per_pair}
 
 
 def _evaluate_translator(
@@ -259,6 +298,23 @@ def _evaluate_answers(
             answers |= {question.id: answer for question, answer in zip(chunk, predicted)}
     exact, f1 = squad_scores(answers, questions, language)
     return {"questions": len(questions), "without_answer": unanswerable, "exact_match": exact, "f1": f1}
+
+
+def _evaluate_tags(encoder: TextEncoder, files: Sequence[str], quiet: bool) -> dict[str, Any]:
+    names, texts = encoder.model.config.labels, read_tagged_texts(files)
+    words = len(check_tags(texts, names))
+    predicted: list[list[str]] = []
+    with show_progress("tagging", silent=quiet) as on_progress:
+        for rows in _chunks(len(texts), on_progress):
+            tagged = encoder.tag([texts[i].words for i in rows])
+            predicted += [[word.tag for word in one] for one in tagged]
+    scores = tag_scores(predicted, [text.tags for text in texts], names)
+    metrics: dict[str, Any] = {"texts": len(texts), "words": words, "accuracy": scores.accuracy}
+    if scores.entities is not None:
+        entities = scores.entities
+        metrics |= {"precision": entities.precision, "recall": entities.recall, "f1": entities.f1}
+        metrics["per_class"] = {label: vars(one) for label, one in scores.labels.items()}
+    return metrics
 
 
 def _evaluate_image_model(model: ImageModel, files: Sequence[str], label: str, quiet: bool) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Import and export of model formats.
 
-Imports Hugging Face and timm folders and llama2.c checkpoints; exports to Hugging Face, CTranslate2 and ONNX.
+Imports Hugging Face and timm folders and llama2.c checkpoints; exports to Hugging Face, CTranslate2, ONNX and Argos
+Translate.
 """
 
+from regard.interop.argos_export import export_argos
 from regard.interop.ctranslate2_export import export_ctranslate2
 from regard.interop.huggingface.hf_folder import export_huggingface, import_huggingface
 from regard.interop.llama2c import import_llama2c
@@ -11,6 +13,7 @@ from regard.interop.onnx.onnx_runner import load_onnx
 from regard.interop.sentencepiece_files import read_sentencepiece, write_sentencepiece
 
 __all__ = [
+    "export_argos",
     "export_ctranslate2",
     "export_huggingface",
     "export_onnx",

@@ -116,7 +116,8 @@ def export_ctranslate2(translator: Translator, folder: str | Path) -> None:
         tokenizer.decode([tokenizer.token_to_id(piece) for piece in result.hypotheses[0]])
 
     CTranslate2 appends `<eos>` to a source. If source and target have different tokenizers, the target tokenizer is
-    target_tokenizer.json. If outputs start with a forced token (BART's `<s>`), pass it as target_prefix.
+    target_tokenizer.json. If outputs start with a forced token (BART's `<s>`), pass it as target_prefix. The sources of
+    a multilingual model begin with the tag of the target language (`<2fr>`).
     """
     library = require_package("ctranslate2", "ctranslate2")
     folder, model, special = Path(folder), translator.model, translator.special

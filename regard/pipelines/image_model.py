@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.data.batching.image_batches import pixels_to_float
 from regard.data.images.image_decoding import ResizeRule, image_errors, load_image, to_pixel_array
 from regard.data.images.image_set import ImageSet
+from regard.data.images.resizing import Resizing
 from regard.errors import RegardError
 from regard.layers.patches import PackedImages, pack_images
 from regard.models import ViT
@@ -43,6 +44,8 @@ class ImageModel(Pipeline):
 
     model: ViT
     training: dict[str, Any] = field(default_factory=dict)
+    resizing: Resizing | None = None
+    """resizing of an imported model; None: images are scaled and center-cropped to the training size"""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -68,8 +71,8 @@ class ImageModel(Pipeline):
     def classify(self, images: str | Path | ImageBatchLike) -> Any:
         """The label of each image, with the probability of every label; one result for the path of a single file.
 
-        An image is scaled and center-cropped to the training size. If the model was trained on images of different
-        sizes, it keeps its size and proportions, up to the maximum size in training.
+        An image is scaled and center-cropped to the training size, or as `resizing` says. If the model was trained on
+        images of different sizes, it keeps its size and proportions, up to the maximum size in training.
         """
         if isinstance(images, str | Path):
             return self.classify([images])[0]
@@ -159,7 +162,8 @@ class ImageModel(Pipeline):
 
     def _resize_and_crop(self, image: Image.Image, name: str) -> UInt8[np.ndarray, "H W C"]:
         with image_errors(name):
-            return to_pixel_array(image, self.model.config.channels, self._variable_size(image) or self.size)
+            target = self.resizing or self._variable_size(image) or self.size
+            return to_pixel_array(image, self.model.config.channels, target)
 
     def _variable_size(self, image: Image.Image) -> Size | None:
         """The input size of an image, a multiple of the patch size; None if the model has one fixed size."""

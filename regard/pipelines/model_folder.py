@@ -1,7 +1,8 @@
 """Model folders: reading and writing.
 
 config.json           format, family and sizes of the model; special token ids, if not the default ones; SHA-256 of
-                      the tokenizer files; precision, if int8; default options of decoding, if not the usual ones
+                      the tokenizer files; precision, if int8; default options of decoding, if not the usual ones;
+                      resizing of images, if imported
 model.safetensors     weights, in float32 or int8; no executable code
 tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
 shortlist.safetensors target tokens that may translate each source token, if learned (see `regard shortlist`)
@@ -23,6 +24,8 @@ from safetensors.torch import save as weights_to_bytes
 from torch import Tensor, nn
 
 from regard.config_reader import fill_config, json_bytes, read_json
+from regard.data.images.resizing import Resizing
+from regard.data.text.language_pairs import LanguagePair, add_directions, format_language_pairs, parse_language_pairs
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.decode import DecodeConfig
@@ -37,6 +40,7 @@ from regard.pipelines.migration import migrate_names
 from regard.pipelines.pipeline import Pipeline
 from regard.pipelines.sentence_embedding import read_sentence_embedding, write_sentence_embedding
 from regard.pipelines.shortlist_file import SHORTLIST_FILE, read_shortlist, write_shortlist
+from regard.pipelines.target_language import without_target
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import TextGenerator
 from regard.pipelines.translator import Translator
@@ -50,8 +54,10 @@ _TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
 _FINGERPRINTS = "tokenizer_sha256"
 _PRECISION = "precision"
 _DECODING = "decoding"
+_RESIZING = "resizing"
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
+C = TypeVar("C")
 P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
 
 
@@ -77,7 +83,7 @@ PIPELINES = {
         TextGenerator, 1, CAUSAL_LM_TOKENS, "a language model", "regard generate, evaluate, look, info"
     ),
     "text_encoder": PipelineKind(
-        TextEncoder, 1, ENCODER_TOKENS, "a text encoder", "regard embed, classify, answer, look, info"
+        TextEncoder, 1, ENCODER_TOKENS, "a text encoder", "regard embed, classify, tag, answer, look, info"
     ),
     "image_model": PipelineKind(
         ImageModel, 0, SpecialTokens(), "an image model", "regard classify, segment, evaluate, look, info"
@@ -102,6 +108,8 @@ def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "
     """
     check_value(WeightPrecision, precision, "precision")
     folder = Path(path)
+    if isinstance(pipeline, Translator):
+        pipeline = without_target(pipeline)
     write_tokenizers(folder, *pipeline.tokenizers)
     write_atomically(folder / "training.json", json_bytes(pipeline.training))
     if isinstance(pipeline, Translator) and pipeline.shortlist is not None:
@@ -127,12 +135,14 @@ def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = 
     if pipeline.tokenizers:
         config["shared_tokenizer"] = pipeline.tokenizers[0] is pipeline.tokenizers[-1]
         config[_FINGERPRINTS] = _fingerprints(folder)
-    if isinstance(pipeline, Translator) and pipeline.languages:
-        config["languages"] = list(pipeline.languages)
+    if isinstance(pipeline, Translator) and pipeline.language_pairs:
+        config["languages"] = format_language_pairs(pipeline.language_pairs)
     if isinstance(pipeline, TextEncoder):
         config |= write_sentence_embedding(folder, pipeline.sentence)
     if isinstance(pipeline, Translator | TextGenerator) and pipeline.decoding != type(pipeline).decoding:
         config[_DECODING] = changed_fields(pipeline.decoding)
+    if isinstance(pipeline, ImageModel) and pipeline.resizing is not None:
+        config[_RESIZING] = dataclasses.asdict(pipeline.resizing)
     # The special ids also mark a foreign tokenizer.
     has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
     if has_foreign_tokenizer or pipeline.special != pipeline_kind(pipeline.model.config).special:
@@ -226,17 +236,23 @@ def load(path, device="auto", *, expect=None):
 def read_pipeline_settings(pipeline: Pipeline, folder: Path) -> None:
     """Set what a folder contains for its pipeline beside model and tokenizers."""
     if isinstance(pipeline, Translator):
-        pipeline.languages = read_languages(folder)
+        pipeline.language_pairs = read_language_pairs(folder)
+    path = folder / "config.json"
     if isinstance(pipeline, Translator | TextGenerator):
-        path = folder / "config.json"
-        decoding = read_json(path).get(_DECODING)
-        if decoding is not None:
-            if not isinstance(decoding, dict):
-                raise RegardError(f"{path}: {_DECODING} must be an object (got {format_value(decoding)}).", _FIX)
-            pipeline.decoding = _fill(DecodeConfig(), decoding, path, f"{_DECODING}.")
+        pipeline.decoding = _read_part(path, _DECODING, DecodeConfig()) or pipeline.decoding
+    if isinstance(pipeline, ImageModel):
+        pipeline.resizing = _read_part(path, _RESIZING, Resizing())
     if isinstance(pipeline, TextEncoder):
         table = read_json(folder / "config.json")
         pipeline.sentence = read_sentence_embedding(folder, table, pipeline.model.config.width)
+
+
+def _read_part(path: Path, key: str, default: C) -> C | None:
+    """The config in an object inside config.json; None if there is none."""
+    table = read_json(path).get(key)
+    if table is not None and not isinstance(table, dict):
+        raise RegardError(f"{path}: {key} must be an object (got {format_value(table)}).", _FIX)
+    return None if table is None else _fill(default, table, path, f"{key}.")
 
 
 def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
@@ -315,25 +331,31 @@ def make_pipeline(
         model, *tokenizers[: kind.tokenizer_count], training=training, special=special or kind.special
     )
     if isinstance(pipeline, Translator):  # at the start of training there is no config.json to read them from
-        pipeline.languages = _recipe_languages(training)
+        pipeline.language_pairs = _recipe_language_pairs(training)
     return pipeline
 
 
-def _recipe_languages(training: Any) -> tuple[str, ...]:
-    """The languages in the recipe of a training.json, which may hold anything."""
-    for key in ("recipe", "data", "languages"):
+def _recipe_language_pairs(training: Any) -> tuple[LanguagePair, ...]:
+    """The language pairs in the recipe of a training.json, which may hold anything."""
+    for key in ("recipe", "data"):
         training = training.get(key) if isinstance(training, dict) else None
-    languages = training if isinstance(training, list | tuple) else ()
-    return tuple(code for code in languages if isinstance(code, str))
+    if not isinstance(training, dict):
+        return ()
+    languages = training.get("languages")
+    try:
+        pairs = parse_language_pairs([code for code in languages or () if isinstance(code, str)])
+    except (RegardError, TypeError):
+        return ()
+    return add_directions(pairs, training.get("both_directions") is True)
 
 
-def read_languages(folder: Path) -> tuple[str, ...]:
-    """The language codes in config.json; empty if there are none."""
+def read_language_pairs(folder: Path) -> tuple[LanguagePair, ...]:
+    """The language pairs in config.json; empty if there are none."""
     path = folder / "config.json"
     languages = read_json(path).get("languages", [])
     if not isinstance(languages, list) or not all(isinstance(code, str) for code in languages):
         raise RegardError(f"{path}: languages must be a list of codes (got {languages!r}).", "Fix the file.")
-    return tuple(languages)
+    return parse_language_pairs(languages, f"{path}: languages")
 
 
 def read_precision(folder: Path) -> WeightPrecision:
@@ -380,7 +402,17 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
         raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared.")
-    other_keys = ("format", "family", "shared_tokenizer", "languages", "sentence", _FINGERPRINTS, _PRECISION, _DECODING)
+    other_keys = (
+        "format",
+        "family",
+        "shared_tokenizer",
+        "languages",
+        "sentence",
+        _FINGERPRINTS,
+        _PRECISION,
+        _DECODING,
+        _RESIZING,
+    )
     config = _fill(family.config(), {key: value for key, value in table.items() if key not in other_keys}, path)
     try:
         config.check()

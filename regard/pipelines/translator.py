@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 
 import torch
 
+from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.sentence_splitter import split_sentences
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 from regard.pipelines.shortlist_file import learn_shortlist, shortlist_fingerprint
+from regard.pipelines.target_language import select_target
 from regard.pipelines.translation import Translation, format_translations, join_translations
 
 Split = Literal["auto", "always", "never"]
@@ -76,8 +78,10 @@ class Translator(TextPipeline):
     ensemble_members: list[TranslationModel] = field(default_factory=list)
     """other models of an ensemble with `model`"""
     special: SpecialTokens = SEQ2SEQ_TOKENS
-    languages: tuple[str, ...] = ()
-    """codes of the source and the target language, if known"""
+    language_pairs: tuple[LanguagePair, ...] = ()
+    """codes of source and target language of every pair that the model was trained on, if known"""
+    target_language: str | None = None
+    """target language of a multilingual model, see `with_target`"""
     shortlist: Shortlist | None = None
     """target tokens that may translate each source token, for `DecodeConfig(shortlist=True)`"""
     decoding: DecodeConfig = BEAM_SEARCH
@@ -87,9 +91,44 @@ class Translator(TextPipeline):
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.source_tokenizer, self.target_tokenizer
 
-    def __call__(self, line: str) -> str:
-        """The best translation of a line; a line beyond the trained length is split into sentences."""
-        return self.translate(line, split="auto")[0].text
+    def __call__(self, line: str, to: str | None = None) -> str:
+        """The best translation of a line; a line beyond the trained length is split into sentences.
+
+        `to` is the code of the target language, for a model of several.
+        """
+        return self.translate(line, split="auto", to=to)[0].text
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of all languages of the model, if known; for one pair, source and target.
+
+        >>> translator.language_pairs, translator.languages  # doctest: +SKIP
+        ((LanguagePair('en', 'de'), LanguagePair('en', 'fr')), ('en', 'de', 'fr'))
+        """
+        if len(self.language_pairs) == 1:
+            return tuple(self.language_pairs[0])
+        return tuple(dict.fromkeys(code for pair in self.language_pairs for code in pair))
+
+    @property
+    def target_languages(self) -> tuple[str, ...]:
+        """Codes of the target languages, if known."""
+        return tuple(dict.fromkeys(pair.target for pair in self.language_pairs))
+
+    def with_target(self, to: str | None = None) -> "Translator":
+        """A translator of the same model into one target language; None is the only one, or the one set before.
+
+        The sources of a multilingual model begin with the tag of the target language.
+
+        >>> translator.with_target("fr")("The cat sleeps.")  # doctest: +SKIP
+        'Le chat dort.'
+        """
+        code, special = select_target(self, to)
+        return self if special == self.special else dataclasses.replace(self, target_language=code, special=special)
+
+    @property
+    def _target_setting(self) -> dict[str, Any]:
+        """The target language as a setting of an output file."""
+        return {"to": self.target_language} if self.target_language is not None else {}
 
     @property
     def models(self) -> Sequence[TranslationModel]:
@@ -98,7 +137,7 @@ class Translator(TextPipeline):
     def encode_source(self, line: str, *, name: str = "the line", truncate: bool = False) -> list[int]:
         """The ids of a source line with special tokens; `truncate` cuts it to the trained length."""
         ids = self.source_tokenizer.encode(line)
-        return self.special.add_special_tokens(
+        return self.with_target().special.add_special_tokens(
             self.limit_length(ids, name, truncate, special_count=self._special_count)
         )
 
@@ -110,7 +149,8 @@ class Translator(TextPipeline):
     @property
     def _special_count(self) -> int:
         """Number of special tokens added to a text."""
-        return max(len(self.special.add_special_tokens([])), len(self.special.make_decoder_input([])))
+        special = self.with_target().special
+        return max(len(special.add_special_tokens([])), len(special.make_decoder_input([])))
 
     @property
     def max_output_len(self) -> int | None:
@@ -153,19 +193,20 @@ class Translator(TextPipeline):
         split: Split = "never",
         first_index: int = 0,
         history: bool = False,
+        to: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
         """The `n_best` translations of each line, best first; one list for a single string.
 
-        An empty line has an empty translation. Each translation begins with its entry in `prefixes`, and contains all
-        phrases of its entry in `required` (as often as they are listed) and none of its entry in `forbidden`, as whole
-        words; a list of strings applies to all lines. `split` selects the lines to split into sentences, whose
-        translations are joined; this gives one translation per line. Lines with required phrases are not split.
-        `first_index` is the index of the first line, on which samples depend in addition to the seed. `history` records
-        the candidates of every step of the search.
+        `to` is the code of the target language, for a model of several. An empty line has an empty translation. Each
+        translation begins with its entry in `prefixes`, and contains all phrases of its entry in `required` (as often
+        as they are listed) and none of its entry in `forbidden`, as whole words; a list of strings applies to all
+        lines. `split` selects the lines to split into sentences, whose translations are joined; this gives one
+        translation per line. Lines with required phrases are not split. `first_index` is the index of the first line,
+        on which samples depend in addition to the seed. `history` records the candidates of every step of the search.
         """
         phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
-        options = {"prefixes": prefixes, **phrases, "truncate": truncate, "split": split, "history": history}
+        options = {"prefixes": prefixes, **phrases, "truncate": truncate, "split": split, "history": history, "to": to}
         if isinstance(lines, str):
             return self.translate([lines], config, **options)[0]
         return self.prepare(lines, config, first_index=first_index, **options).run(progress=progress)
@@ -182,9 +223,10 @@ class Translator(TextPipeline):
         split: Split = "never",
         first_index: int = 0,
         history: bool = False,
+        to: str | None = None,
     ) -> DecodingRequest[list[Translation]]:
         """The encoded lines and options of `translate`, to decode later: `translate` is `prepare(…).run()`."""
-        config = config or self.decoding
+        translator, config = self.with_target(to), config or self.decoding
         if config.n_best > 1 or history:
             if split == "always":
                 raise RegardError(
@@ -199,7 +241,7 @@ class Translator(TextPipeline):
                 "split='always' translates sentences separately: a required phrase has no sentence to be in.",
                 "Use another split.",
             )
-        split_lines = self._encode_sentences(lines, ["never" if phrases else split for phrases in required])
+        split_lines = translator._encode_sentences(lines, ["never" if phrases else split for phrases in required])
         sentences = [sentence for line in split_lines for sentence in line]
         sentence_prefixes = None
         if prefixes is not None:  # for the first sentence of each line
@@ -214,7 +256,9 @@ class Translator(TextPipeline):
             [phrases[i] for i, line in enumerate(split_lines) for _ in line] for phrases in (required, forbidden)
         )
         lexical = make_constraints(lambda: self._token_texts, required, forbidden, names)
-        request = self._encode_request(sentences, config, sentence_prefixes, lexical, truncate, names, indices, history)
+        request = translator._encode_request(
+            sentences, config, sentence_prefixes, lexical, truncate, names, indices, history
+        )
 
         def finish(results: list[NBest]) -> list[list[Translation]]:
             translations = iter(request.finish(results))
@@ -232,6 +276,7 @@ class Translator(TextPipeline):
         forbidden: Sequence[str] = (),
         truncate: bool = False,
         split: Split = "never",
+        to: str | None = None,
         block_size: int = STREAM_BLOCK,
     ) -> Iterator[list[Translation]]:
         """The translations of each line, like `translate`, for any number of lines, even an endless stream.
@@ -247,7 +292,7 @@ class Translator(TextPipeline):
         if block_size < 1:
             raise RegardError(f"block_size must be at least 1 (got {block_size}).", "Pass a positive number of lines.")
         options = {"required": required, "forbidden": forbidden, "truncate": truncate, "split": split}
-        return self._translate_blocks(iter(lines), config, prefix, block_size, options)
+        return self.with_target(to)._translate_blocks(iter(lines), config, prefix, block_size, options)
 
     def _translate_blocks(
         self, lines: Iterator[str], config: DecodeConfig | None, prefix: str, size: int, options: dict[str, Any]
@@ -284,13 +329,13 @@ class Translator(TextPipeline):
         on other devices, that work in parallel; with `cluster="ray"`, a Ray cluster does the work (see
         `ray_processors`). If `source` is a pattern such as "part-*.en", `output` is a folder, which gets one file per
         input file. An existing output is an error unless `overwrite` is set. `add_column` computes a further column,
-        and `settings` must contain what it depends on.
+        and `settings` must contain what it depends on. A multilingual model needs `with_target`.
 
         >>> translator.translate_file("corpus.en.gz", "corpus.fr.gz")  # doctest: +SKIP
         FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})
         """
         config = config or self.decoding
-        settings = dict(settings or {})
+        settings = self._target_setting | (settings or {})
         if config.shortlist:
             settings["shortlist_file"] = shortlist_fingerprint(require_shortlist(self.shortlist))
         options: dict[str, Any] = {"truncate": truncate, "split": split}
@@ -418,23 +463,26 @@ class Translator(TextPipeline):
         *,
         truncate: bool = False,
         batch_tokens: int = 4096,
+        to: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
         """The log-probability of each target given its source; one score for a single pair of strings.
 
-        An ensemble scores with the mean probability of its models.
+        An ensemble scores with the mean probability of its models. `to` is the code of the target language, for a model
+        of several.
         """
         if isinstance(pairs, str):
             raise RegardError("score expects a pair of source and target (got a string).", 'Pass ("source", "target").')
         if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(side, str) for side in pairs):
-            return self.score([pairs], truncate=truncate, batch_tokens=batch_tokens)[0]  # type: ignore[list-item]
-        encoded = []
+            return self.score([pairs], truncate=truncate, batch_tokens=batch_tokens, to=to)[0]  # type: ignore[list-item]
+        translator, encoded = self.with_target(to), []
         for i, (source_line, target_line) in enumerate(pairs, 1):  # type: ignore[misc]
             name = f"pair {i}"
             if not source_line.strip():
                 raise RegardError(f"{name}: the source is empty.", "Remove the pair.")
             limits: dict[str, Any] = {"name": name, "truncate": truncate}
-            encoded.append((self.encode_source(source_line, **limits), self.encode_target(target_line, **limits)))
+            source_ids = translator.encode_source(source_line, **limits)
+            encoded.append((source_ids, translator.encode_target(target_line, **limits)))
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i][0]) + len(encoded[i][1]))
         scores: list[SequenceScore | None] = [None] * len(encoded)
         models = [model.eval() for model in self.models]
@@ -496,7 +544,7 @@ class Translator(TextPipeline):
             source if isinstance(source, InputItems) else InputItems.from_pairs(source, columns),
             output,
             [make_processor(translator) for translator in (self, *replicas)],
-            settings={"task": "score", "model": self.fingerprint(), "truncate": truncate},
+            settings={"task": "score", "model": self.fingerprint(), "truncate": truncate, **self._target_setting},
             check=check,
             allowed_changes=self.truncation_changes,
             overwrite=overwrite,

@@ -43,7 +43,8 @@ def make_libretranslate_router(service: Service) -> APIRouter:
         lines = [line for pieces, _ in parts for line in pieces]
         count = 1 + min(body.alternatives, service.limits.max_beam)
         config = DecodeConfig(beam=max(DecodeConfig.beam, count), n_best=count)
-        prepared = await service.prepare(lines, lambda: model.pipeline.prepare(lines, config, split="auto"))
+        to = body.target if model.language_pairs else None
+        prepared = await service.prepare(lines, lambda: model.pipeline.prepare(lines, config, split="auto", to=to))
         results = iter(await service.decode(model, prepared, timeout))
         translated: list[str] = []
         alternatives: list[list[str]] = []
@@ -57,7 +58,8 @@ def make_libretranslate_router(service: Service) -> APIRouter:
         if body.alternatives:
             response["alternatives"] = alternatives[0] if is_single else alternatives
         if body.source == "auto":
-            fallback = model.languages[0] if model.languages else "auto"
+            sources = [one for one, target in model.language_pairs if target == body.target]
+            fallback = sources[0] if sources else "auto"
             found = detected or {"confidence": 0, "language": fallback}
             response["detectedLanguage"] = found if is_single else [found] * len(texts)
         return response
@@ -67,8 +69,7 @@ def make_libretranslate_router(service: Service) -> APIRouter:
         """The languages that the translators of this server state."""
         targets: dict[str, list[str]] = {}
         for model in service.registry.models:
-            if model.languages and "translate" in model.tasks:
-                source, target = model.languages
+            for source, target in model.language_pairs:
                 targets.setdefault(source, []).append(target)
                 targets.setdefault(target, [])
         return [
@@ -111,12 +112,12 @@ async def _detect(service: Service, model: ServedModel, text: str, timeout: floa
 def _find_translator(service: Service, source: str, target: str) -> ServedModel:
     """The translator from one language to another; the only one, if it does not state its languages."""
     translators = [model for model in service.registry.models if "translate" in model.tasks]
-    if len(translators) == 1 and not translators[0].languages:
+    if len(translators) == 1 and not translators[0].language_pairs:
         return translators[0]
     for model in translators:
-        if model.languages and model.languages[1] == target and source in ("auto", model.languages[0]):
+        if any(pair[1] == target and source in ("auto", pair[0]) for pair in model.language_pairs):
             return model
-    known = ", ".join("-".join(model.languages) for model in translators if model.languages) or "none"
+    known = ", ".join("-".join(pair) for model in translators for pair in model.language_pairs) or "none"
     message = f"No model translates from {source[:40]!r} to {target[:40]!r}."
     raise RequestError(message, f"Language pairs: {known}.", status=400)
 

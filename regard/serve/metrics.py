@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 
-from regard.serve.scheduler import Scheduler
+from regard.serve.scheduler_pool import SchedulerPool
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -62,14 +62,15 @@ class RequestMetrics:
         return "\n".join(lines) + "\n"
 
 
-def render_schedulers(schedulers: Iterable[tuple[str, Scheduler]]) -> str:
+def render_schedulers(schedulers: Iterable[tuple[str, SchedulerPool]]) -> str:
     """The metrics of the schedulers of all models."""
     models = [(escape_label(name), scheduler) for name, scheduler in schedulers]
+    totals = [(name, scheduler.counts) for name, scheduler in models]
     lines = []
     for field, text in _COUNTERS.items():
         metric = f"regard_model_{field}_total"
         lines += [f"# HELP {metric} {text}", f"# TYPE {metric} counter"]
-        lines += [f'{metric}{{model="{name}"}} {getattr(scheduler.counts, field)}' for name, scheduler in models]
+        lines += [f'{metric}{{model="{name}"}} {getattr(counts, field)}' for name, counts in totals]
     gauges = {
         "regard_model_outstanding": ("Texts accepted and not finished", lambda scheduler: scheduler.outstanding),
         "regard_model_expected_seconds": ("Expected time to finish all", lambda one: f"{one.expected_seconds():.6f}"),

@@ -1,18 +1,23 @@
 """The models of a server: loading, lookup by name, and hot reload of changed folders."""
 
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from regard.decode import DecodeConfig
+from regard.decode.engine.model_precision import copy_modules
 from regard.errors import RegardError, did_you_mean
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
-from regard.serve.scheduler import Scheduler
+from regard.serve.scheduler_pool import SchedulerPool, default_workers
 from regard.serve.serve_errors import RequestError
 
 logger = logging.getLogger("regard.serve")
@@ -31,10 +36,22 @@ class ServedModel:
     name: str
     path: Path
     pipeline: Any
-    scheduler: Scheduler
+    scheduler: SchedulerPool
+    look_lock: threading.Lock = field(default_factory=threading.Lock)
     files: tuple[Any, ...] = ()
     """state of the files that it was loaded from"""
     loaded_at: float = field(default_factory=time.time)
+
+    @cached_property
+    def viewed_pipeline(self) -> Any:
+        """The pipeline for the viewer, which puts hooks on modules: other requests use other modules.
+
+        The weights are shared.
+        """
+        model = self.pipeline.model
+        if not isinstance(model, nn.Module):
+            return self.pipeline
+        return dataclasses.replace(self.pipeline, model=copy_modules(model))
 
     @property
     def tasks(self) -> list[str]:
@@ -52,10 +69,9 @@ class ServedModel:
         return [*([pipeline.model.config.head] if pipeline.labels else []), "attention"]
 
     @property
-    def languages(self) -> tuple[str, ...]:
-        """The codes of the source and the target language of a translator; empty if they are not known."""
-        languages = getattr(self.pipeline, "languages", ())
-        return tuple(languages) if len(languages) == 2 else ()
+    def language_pairs(self) -> tuple[tuple[str, str], ...]:
+        """The codes of source and target language of every pair of a translator; empty if they are not known."""
+        return tuple((pair[0], pair[1]) for pair in getattr(self.pipeline, "language_pairs", ()))
 
     @property
     def detects_languages(self) -> bool:
@@ -70,9 +86,10 @@ def _is_language_code(label: str) -> bool:
     return label.isascii() and label.isalpha() and label.islower() and 2 <= len(label) <= _LANGUAGE_CODE_LENGTH
 
 
-def has_chat_template(pipeline: Any) -> bool:
+def has_chat_template(pipeline: TextGenerator) -> bool:
     """Whether a language model has a chat template."""
-    return bool(getattr(pipeline, "chat_template", None))
+    imported = pipeline.training.get("imported")
+    return isinstance(imported, dict) and bool(imported.get("chat_template"))
 
 
 class ModelRegistry:
@@ -82,8 +99,10 @@ class ModelRegistry:
     ['model', 'other']
     """
 
-    def __init__(self, models: Sequence[str | Path], *, device: str = "auto", latency_target: float = 0.5) -> None:
-        self.device, self.latency_target = device, latency_target
+    def __init__(
+        self, models: Sequence[str | Path], *, device: str = "auto", latency_target: float = 0.5, workers: int = 0
+    ) -> None:
+        self.device, self.latency_target, self.workers = device, latency_target, workers
         paths = dict(parse_model(model) for model in models)
         if len(paths) < len(models):
             raise RegardError("Two models have the same name.", "Name them: regard serve NAME=FOLDER OTHER=FOLDER")
@@ -130,8 +149,9 @@ class ModelRegistry:
         # Loaded weights are views of the mapped file. If it is overwritten, reading them would kill the process.
         for parameter in pipeline.model.parameters():
             parameter.data = parameter.data.clone()
-        scheduler = Scheduler(latency_target=self.latency_target, name=name)
-        model = ServedModel(name, path, pipeline, scheduler, files)
+        workers = self.workers or default_workers(pipeline.device.type)
+        scheduler = SchedulerPool(workers, latency_target=self.latency_target, name=name)
+        model = ServedModel(name, path, pipeline, scheduler, files=files)
         try:
             warm_up(model)
         except BaseException:
@@ -220,13 +240,13 @@ def warm_up(model: ServedModel) -> None:
     """Run a few texts: kernels are compiled, and the throughput is known, before the first request."""
     pipeline = model.pipeline
     if isinstance(pipeline, Translator):
-        requests = [
-            pipeline.prepare(["a b c d"], DecodeConfig(max_len=8), truncate=True) for _ in range(_WARM_UP_TEXTS)
-        ]
+        config, to = DecodeConfig(max_len=8), next(iter(pipeline.target_languages), None)
+        requests = [pipeline.prepare(["a b c d"], config, truncate=True, to=to) for _ in range(_WARM_UP_TEXTS)]
     elif isinstance(pipeline, TextGenerator):
         config = DecodeConfig(method="sample", max_len=4)
         requests = [pipeline.prepare(["a b c d"], config, truncate=True) for _ in range(_WARM_UP_TEXTS)]
     else:
         return
-    for request in requests:
-        model.scheduler.submit(request, timeout=600).result()
+    for worker in model.scheduler.workers:
+        for request in requests:
+            worker.submit(request, timeout=600).result()

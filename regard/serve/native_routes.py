@@ -33,9 +33,9 @@ def make_native_router(service: Service) -> APIRouter:
     async def translate(body: TranslateBody, request: Request) -> dict[str, Any]:
         """The n-best translations of each text, with scores."""
         model, timeout = find_model(service, request, body.model, "translate")
-        options = {"prefixes": body.prefixes, "required": body.required, "forbidden": body.forbidden}
+        options = {"prefixes": body.prefixes, "required": body.required, "forbidden": body.forbidden, "to": body.to}
         _check_count("prefixes", body.prefixes, len(body.texts))
-        config = body.options.to_config()
+        config = body.options.to_config(model.pipeline.decoding)
         prepared = await service.prepare(
             body.texts,
             lambda: model.pipeline.prepare(body.texts, config, split=body.split, truncate=body.truncate, **options),
@@ -47,7 +47,7 @@ def make_native_router(service: Service) -> APIRouter:
     async def generate(body: GenerateBody, request: Request) -> Any:
         """Continuations of each prompt, with scores; with `stream`, pieces of text as server-sent events."""
         model, timeout = find_model(service, request, body.model, "generate")
-        config = body.options.to_config(method="sample")
+        config = body.options.to_config(model.pipeline.decoding)
         options = {"forbidden": body.forbidden, "truncate": body.truncate}
         prepared = await service.prepare(body.prompts, lambda: model.pipeline.prepare(body.prompts, config, **options))
         if not body.stream:
@@ -114,39 +114,43 @@ def make_native_router(service: Service) -> APIRouter:
         if inputs is None:
             needed = "pairs of source and target" if is_translator else "texts"
             raise RequestError(f"{model.name} scores {needed}.", f"Pass {'pairs' if is_translator else 'texts'}.")
-        scores = await service.score(model, list(inputs), body.truncate, timeout)
+        scores = await service.score(model, list(inputs), body.truncate, timeout, body.to)
         return {"model": model.name, "scores": [{"logprob": one.logprob, "tokens": one.tokens} for one in scores]}
 
     @router.post("/attention", response_model=None)
     async def attention(body: AttentionBody, request: Request) -> HTMLResponse | dict[str, Any]:
         """The attention of a model on a text or an image, as a page of the viewer or as arrays."""
         model, timeout = find_model(service, request, body.model, "attention")
-        seen = await _look(service, model, body, timeout)
         if body.format == "page":
-            page = await asyncio.to_thread(attention_page, seen)
+            page = await _look(service, model, body, attention_page, timeout)
             return HTMLResponse(page, headers={"Cache-Control": "no-store"})
-        if not isinstance(seen, Look):
-            raise RequestError("Arrays are available for texts.", 'Pass format "page".')
-        if sum(one.weights.size for one in seen.maps.values()) > MAX_WEIGHTS:
-            raise RequestError(f"There are more than {MAX_WEIGHTS:,} weights.", "Pass a shorter text.", status=413)
-        maps = {
-            name: {"kind": one.kind, "rows": one.rows, "columns": one.columns, "weights": one.weights.tolist()}
-            for name, one in seen.maps.items()
-        }
-        return {"model": model.name, "source": seen.source, "output": seen.translation, "maps": maps}
+        return {"model": model.name, **await _look(service, model, body, _attention_arrays, timeout)}
 
     return router
 
 
-async def _look(service: Service, model: ServedModel, body: AttentionBody, timeout: float) -> Any:
+def _attention_arrays(seen: Any) -> dict[str, Any]:
+    """The weights of all attentions, with their rows and columns."""
+    if not isinstance(seen, Look):
+        raise RequestError("Arrays are available for texts.", 'Pass format "page".')
+    if sum(one.heads * len(one.rows) * len(one.columns) for one in seen.maps.values()) > MAX_WEIGHTS:
+        raise RequestError(f"There are more than {MAX_WEIGHTS:,} weights.", "Pass a shorter text.", status=413)
+    maps = {
+        name: {"kind": one.kind, "rows": one.rows, "columns": one.columns, "weights": one.weights.tolist()}
+        for name, one in seen.maps.items()
+    }
+    return {"source": seen.source, "output": seen.translation, "maps": maps}
+
+
+async def _look(service: Service, model: ServedModel, body: AttentionBody, read: Any, timeout: float) -> Any:
     if model.pipeline.tokenizers:
         if body.text is None or body.image is not None:
             raise RequestError(f"{model.name} processes texts.", "Pass text, and no image.")
-        return await service.look(model, body.text, timeout, target=body.target, context=body.context)
+        return await service.look(model, body.text, read, timeout, body.to, target=body.target, context=body.context)
     if body.image is None or body.text is not None:
         raise RequestError(f"{model.name} processes images.", "Pass image, and no text.")
     (image,) = await _decode_images(service, [body.image])
-    return await service.look(model, image, timeout)
+    return await service.look(model, image, read, timeout)
 
 
 async def _decode_images(service: Service, images: list[str]) -> list[Any]:

@@ -256,11 +256,15 @@ class Scheduler:
 
     def close(self, timeout: float | None = None) -> bool:
         """Take no new requests, finish those accepted, and end the thread; False if that took too long."""
+        self.stop_accepting()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests from now on."""
         with self._condition:
             self._is_closing = True
             self._condition.notify()
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def _expected_seconds(self) -> float:
         total = 0.0

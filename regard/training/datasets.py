@@ -158,11 +158,6 @@ def read_pair_dataset(config: DataConfig) -> Dataset[Pairs]:
     >>> len(read_pair_dataset(DataConfig(phrasebook_size=100)).training)
     100
     """
-    if len(config.languages) not in (0, 2):
-        raise RegardError(
-            f"data.languages = {list(config.languages)}; expected two language codes.",
-            "Pass source and target, for example en fr.",
-        )
     if config.files == (PHRASEBOOK,):
         training = [(pair.source, pair.target) for pair in phrasebook_pairs("train", config.phrasebook_size)]
         return Dataset(training, [(pair.source, pair.target) for pair in phrasebook_pairs("val", 500)])
@@ -186,3 +181,14 @@ def read_pair_splits(
     if not held_out:
         raise RegardError(f"{' '.join(validation)}: every pair has an empty side.", "Pass other validation files.")
     return pairs, held_out, counts
+
+
+def repeat_pairs(pairs: Pairs, weight: float) -> Pairs:
+    """Repeat the pairs `weight` times; for the fractional part, add a deterministic sample.
+
+    >>> len(repeat_pairs([("a", "b"), ("c", "d")], 2.5))
+    5
+    """
+    repeats, fraction = divmod(weight, 1.0)
+    extra = np.random.default_rng(0).permutation(len(pairs))[: round(fraction * len(pairs))]
+    return pairs * int(repeats) + [pairs[i] for i in sorted(extra.tolist())]

@@ -29,7 +29,7 @@ from regard.training.optim.optimizers import OptimizerName
 from regard.training.optim.schedules import ScheduleName, parse_duration
 from regard.training.registry import TASKS, TaskName, families_for
 
-TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
+TokenizerKind = Literal["word", "space", "char", "bpe", "bytes", "sentencepiece"]
 CACHE = "regard-cache"
 
 
@@ -46,7 +46,13 @@ class DataConfig:
     columns: tuple[str, ...] = ()
     """columns of source and target, or of text and label: header names, JSONL fields, or numbers from 1"""
     languages: tuple[str, ...] = ()
-    """codes of the source and target languages (en fr), stored in the model folder for exports and servers"""
+    """codes of the source and target languages (en fr), stored in the model folder for exports and servers; for one
+    model of several language pairs, the pair of each file (en-de en-fr)"""
+    both_directions: bool = False
+    """train every language pair also in the opposite direction"""
+    sampling_temperature: Annotated[float, Range(low=1, high=100)] = 1.0
+    """several language pairs: temperature T of sampling; a pair of n sentence pairs is sampled in proportion to
+    n^(1/T), so that 1 is proportional and 5 favors pairs with little data (Arivazhagan et al. 2019)"""
     max_ratio: Annotated[float, Range(low=1)] = 9.0
     """maximum ratio of the lengths of both sides, in characters; pairs beyond it (by more than 20 characters) are
     dropped"""

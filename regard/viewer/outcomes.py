@@ -126,7 +126,7 @@ def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor
     context = list(ids[-8:])
     start = len(tokenizer.decode(context))
     texts = [text[start:] for text in tokenizer.decode_batch([[*context, i] for i in indices.tolist()])]
-    tokens = [tokenizer.decode([i]) or tokenizer.vocabulary[i] for i in indices.tolist()]
+    tokens = [tokenizer.decode([i]) or tokenizer.label(i) for i in indices.tolist()]
     normalizers = [float((logprobs.double() / one).logsumexp(0)) for one in TEMPERATURES]
     return NextToken(tokens, texts, best.tolist(), normalizers)
 
@@ -135,6 +135,8 @@ def _encoder_outcome(encoder: TextEncoder, seen: Look) -> Outcome:
     head, (ids,) = encoder.model.config.head, seen.ids
     if head == "classify":
         return label_outcome(encoder.classify([seen.source], truncate=True)[0].probabilities, seen)
+    if head == "tag":
+        return Outcome(" ".join(f"{word.text}/{word.tag}" for word in encoder.tag(seen.source)), None, [], seen)
     if head == "answer":
         return Outcome(seen.translation, None, [], seen)
     if head != "mask":
@@ -179,10 +181,9 @@ def _logprob(probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> flo
 
 def _steps(tokenizer: Tokenizer, probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> list[PredictionStep]:
     """One step per row; rows beyond the last target have no token."""
-    names = tokenizer.vocabulary
 
     def token_text(token_id: int) -> str:
-        return tokenizer.decode([token_id]) or names[token_id]
+        return tokenizer.decode([token_id]) or tokenizer.label(token_id)
 
     steps = []
     best, indices = probabilities.topk(min(TOP_K, probabilities.shape[1]))
@@ -191,7 +192,7 @@ def _steps(tokenizer: Tokenizer, probabilities: Float[Tensor, "T V"], targets: S
         for token_id, probability in zip(ids, top_probabilities):
             # Two tokens may decode to the same text, with and without a space before it.
             text = token_text(token_id)
-            likeliest[text if text not in likeliest else names[token_id]] = probability
+            likeliest[text if text not in likeliest else tokenizer.label(token_id)] = probability
         if i < len(targets):
             steps.append(PredictionStep(token_text(targets[i]), float(probabilities[i, targets[i]]), likeliest))
         else:
@@ -219,17 +220,15 @@ def _step_header(step: PredictionStep) -> dict[str, Any]:
     }
 
 
-def output_header(seen: Look | ImageLook) -> dict[str, Any] | None:
-    """The output of the model on the first screen of a page: its kind and its predictions; None without a model."""
-    if isinstance(seen, Look) and seen.pipeline is None:
-        return None
-    pipeline = None if isinstance(seen, ImageLook) else seen.pipeline
+def output_header(outcome: Outcome) -> dict[str, Any]:
+    """The output of the model on the first screen of a page: its kind and its predictions."""
+    pipeline = None if isinstance(outcome.look, ImageLook) else outcome.look.pipeline
     kind = "labels"
     if isinstance(pipeline, Translator):
         kind = "translation"
     elif isinstance(pipeline, TextGenerator):
         kind = "continuation"
     elif isinstance(pipeline, TextEncoder):
-        kinds = {"classify": "labels", "answer": "answer", "mask": "mask"}
+        kinds = {"classify": "labels", "answer": "answer", "tag": "answer", "mask": "mask"}
         kind = kinds.get(pipeline.model.config.head, "embedding")
-    return {"kind": kind, **outcome_header(compute_outcome(seen)), "input_steps": []}
+    return {"kind": kind, **outcome_header(outcome), "input_steps": []}

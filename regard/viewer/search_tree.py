@@ -153,12 +153,12 @@ def build_tree(
     attention: str | None = None,
 ) -> SearchTree:
     """Build the tree of a recorded search; `source` are the ids of the source or prompt. See `record_search`."""
-    names, source_tokens = _labels(pipeline, source)
+    label, source_tokens = pipeline.tokenizers[-1].label, _source_tokens(pipeline, source)
     paths = [history.path(one) for one in hypotheses]
     nodes, node_indices, omitted = _grow(history, paths)
     ids = _ids(nodes)
     texts = _texts(pipeline, source, ids)
-    nodes = [replace(node, token=names[node.id], text=text) for node, text in zip(nodes, texts)]
+    nodes = [replace(node, token=label(node.id), text=text) for node, text in zip(nodes, texts)]
     last = [node_indices[len(path) - 1, path[-1]] if path else None for path in paths]
     outputs = zip(hypotheses, _texts(pipeline, source, [one.ids for one in hypotheses]), last)
     results = [SearchResult(text, one.score, one.logprob, node) for one, text, node in outputs]
@@ -178,7 +178,7 @@ def build_tree(
         results=results,
         config=config,
         limit=limit,
-        prefix=[names[i] for i in forced],
+        prefix=[label(i) for i in forced],
         stopped=history.stopped,
         omitted=omitted,
         attention=attention,
@@ -249,11 +249,10 @@ def _ids(nodes: Sequence[SearchNode]) -> list[list[int]]:
     return ids
 
 
-def _labels(pipeline: Translator | TextGenerator, source: list[int]) -> tuple[list[str], list[str]]:
-    """Names of all output ids, and the tokens of the source."""
-    source_tokenizer, target_tokenizer = pipeline.tokenizers
-    pieces = [piece for piece, _ in source_tokenizer.decode_as_pieces(source)]
-    return target_tokenizer.vocabulary, [piece or source_tokenizer.vocabulary[i] for piece, i in zip(pieces, source)]
+def _source_tokens(pipeline: Translator | TextGenerator, source: list[int]) -> list[str]:
+    tokenizer = pipeline.tokenizers[0]
+    pieces = [piece for piece, _ in tokenizer.decode_as_pieces(source)]
+    return [piece or tokenizer.label(i) for piece, i in zip(pieces, source)]
 
 
 def _texts(pipeline: Translator | TextGenerator, source: list[int], ids: Sequence[list[int]]) -> list[str]:

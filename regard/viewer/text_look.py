@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -12,25 +12,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention import Recorded, record
-from regard.data import Tokenizer
 from regard.data.text.questions import Question
-from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.evaluation.alignment import Link, WordSplitter, find_spans
+from regard.evaluation.alignment import Link, WordSplitter
 from regard.evaluation.teacher_forcing import attention_names, mutual_information, record_teacher_forced
 from regard.files import write_atomically
 from regard.layers.packed import pack
 from regard.models import ViT, family_name
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translation, Translator
 from regard.pipelines.image_model import ImageLike
+from regard.viewer.explanations.explained_look import ExplainedLook
 from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_at_image
 from regard.viewer.page.notebook_display import NotebookDisplay
+from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, pair_ranges
 
 if TYPE_CHECKING:
     from regard.viewer.explanations.attribution import Attribution
-    from regard.viewer.explanations.head_effects import HeadEffects
-    from regard.viewer.explanations.logit_lens import LogitLens
     from regard.viewer.page.page_model import Precision
     from regard.viewer.search_tree import SearchTree
 
@@ -38,27 +36,6 @@ LayerNames = str | Sequence[str] | None
 """names of attentions, with the wildcards * and ?; None: all"""
 # Rows from which the sharpness of a long map is computed.
 SAMPLE_ROWS = 256
-
-
-class TokenAxis(NamedTuple):
-    """An axis of an attention map: its tokens, and the index of the word that each belongs to (-1: none)."""
-
-    name: str
-    tokens: list[str]
-    """pieces of the text"""
-    words: list[int]
-    entries: Sequence[str] = ()
-    """entries of the vocabulary, such as `##ing` or `<unk>`; empty: not known"""
-
-    def add_special_tokens(self, name: str, before: Sequence[str] = (), after: Sequence[str] = ()) -> "TokenAxis":
-        """The axis with special tokens before and after it.
-
-        >>> TokenAxis("source", ["cat"], [0]).add_special_tokens("target", ["<sos>"])
-        TokenAxis(name='target', tokens=['<sos>', 'cat'], words=[-1, 0], entries=['<sos>', 'cat'])
-        """
-        words = [-1] * len(before) + self.words + [-1] * len(after)
-        entries = [*before, *(self.entries or self.tokens), *after]
-        return TokenAxis(name, [*before, *self.tokens, *after], words, entries)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +91,7 @@ class AttentionMap:
 
 
 @dataclass(frozen=True, eq=False)
-class Look(NotebookDisplay):
+class Look(ExplainedLook, NotebookDisplay):
     """The attention maps of a model on a sentence and its translation, or on one text. Notebooks display it.
 
     `maps` has one entry per attention module: `look.maps["decoder.0.cross"].weights`.
@@ -180,18 +157,6 @@ class Look(NotebookDisplay):
         hypotheses = [one.hypothesis for one in translations]
         return build_tree(self.pipeline, self.ids[0], hypotheses, history, config, prefix=prefix, attention=attention)
 
-    def head_effects(self) -> "HeadEffects":
-        """The change of the output's log-probability if a head is ablated, for every head (see `HeadEffects`)."""
-        from regard.viewer.explanations.head_effects import compute_head_effects
-
-        return compute_head_effects(self)
-
-    def logit_lens(self) -> "LogitLens":
-        """What the model would predict after each layer (see `LogitLens`)."""
-        from regard.viewer.explanations.logit_lens import compute_logit_lens
-
-        return compute_logit_lens(self)
-
     def attribution(self) -> "Attribution":
         """Gradient × input of every prediction for every input token (see `Attribution`)."""
         from regard.viewer.explanations.attribution import compute_attribution
@@ -220,6 +185,7 @@ class Look(NotebookDisplay):
         *,
         overview: bool = False,
         walk: bool | None = None,
+        explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
         """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
@@ -227,7 +193,9 @@ class Look(NotebookDisplay):
         The plot shows the alignment by default, averaged over heads or one head; with `overview` (or attention "all") a
         small map per head of each attention. For a page the same arguments select the initial view, by default the
         sharpest head. `walk` includes the step-by-step view; by default a page includes it if model and text are small.
-        `with_model` includes the model itself, so that the page runs new input offline; by default a small one (4 MB).
+        `explain` includes the effects of heads, the logit lens and the attributions; by default if they are cheap and
+        the page has no model to compute them. `with_model` includes the model itself, so that the page runs new input
+        offline; by default a small one (4 MB).
         """
         file_format = check_format(path)
         if attention == "all":
@@ -240,7 +208,8 @@ class Look(NotebookDisplay):
             initial_view(self, attention, head, overview)  # raises errors before the model is captured
             model = model_for_page(self, with_model)
             tensors = None if model is None else model.tensors
-            scene = build_scene(self, attention, head, overview=overview, walk=walk, tensors=tensors)
+            explain = False if explain is None and model is not None else explain
+            scene = build_scene(self, attention, head, overview=overview, walk=walk, explain=explain, tensors=tensors)
             content = render_page(scene, model)
         elif with_model:
             raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")
@@ -297,6 +266,7 @@ def look(
     name: str = "",
     truncate: bool = False,
     context: str | None = None,
+    to: str | None = None,
 ) -> Look: ...
 @overload
 def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
@@ -313,6 +283,7 @@ def look(
     name: str = "",
     truncate: bool = False,
     context: str | None = None,
+    to: str | None = None,
 ) -> Look | ImageLook:
     """Run a model on an input and record all of its attention maps.
 
@@ -328,6 +299,7 @@ def look(
         name: name of the model in the page.
         truncate: truncate inputs that are too long, instead of raising an error.
         context: for a question-answering model, the text that the question is about.
+        to: code of the target language, for a translator into several.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
@@ -353,7 +325,7 @@ def look(
             raise RegardError("The context is empty.", "Pass the text that the question is about.")
     if isinstance(model, Translator):
         search = config or model.decoding, prefix
-        seen = _look_at_translation(model, source, target, layers, words, search, truncate)
+        seen = _look_at_translation(model.with_target(to), source, target, layers, words, search, truncate)
     else:
         if target is not None:
             raise RegardError("Only a translator takes a target.", "Leave out the target.")
@@ -396,16 +368,16 @@ def _look_at_text(
     more_inputs = [] if segments is None else [torch.tensor(segments, device=pipeline.device)]
     with torch.inference_mode(), record(pipeline.model, layers) as recording:
         pipeline.model(pack([ids]).to(pipeline.device), *more_inputs)
-    special, names = pipeline.special, pipeline.tokenizer.vocabulary
+    special, label = pipeline.special, pipeline.tokenizer.label
     head, tail = (0 if one is None else 1 for one in (special.begin, special.end))
     question, answer = None, ""
     if context is None:
-        inner = _token_axis(pipeline.tokenizer, text, ids[head : len(ids) - tail], words)
+        inner = build_axis(pipeline.tokenizer, text, ids[head : len(ids) - tail], words)
     else:
-        question = _pair_ranges(len(pipeline.tokenizer.encode(text)), len(ids), special)
-        inner = _pair_axis(pipeline.tokenizer, (text, context), ids[head : len(ids) - tail], question, head, words)
+        question = pair_ranges(len(pipeline.tokenizer.encode(text)), len(ids), special)
+        inner = build_pair_axis(pipeline.tokenizer, (text, context), ids[head : len(ids) - tail], question, head, words)
         answer = pipeline.answer(Question("", text, context))  # type: ignore[union-attr]
-    axis = inner.add_special_tokens("text", [names[i] for i in ids[:head]], [names[i] for i in ids[len(ids) - tail :]])
+    axis = inner.add_special_tokens("text", [label(i) for i in ids[:head]], [label(i) for i in ids[len(ids) - tail :]])
     maps = {}
     for name, one in recording.items():
         for index, call in enumerate(one.calls):  # several if layers share weights
@@ -415,38 +387,6 @@ def _look_at_text(
             maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
     more: dict[str, Any] = dict(segments=segments, question=question, context=context or "")
     return Look(text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), **more)
-
-
-def _pair_ranges(question_length: int, total: int, special: SpecialTokens) -> tuple[range, range]:
-    """Positions of the question and of its context in the joint sequence."""
-    head = 0 if special.begin is None else 1
-    between = len(special.add_special_tokens([])) - head + (special.between is not None)
-    first = head + question_length + between
-    return range(head, head + question_length), range(first, total - (0 if special.end is None else 1))
-
-
-def _pair_axis(
-    tokenizer: Tokenizer,
-    texts: tuple[str, str],
-    ids: Sequence[int],
-    parts: tuple[range, range],
-    head: int,
-    words: WordSplitter,
-) -> TokenAxis:
-    """Axis of a question, the special tokens after it, and its context; word indices run through both texts."""
-    question, context = (
-        _token_axis(tokenizer, text, ids[part.start - head : part.stop - head], words)
-        for text, part in zip(texts, parts)
-    )
-    middle = [tokenizer.vocabulary[i] for i in ids[parts[0].stop - head : parts[1].start - head]]
-    first = max(question.words, default=-1) + 1
-    context_words = [-1 if word < 0 else word + first for word in context.words]
-    return TokenAxis(
-        "",
-        question.tokens + middle + context.tokens,
-        question.words + [-1] * len(middle) + context_words,
-        [*question.entries, *middle, *context.entries],
-    )
 
 
 def _look_at_translation(
@@ -500,17 +440,17 @@ def _look_at_pair(
     recording = (
         record_teacher_forced(translator, [(source_ids, target_ids)], layers) if attention_names(translator) else {}
     )
-    special, names = translator.special, translator.target_tokenizer.vocabulary
-    source_names = translator.source_tokenizer.vocabulary
+    special, label = translator.special, translator.target_tokenizer.label
+    source_label = translator.source_tokenizer.label
     begin, end = (0 if one is None else 1 for one in (special.begin, special.end))
     last = len(source_ids) - end
-    source_text = _token_axis(translator.source_tokenizer, source, source_ids[begin:last], words)
-    target_text = _token_axis(translator.target_tokenizer, target, target_ids, words)
-    source_special = [[source_names[i] for i in ids] for ids in (source_ids[:begin], source_ids[last:])]
+    source_text = build_axis(translator.source_tokenizer, source, source_ids[begin:last], words)
+    target_text = build_axis(translator.target_tokenizer, target, target_ids, words)
+    source_special = [[source_label(i) for i in ids] for ids in (source_ids[:begin], source_ids[last:])]
     encoder_axis = source_text.add_special_tokens("source", *source_special)
-    forced = [names[i] for i in special.make_decoder_input([])]
+    forced = [label(i) for i in special.make_decoder_input([])]
     decoder_axis = target_text.add_special_tokens("target", forced)
-    predicted = target_text.add_special_tokens("predicted", forced[1:], [names[special.eos]])
+    predicted = target_text.add_special_tokens("predicted", forced[1:], [label(special.eos)])
     axes = {
         "self": (encoder_axis, encoder_axis),
         "masked": (decoder_axis, decoder_axis),
@@ -526,33 +466,3 @@ def _look_at_pair(
         pipeline=translator,
         ids=(source_ids, special.make_decoder_input(target_ids)),
     )
-
-
-def _token_axis(tokenizer: Tokenizer, text: str, ids: Sequence[int], words: WordSplitter) -> TokenAxis:
-    """Axis of a text: labels are the pieces of the text or, if the tokenizer encodes it by other ids, token names.
-
-    A model may output other pieces than the tokenizer would choose, and `<unk>`. The ids of a truncated text are its
-    beginning or its end.
-    """
-    all_ids = tokenizer.encode(text)
-    for cut in (slice(len(ids)), slice(len(all_ids) - len(ids), None)):
-        if all_ids[cut] == list(ids):
-            pieces = tokenizer.encode_as_pieces(text)[cut]
-            labels = [piece or tokenizer.entry(i) for (piece, _), i in zip(pieces, ids)]
-            break
-    else:
-        text, pieces = tokenizer.decode(ids), tokenizer.decode_as_pieces(ids)
-        labels = [tokenizer.vocabulary[i] for i in ids]
-    indices = _word_indices([span for _, span in pieces], find_spans(text, words(text)))
-    return TokenAxis("", labels, indices, [tokenizer.entry(i) for i in ids])
-
-
-def _word_indices(pieces: Sequence[tuple[int, int]], words: Sequence[tuple[int, int]]) -> list[int]:
-    """Index of the (first) word that each piece overlaps, by their character spans; -1: none.
-
-    >>> _word_indices([(0, 2), (2, 3), (3, 4), (4, 6)], [(0, 3), (4, 6)])
-    [0, 0, -1, 1]
-    """
-    starts, ends = (np.array([word[i] for word in words], int) for i in (0, 1))
-    first = np.searchsorted(ends, [start for start, _ in pieces], side="right")
-    return [int(i) if i < len(words) and starts[i] < end else -1 for i, (_, end) in zip(first, pieces)]

@@ -17,7 +17,7 @@ pytest.importorskip("fastapi")
 def test_sigterm_finishes_what_was_accepted(transformer_folder, transformer):
     command = [sys.executable, "-m", "regard", "serve", f"numbers={transformer_folder}", "--port", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    options = {"device": "cpu", "latency-target": "60"}
+    options = {"device": "cpu", "latency-target": "60", "workers": "1"}
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, env=environment)
     try:

@@ -10,6 +10,7 @@ from PIL import Image
 from tokenizers import pre_tokenizers
 
 from regard.data import Tokenizer
+from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.questions import Question
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND
@@ -267,7 +268,7 @@ def test_onnx_fingerprint_depends_on_the_weights(tmp_path):
 
 def test_onnx_keeps_the_languages(tmp_path):
     translator = make_translator(encoder_layers=1, decoder_layers=1)
-    translator.languages = ("en", "fr")
+    translator.language_pairs = (LanguagePair("en", "fr"),)
     export_onnx(translator, tmp_path)
     assert load_onnx(tmp_path).languages == ("en", "fr")
 

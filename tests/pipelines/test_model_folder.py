@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.data import Tokenizer
+from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.special_tokens import EOS, SOS
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
@@ -63,7 +64,7 @@ def load_error(folder: Path) -> str:
 
 
 def test_languages_are_saved_and_loaded(tmp_path):
-    translator = dataclasses.replace(make_translator("transformer"), languages=("en", "fr"))
+    translator = dataclasses.replace(make_translator("transformer"), language_pairs=(LanguagePair("en", "fr"),))
     save(tmp_path / "model", translator)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["languages"] == ["en", "fr"]
     assert load(tmp_path / "model", "cpu").languages == ("en", "fr")

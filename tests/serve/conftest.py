@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from regard.data.text.language_pairs import LanguagePair
 from regard.pipelines import load, save
 from regard.serve.application import make_application
 from regard.serve.model_registry import ModelRegistry
@@ -76,10 +77,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory, transformer_folder: Path) 
     """Model folders by name."""
     parent = tmp_path_factory.mktemp("served")
     translator = load(transformer_folder, "cpu")
-    translator.languages = ("en", "fr")
+    translator.language_pairs = (LanguagePair("en", "fr"),)
+    chat = make_generator(max_len=512)
+    template = "{% for one in messages %}{{ one.role }}: {{ one.content }} {% endfor %}"
+    chat.training["imported"] = {"chat_template": template, "special_tokens": {}}
     pipelines = {
         "numbers": translator,
         "letters": make_generator(max_len=512),
+        "talk": chat,
         "moods": make_encoder("classify"),
         "langid": make_encoder("classify", labels=("de", "en", "fr")),
         "answers": make_encoder("answer"),
@@ -99,6 +104,6 @@ def local(folders: dict[str, Path]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def server(folders: dict[str, Path]) -> Iterator[RunningServer]:
-    registry = ModelRegistry(list(folders.values()), device="cpu", latency_target=30)
+    registry = ModelRegistry(list(folders.values()), device="cpu", latency_target=30, workers=2)
     with run_in_thread(registry) as running:
         yield running

@@ -150,7 +150,7 @@ def test_a_client_that_does_not_read_delays_nobody(server):
 
 
 def test_overload_is_refused_with_429(folders):
-    registry = ModelRegistry([folders["numbers"]], device="cpu", latency_target=0.05)
+    registry = ModelRegistry([folders["numbers"]], device="cpu", latency_target=0.05, workers=2)
     body = {"texts": ["one two three four"] * 16, "options": {"beam": 16, "min_len": 100, "max_len": 100}}
     with run_in_thread(registry) as server:
         server.post("/api/translate", body)
@@ -168,7 +168,7 @@ def test_overload_is_refused_with_429(folders):
 def test_changed_folders_are_reloaded(folders, tmp_path, caplog):
     folder = tmp_path / "model"
     shutil.copytree(folders["numbers"], folder)
-    registry = ModelRegistry([folder], device="cpu", latency_target=30)
+    registry = ModelRegistry([folder], device="cpu", latency_target=30, workers=2)
     with run_in_thread(registry) as server:
         translate = lambda: server.post("/api/translate", {"texts": ["one two three"]})["translations"][0]  # noqa: E731
         before = translate()

@@ -71,3 +71,12 @@ def announced_weight(page: Any) -> float:
 
 def wait_for_announcement(page: Any, text: str) -> None:
     page.wait_for_function("text => document.querySelector('.live').textContent.includes(text)", arg=text)
+
+
+def axe_violations(page: Any) -> list[tuple[str, str]]:
+    """Return the id and the first element of each violation that axe-core finds."""
+    if not AXE.exists():
+        missing("axe-core is not installed: run npm install.")
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
+    return [(one["id"], one["nodes"][0]["html"]) for one in found]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from regard.viewer.page.text_scene import Scene, add_blob, text_direction
-from regard.viewer.text_look import TokenAxis
+from regard.viewer.token_axis import TokenAxis
 
 AXIS_LABELS = {"source": "Source", "target": "Target", "predicted": "Translation", "text": "Text"}
 SOURCE = ["The", "cat", "chased", "the", "mouse", "through", "the", "garden", "."]

@@ -18,11 +18,12 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation import attention_names
 from regard.evaluation.teacher_forcing import mutual_information
-from regard.models import Bert, BertConfig, Seq2SeqConfig
-from regard.pipelines import TextEncoder
+from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig
+from regard.pipelines import TextEncoder, TextGenerator
 from regard.pipelines.pipeline import TextPipeline
 from regard.viewer import look
 from regard.viewer.page.text_scene import build_scene
+from regard.viewer.search_tree import record_search
 from tests.conftest import train_numbers
 
 SENTENCE, TRANSLATION = "one two three", "trois deux un"
@@ -232,3 +233,15 @@ def test_look_leaves_the_model_unchanged(transformer):
     look(transformer, SENTENCE)
     assert transformer.score([(SENTENCE, TRANSLATION)]) == before
     assert not torch.is_inference_mode_enabled()
+
+
+def test_ids_beyond_the_tokenizer_are_shown_as_numbers():
+    """Models often have more rows than their tokenizer has entries."""
+    tokenizer = Tokenizer.train(["one two three"], "word")
+    torch.manual_seed(0)
+    config = GPTConfig(width=8, heads=2, layers=1, feedforward=8, vocab=tokenizer.vocab_size + 40, max_len=16)
+    generator = TextGenerator(GPT(config).eval(), tokenizer)
+    scene = build_scene(look(generator, "one two"))
+    assert any(f"<{token}>" in str(scene) for token in range(tokenizer.vocab_size, config.vocab))
+    tree = record_search(generator, "one two", DecodeConfig(method="greedy", max_len=3))
+    assert any(node.token == f"<{node.id}>" for node in tree.nodes)

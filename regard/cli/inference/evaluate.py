@@ -44,6 +44,8 @@ class Options:
     model: Model
     data: Data
     columns: Columns = ()
+    languages: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PAIR", help_behavior_hint="")] = ()
+    """multilingual translators: language pair of each file, such as en-de en-fr"""
     alignments: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """gold word alignments in Pharaoh format (0-0 1-2) of whitespace-separated words, one line per pair"""
     layer: Annotated[
@@ -87,6 +89,7 @@ def run(argv: list[str]) -> int:
         pipeline,
         options.data,
         columns=options.columns,
+        languages=options.languages,
         decode=options.decode,
         bleu_tokenizer=options.bleu_tokenizer,
         alignments=options.alignments,
@@ -164,12 +167,28 @@ def _print_table(results: dict[str, Any], file: TextIO) -> None:
                 table.add_row(Text(f"  {label}"), value_format.format(iou))
     console = Console(file=file, highlight=False)
     console.print(table)
+    if "per_pair" in results:
+        console.print(_pair_table(results["per_pair"]))
     if "per_class" in results:
         console.print(_class_table(results["per_class"]))
     if "signature" in results:
         console.print(f"BLEU: {results['signature']}", soft_wrap=True)
     if "alignment_layer" in results:
         console.print(f"alignments from {results['alignment_layer']}", soft_wrap=True)
+
+
+def _pair_table(scores: dict[str, dict[str, Any]]) -> Any:
+    """Table of the metrics per language pair."""
+    from rich.table import Table
+
+    names = ("bleu", "chrf", "exact_match", "perplexity")
+    table = Table("pair", title="per language pair; the values above are their means", title_justify="left")
+    for name in ("sentences", *(METRICS[name][0] for name in names)):
+        table.add_column(name, justify="right")
+    for pair, metrics in scores.items():
+        values = (METRICS[name][1].format(metrics[name]) if name in metrics else "" for name in names)
+        table.add_row(pair, f"{metrics['sentences']:,}", *values)
+    return table
 
 
 def _class_table(scores: dict[str, dict[str, float]]) -> Any:

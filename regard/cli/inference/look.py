@@ -11,11 +11,21 @@ from typing import Annotated, Any
 
 import tyro
 
-from regard.cli.common import DeviceOption, Flag, Model, Quiet, Truncate, check_utf8, parse, print_note
-from regard.cli.inference.look_comparison import comparison_handler
+from regard.cli.common import (
+    DeviceOption,
+    Flag,
+    Model,
+    Quiet,
+    TargetLanguage,
+    Truncate,
+    check_utf8,
+    parse,
+    print_note,
+)
+from regard.cli.inference.look_comparison import comparison_handler, load_for_look
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.pipelines import ImageModel, Translator, load
+from regard.pipelines import ImageModel, Translator
 from regard.viewer import look
 from regard.viewer.page.image_requests import ImageRequestHandler
 from regard.viewer.page.image_scene import build_image_scene
@@ -56,6 +66,7 @@ class Options:
         str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(default: the model's translation)")
     ] = None
     """target text for teacher forcing"""
+    to: TargetLanguage = None
     context: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """question answering models: text that the question is about"""
     beam: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 5)")] = None
@@ -74,6 +85,8 @@ class Options:
     """show all heads of all attentions as small maps"""
     walk: Flag = False
     """include the step-by-step view of all intermediate values, even for a large model or a long text"""
+    explain: Flag = False
+    """include the effect of every head, the logit lens and attributions in the page, however long they take"""
     with_model: Flag = False
     """include the model in the page, which then runs new input offline (default for models of at most 4 MB)"""
     no_with_model: Flag = False
@@ -119,7 +132,7 @@ def run(argv: list[str]) -> int:
         raise RegardError("--beam and --prefix require an input text.", "Pass a text, or leave them out.")
     if options.beside is not None or options.steps:
         return _compare(options)
-    pipeline = load(options.model, options.device)
+    pipeline = load_for_look(options.model, options.device, options.to)
     if isinstance(pipeline, ImageModel):
         return _look_at_image(pipeline, options)
     if options.more:
@@ -150,9 +163,8 @@ def run(argv: list[str]) -> int:
     assert attention is not None
     out = options.out or Path("page.html")
     with_model = _with_model(options)
-    attention.save(
-        out, options.attention, options.head, overview=options.all, walk=options.walk or None, with_model=with_model
-    )
+    view = dict(overview=options.all, walk=options.walk or None, explain=options.explain or None)
+    attention.save(out, options.attention, options.head, **view, with_model=with_model)
     if attention.translation:
         print(attention.translation)
     _print_output_path(out)
@@ -242,7 +254,7 @@ def _look_at_image(model: ImageModel, options: Options) -> int:
         result = replace(result, name=images[0])
         scene = build_image_scene(result, attention, options.head, **view, images=images)
         return _serve(ImageRequestHandler(model, name, images={file: file for file in images}), scene, options)
-    result.save(out, attention, options.head, **view, with_model=_with_model(options))
+    result.save(out, attention, options.head, **view, explain=options.explain or None, with_model=_with_model(options))
     if result.label is not None:
         print(f"{result.label}\t{result.probabilities[result.label]:.4f}")
     _print_output_path(out)

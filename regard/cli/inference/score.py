@@ -11,6 +11,7 @@ from regard.cli.common import (
     Output,
     Overwrite,
     Quiet,
+    TargetLanguage,
     Truncate,
     batch_progress,
     check_file_options,
@@ -41,6 +42,7 @@ class Options:
 
     model: Model
     data: Data
+    to: TargetLanguage = None
     output: Output = None
     overwrite: Overwrite = False
     columns: Columns = ()
@@ -68,6 +70,7 @@ def _print_scores(options: Options) -> None:
     if not nonempty:
         raise RegardError(f"{' '.join(options.data)}: all pairs are empty.", "Pass files with text.")
     (translator,) = open_models(options.model, options.device, Translator)
+    translator = translator.with_target(options.to)
     with batch_progress("scoring") as on_progress:
         results = translator.score([pairs[i] for i in nonempty], truncate=options.truncate, progress=on_progress)
     scores = dict(zip(nonempty, results))
@@ -85,7 +88,8 @@ def _score_file(options: Options) -> None:
         source = InputItems(PHRASEBOOK, lambda on_open: iter(pairs), "pair")
     else:
         source = InputItems.from_pairs(options.data, options.columns)
-    first, *replicas = open_models(options.model, options.device, Translator, parallel=True)
+    translators = open_models(options.model, options.device, Translator, parallel=True)
+    first, *replicas = (translator.with_target(options.to) for translator in translators)
     with file_progress("scoring") as on_progress:
         summary = first.score_file(
             source,

@@ -20,6 +20,7 @@ from regard.cli.common import (
     Output,
     Overwrite,
     Quiet,
+    TargetLanguage,
     Texts,
     Truncate,
     UnknownCharacters,
@@ -69,6 +70,7 @@ class Options:
     text: Texts = ()
     """lines to translate"""
     input: InputShards = None
+    to: TargetLanguage = None
     output: Output = None
     overwrite: Overwrite = False
     ensemble: Ensemble = ()
@@ -115,6 +117,7 @@ def run(argv: list[str]) -> int:
     to_stream = is_stream(options.output)
     device = options.device if options.cluster is None else "cpu"
     translators = open_models(options.model, device, Translator, options.ensemble, parallel=not to_stream)
+    translators = [translator.with_target(options.to) for translator in translators]
     options = parse_decoding(options, "translate", argv, translators[0].decoding)
     if options.alignments:
         require_attention(translators[0])

@@ -20,8 +20,29 @@ from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 
+
+@dataclass(frozen=True, eq=False)
+class TaggedSources:
+    """Source sentences that each begin with the tag of a target language.
+
+    >>> corpus = TaggedSources(Sequences.from_lists([[5, 6], [7]]), np.array([10, 11]))
+    >>> corpus.sample_encoding(np.random.default_rng(0)).ids.tolist()
+    [10, 5, 6, 11, 7]
+    """
+
+    sources: Sequences | BpeDropout
+    tags: Int[np.ndarray, "B"]
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def sample_encoding(self, generator: np.random.Generator) -> Sequences:
+        """The encoding for one epoch."""
+        return self.sources.sample_encoding(generator).add_special_tokens(self.tags)
+
+
 # Source or target sentences. The encoding of an epoch is sampled: always the same, or with dropout a new one each time.
-CorpusSide = Sequences | BpeDropout
+CorpusSide = Sequences | BpeDropout | TaggedSources
 
 
 def encode_pairs(
@@ -32,9 +53,10 @@ def encode_pairs(
     max_len: int,
     dropout: float = 0.0,
     seed: int = 0,
+    tags: Sequence[int] | None = None,
 ) -> tuple[CorpusSide, CorpusSide, int]:
     """Encode both sides of the pairs. Pairs with more than `max_len` tokens on either side (including `<eos>`) are left
-    out; the third result is their count.
+    out; the third result is their count. Each source begins with its entry in `tags`, ids of language tags.
 
     BPE-dropout makes texts longer, differently in each epoch. The count then includes the pairs that are too long in
     one sample, as an estimate for every epoch; these pairs are kept because they may be shorter in another epoch.
@@ -46,15 +68,21 @@ def encode_pairs(
     """
     source_ids = source.encode_batch([text for text, _ in pairs])
     target_ids = target.encode_batch([text for _, text in pairs])
-    kept = [i for i in range(len(pairs)) if max(len(source_ids[i]), len(target_ids[i])) < max_len]
+    added = 0 if tags is None else 1
+    kept = [i for i in range(len(pairs)) if max(len(source_ids[i]) + added, len(target_ids[i])) < max_len]
     if not kept:
         raise RegardError(f"All {len(pairs)} pairs are longer than {max_len} tokens.", hint="Raise model.max_len.")
     too_long = len(pairs) - len(kept)
+
+    def add_tags(sources: Sequences | BpeDropout) -> CorpusSide:
+        return sources if tags is None else TaggedSources(sources, np.array([tags[i] for i in kept], np.int32))
+
     if dropout:
-        sources, targets = (
+        samplers = [
             BpeDropout(tokenizer, [pairs[i][side] for i in kept], dropout, seed)
             for side, tokenizer in enumerate((source, target))
-        )
+        ]
+        sources, targets = add_tags(samplers[0]), samplers[1]
         fits = np.maximum(*_sample_lengths(sources, targets, seed)) < max_len
         if not fits.any():
             raise RegardError(
@@ -63,7 +91,7 @@ def encode_pairs(
             )
         return sources, targets, too_long + int((~fits).sum())
     return (
-        Sequences.from_lists(source_ids[i] for i in kept),
+        add_tags(Sequences.from_lists(source_ids[i] for i in kept)),
         Sequences.from_lists(target_ids[i] for i in kept),
         too_long,
     )

@@ -52,8 +52,10 @@ class Sequences:
         borders = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         return Sequences(gather_slices(self.ids, starts, lengths), borders)
 
-    def add_special_tokens(self, begin: int | None = None, end: int | None = None) -> "Sequences":
-        """Add one id before and one id after every sentence; None adds nothing.
+    def add_special_tokens(
+        self, begin: int | Int[np.ndarray, "B"] | None = None, end: int | None = None
+    ) -> "Sequences":
+        """Add one id before and one id after every sentence; None adds nothing, an array has one id per sentence.
 
         >>> Sequences.from_lists([[5, 6], []]).add_special_tokens(begin=2, end=3).ids.tolist()
         [2, 5, 6, 3, 2, 3]

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from regard.data.images.resizing import Resizing
 from regard.errors import RegardError
 
 # File suffixes of images, and the Pillow decoders that are allowed; other decoders start external programs.
@@ -155,14 +156,17 @@ def load_image(file: Path, fit: ResizeRule | None = None) -> tuple[Image.Image, 
         return image.transpose(_EXIF_TRANSPOSE[orientation]) if orientation in _EXIF_TRANSPOSE else image.copy(), size
 
 
-def to_pixel_array(image: Image.Image, channels: int, target: tuple[int, int]) -> UInt8[np.ndarray, "H W C"]:
-    """Convert an image to gray or RGB of the target height and width. Transparent areas become white."""
+def to_pixel_array(image: Image.Image, channels: int, target: tuple[int, int] | Resizing) -> UInt8[np.ndarray, "H W C"]:
+    """Convert an image to gray or RGB of the target height and width, or resized. Transparent areas become white."""
     image = _to_eight_bits(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("RGB" if channels == 3 else "L")
-    pixels = np.asarray(_resize_and_crop(image, target, Image.Resampling.BICUBIC))
+    if isinstance(target, Resizing):
+        pixels = np.asarray(target.apply(image))
+    else:
+        pixels = np.asarray(_resize_and_crop(image, target, Image.Resampling.BICUBIC))
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 

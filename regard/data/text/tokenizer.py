@@ -5,7 +5,7 @@ They wrap the `tokenizers` library and are saved in its format, so that other to
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from regard.data.text.language_pairs import tag_code
 from regard.data.text.special_tokens import MASK_TOKEN, SPECIAL_TOKEN_NAMES, UNK
 from regard.errors import RegardError
 from regard.files import read_file, write_atomically
@@ -45,6 +46,7 @@ _PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
     "char": pre_tokenizers.Split(Regex(r"(?m)."), "isolated"),  # (?m) means here that a dot also matches a newline
     "bpe": _word_pre_tokenizer(_LETTER, _ENTITY, _HYPHEN),  # t-shirt becomes one token if it is frequent
     "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "sentencepiece": pre_tokenizers.Split(SPACE, "merged_with_next"),
 }
 TOKENIZER_KINDS = tuple(_PRE_TOKENIZERS)
 # Tokenizer of an imported model, not trained with Regard.
@@ -55,6 +57,8 @@ _RESTORE = "Restore the tokenizer from a good copy."
 def _make_decoder(kind: str, keep_newlines: bool = False) -> decoders.Decoder:
     if keep_newlines:
         return decoders.Sequence([decoders.Metaspace(SPACE), decoders.Fuse(), decoders.Replace("\n ", "\n")])
+    if kind == "sentencepiece":
+        return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Replace(Regex(r"\A +"), "")])
     return {"char": decoders.Fuse(), "bytes": decoders.ByteLevel()}.get(kind, decoders.Metaspace(SPACE))
 
 
@@ -64,6 +68,11 @@ def _make_normalizer(
     steps: list[normalizers.Normalizer] = []
     if exact:
         return normalizers.Lowercase() if lowercase else None
+    if kind == "sentencepiece":  # the steps that its files can express
+        steps = [normalizers.Lowercase()] if lowercase else []
+        steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A "), "")]
+        steps += [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+        return normalizers.Sequence([*steps, normalizers.Replace(Regex(rf"{SPACE}+\z"), "")])
     if kind not in ("bytes", "space"):  # bytes are exact; with "space", symbols must not be recomposed
         # Characters are decomposed: accents become separate, and thousands of Hangul syllables become a few letters.
         steps.append(normalizers.NFD() if kind == "char" else normalizers.NFC())
@@ -88,11 +97,12 @@ class Tokenizer:
     - `space`: tokens separated by white space (phonemes, text that is already tokenized);
     - `char`: characters;
     - `bpe`: subwords by byte-pair encoding, within words;
-    - `bytes`: byte-level BPE, without unknown tokens.
+    - `bytes`: byte-level BPE, without unknown tokens;
+    - `sentencepiece`: BPE between spaces, across punctuation, which a sentencepiece file can express.
 
-    All but `bytes` normalize runs of white space (and "▁") to one space; `word`, `char` and `bpe` decode to composed
-    characters (NFC). Apart from that, decoding restores the encoded text if all its characters (words) are in the
-    vocabulary.
+    All but `bytes` normalize runs of white space (and "▁") to one space; `sentencepiece` changes spaces only. `word`,
+    `char` and `bpe` decode to composed characters (NFC). Apart from that, decoding restores the encoded text if all its
+    characters (words) are in the vocabulary.
 
     >>> tokenizer = Tokenizer.train(["the cat", "the mouse", "l'homme"], "word")
     >>> tokenizer.encode("the mouse"), tokenizer.decode([4, 8])
@@ -132,9 +142,10 @@ class Tokenizer:
         mask: bool = False,
         exact: bool = False,
         keep_newlines: bool = False,
+        tags: Sequence[str] = (),
     ) -> "Tokenizer":
-        """Train a tokenizer with at most `vocab_size` entries, including the four special tokens and, with `mask`,
-        `<mask>`.
+        """Train a tokenizer with at most `vocab_size` entries, including the four special tokens, with `mask` `<mask>`,
+        and the language `tags` (see `language_tag`).
 
         `exact` (for `char`) keeps characters, newlines and spaces unchanged. `keep_newlines` (for `word`) makes a
         newline a token; runs of other white space still become one space.
@@ -147,13 +158,14 @@ class Tokenizer:
             raise RegardError(f"Unknown tokenizer kind {kind!r}.", hint=f"Choose one of {', '.join(TOKENIZER_KINDS)}.")
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
-            "special_tokens": [*SPECIAL_TOKEN_NAMES, *[MASK_TOKEN] * mask],
+            "special_tokens": [*SPECIAL_TOKEN_NAMES, *[MASK_TOKEN] * mask, *tags],
             "show_progress": False,
         }
         library: tokenizers.Tokenizer
         trainer: trainers.Trainer
-        if kind in ("bpe", "bytes"):
-            library = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKEN_NAMES[UNK] if kind == "bpe" else None))
+        if kind in ("bpe", "bytes", "sentencepiece"):
+            unknown = None if kind == "bytes" else SPECIAL_TOKEN_NAMES[UNK]
+            library = tokenizers.Tokenizer(models.BPE(unk_token=unknown, fuse_unk=kind == "sentencepiece"))
             alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else []
             trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
         else:
@@ -163,6 +175,8 @@ class Tokenizer:
         library.pre_tokenizer = _PRE_TOKENIZERS[kind]
         library.decoder = _make_decoder(kind, keep_newlines)
         library.train_from_iterator(texts, trainer)
+        if kind == "sentencepiece":
+            _add_all_merges(library)
         return Tokenizer(library, kind)
 
     @property
@@ -186,11 +200,35 @@ class Tokenizer:
         The same text at the start of a word and inside a word (after l') has two ids. A part of a character, possible
         with `bytes`, is shown as "�".
         """
-        special = {index for index, token in self.backend_tokenizer.get_added_tokens_decoder().items() if token.special}
+        special = self._special_tokens
         return [
-            self.backend_tokenizer.id_to_token(index) if index in special else self.backend_tokenizer.decode([index])
+            special[index] if index in special else self.backend_tokenizer.decode([index])
             for index in range(self.vocab_size)
         ]
+
+    @property
+    def _special_tokens(self) -> dict[int, str]:
+        added = self.backend_tokenizer.get_added_tokens_decoder().items()
+        return {index: token.content for index, token in added if token.special}
+
+    @cached_property
+    def language_tags(self) -> dict[str, int]:
+        """The ids of the tags of target languages, by language code; empty for a model of one language pair.
+
+        >>> Tokenizer.train(["the cat"], "word", tags=["<2de>", "<2fr>"]).language_tags
+        {'de': 4, 'fr': 5}
+        """
+        codes = {index: tag_code(token) for index, token in sorted(self._special_tokens.items())}
+        return {code: index for index, code in codes.items() if code is not None}
+
+    def label(self, token_id: int) -> str:
+        """The text of an id in `vocabulary`; an id beyond it, which imported models may have, is written as a number.
+
+        >>> tokenizer = Tokenizer.train(["the the cat"], "word")
+        >>> tokenizer.label(4), tokenizer.label(99)
+        ('the', '<99>')
+        """
+        return self.vocabulary[token_id] if token_id < len(self.vocabulary) else self.entry(token_id) or f"<{token_id}>"
 
     def entry(self, token_id: int) -> str:
         """The entry of the vocabulary for an id, as the tokenizer file has it: `##ing`, `▁the`, `<unk>`.
@@ -203,7 +241,7 @@ class Tokenizer:
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """Encode a text, without adding special tokens; with `special_tokens`, names of such tokens in it become them.
 
-        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer = Tokenizer.train(["the the cat"], "word")
         >>> tokenizer.encode("the cat<eos>", special_tokens=True)
         [4, 5, 3]
         """
@@ -265,7 +303,7 @@ class Tokenizer:
 
         The piece of a special token is empty, and so are those of the later parts of a character split by `bytes`.
 
-        >>> tokenizer = Tokenizer.train(["the cat"], "word")
+        >>> tokenizer = Tokenizer.train(["the the cat"], "word")
         >>> tokenizer.decode_as_pieces([*tokenizer.encode("the cat"), 3])  # 3 is <eos>
         [('the', (0, 3)), ('cat', (4, 7)), ('', (7, 7))]
         """
@@ -302,6 +340,25 @@ class Tokenizer:
                     )
                 return tokenizer
         raise RegardError(f"{path}: unsupported tokenizer.", hint=f"Supported kinds: {', '.join(TOKENIZER_KINDS)}.")
+
+
+def _add_all_merges(library: tokenizers.Tokenizer) -> None:
+    """Merge each pair whose result is an entry, like sentencepiece, and not only the pairs of the training."""
+    table = json.loads(library.to_str())["model"]
+    known = table["vocab"].keys() - {*SPECIAL_TOKEN_NAMES, MASK_TOKEN}
+    merged = dict.fromkeys(piece for piece in map("".join, table["merges"]) if piece in known)
+    merges = piece_splits(merged, known)
+    library.model = models.BPE(vocab=table["vocab"], merges=merges, unk_token=table["unk_token"], fuse_unk=True)
+
+
+def piece_splits(pieces: Iterable[str], known: Collection[str]) -> list[tuple[str, str]]:
+    """All ways to split each piece into two known ones, in the order of the pieces.
+
+    >>> piece_splits(["ab", "abc"], {"a", "b", "c", "ab", "bc"})
+    [('a', 'b'), ('a', 'bc'), ('ab', 'c')]
+    """
+    cuts = ((piece, cut) for piece in pieces for cut in range(1, len(piece)))
+    return [(piece[:cut], piece[cut:]) for piece, cut in cuts if piece[:cut] in known and piece[cut:] in known]
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def convert_model(model: Any, precision: Precision) -> Any:
     cached_key, converted = _copies.get(model, (None, None))
     if cached_key != key:
         if precision == "int8":
-            converted = _copy_modules(model)
+            converted = copy_modules(model)
             _quantize(converted, Int8Linear)
         elif precision == "float8":
             converted = convert_to_float8(model, torch.bfloat16)
@@ -90,7 +90,7 @@ def convert_to_float8(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return converted
 
 
-def _copy_modules(model: nn.Module) -> nn.Module:
+def copy_modules(model: nn.Module) -> nn.Module:
     """A copy that shares all parameters with the model."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 

@@ -5,8 +5,9 @@ generation_config.json       ids of the tokens that start and end generated text
 model.safetensors            the weights; also sharded, with an index
 pytorch_model.bin            the weights as a pickle, opened only if it holds nothing but tensors
 tokenizer.json               the tokenizer; or other files, listed in `tokenizer_files`
-preprocessor_config.json     image models: normalization of pixels
+preprocessor_config.json     image models: resizing of images, normalization of pixels
 modules.json                 sentence-transformers: pooling and other modules, see `sentence_modules`
+README.md                    model card; written only
 
 The config.json of a timm folder has other keys, among them `architecture`.
 """
@@ -24,6 +25,8 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from regard.config_reader import json_bytes
+from regard.data.images.resizing import Resizing
+from regard.data.text.language_pairs import LanguagePair, format_language_pairs, parse_language_pairs
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
@@ -37,6 +40,8 @@ from regard.interop.huggingface.encoder_decoder_models import (
 )
 from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
 from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
+from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing, write_resizing
+from regard.interop.huggingface.model_card import make_model_card
 from regard.interop.huggingface.sentence_modules import (
     MODULES_FILE,
     lowercase_normalizer,
@@ -71,8 +76,11 @@ from regard.pipelines import (
 )
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
+MODEL_CARD_FILE = "README.md"
 # Keys of the two languages in tokenizer_config.json, as in Marian's.
 _LANGUAGE_KEYS = ("source_lang", "target_lang")
+# Key of the language pairs of a model of several.
+_PAIRS_KEY = "language_pairs"
 
 
 class Architecture(NamedTuple):
@@ -123,7 +131,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     if name in VIT_CLASSES:
         preprocessor = ForeignConfig(read_json(folder / PREPROCESSOR_FILE), str(folder / PREPROCESSOR_FILE))
         config, weights = read_vit_model(name, table, preprocessor, read_tensors(folder), str(path))
-        return _make_image_model(config, weights, name, folder)
+        return _make_image_model(config, weights, name, folder, read_resizing(preprocessor, config, name))
     if tokenizer is None:
         imported = read_tokenizer(folder)
         if (top_folder / MODULES_FILE).exists():
@@ -166,8 +174,13 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
         tokenizer_config = read_json(folder / "tokenizer_config.json")
-        languages = [tokenizer_config.get(key) for key in _LANGUAGE_KEYS]
-        pipeline.languages = tuple(name for name in languages if isinstance(name, str)) if all(languages) else ()
+        source_language, target_language = (tokenizer_config.get(key) for key in _LANGUAGE_KEYS)
+        if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
+            pipeline.language_pairs = (LanguagePair(source_language, target_language),)
+        if isinstance(pairs := tokenizer_config.get(_PAIRS_KEY), list):
+            pipeline.language_pairs = parse_language_pairs(
+                list(map(str, pairs)), f"{folder / 'tokenizer_config.json'}: {_PAIRS_KEY}"
+            )
     if isinstance(pipeline, TextEncoder):
         pipeline.sentence = read_sentence_modules(top_folder, config.width, config.max_len) or pipeline.sentence
     if settings is not None:
@@ -188,8 +201,9 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()}
     if isinstance(pipeline, ImageModel):
         table, preprocessor, tensors = write_vit_model(pipeline.model.config, weights)
+        preprocessor |= write_resizing(pipeline.resizing)
         write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
-        return _write_model(folder, table, tensors)
+        return _write_model(pipeline, folder, table, tensors)
     source, target = pipeline.tokenizers
     imported = pipeline.training.get("imported")
     imported = imported if isinstance(imported, dict) else {}
@@ -220,8 +234,11 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     additions: dict[str, Any] = {}
     if "chat_template" in imported:  # it writes special tokens
         additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
-    if isinstance(pipeline, Translator):
+    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
         additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
+    elif isinstance(pipeline, Translator) and pipeline.language_pairs:
+        # The tag of the target language is written before a text: <2fr> The cat sleeps.
+        additions |= {_PAIRS_KEY: format_language_pairs(pipeline.language_pairs), "split_special_tokens": False}
     if additions:
         path = folder / "tokenizer_config.json"
         write_atomically(path, json_bytes({**read_json(path), **additions}))
@@ -232,26 +249,34 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         write_sentence_modules(folder, pipeline.sentence, config.width, config.max_len)
     if generation:
         write_atomically(folder / "generation_config.json", json_bytes(generation))
-    return _write_model(folder, table, tensors)
+    return _write_model(pipeline, folder, table, tensors)
 
 
-def _write_model(folder: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Write the weights and, last, the config; return the class that it names."""
+def _write_model(pipeline: Pipeline, folder: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Write the model card (unless there is one), the weights and, last, the config; return the class that it names."""
+    card, [class_name] = folder / MODEL_CARD_FILE, table["architectures"]
+    if not card.exists():
+        write_atomically(card, make_model_card(pipeline, class_name, folder.resolve().name).encode())
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_atomically(folder / SAFETENSORS_FILE, weights_to_bytes(contiguous, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", json_bytes({**table, "dtype": "float32"}))
-    return table["architectures"][0]
+    return class_name
 
 
 def _import_timm(path: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ImageModel:
     """Import a Vision Transformer of timm; `path` is config.json or, if there is none, the file of the weights."""
     config, weights = read_timm_model(table, tensors, str(path))
-    return _make_image_model(config, weights, table.get("architecture", "VisionTransformer"), path.parent)
+    resizing = read_timm_resizing(table, config, str(path)) if table else None
+    return _make_image_model(config, weights, table.get("architecture", "VisionTransformer"), path.parent, resizing)
 
 
-def _make_image_model(config: ViTConfig, weights: Mapping[str, Tensor], name: str, folder: Path) -> ImageModel:
+def _make_image_model(
+    config: ViTConfig, weights: Mapping[str, Tensor], name: str, folder: Path, resizing: Resizing | None
+) -> ImageModel:
     model = model_from_weights(config, weights, folder)
-    return make_pipeline(model.eval(), (), {"imported": {"class": name, "folder": folder.name}})
+    pipeline = make_pipeline(model.eval(), (), {"imported": {"class": name, "folder": folder.name}})
+    pipeline.resizing = resizing
+    return pipeline
 
 
 def _read_class_name(table: Mapping[str, Any], path: Path) -> str:

@@ -132,6 +132,12 @@ def read_timm_model(table: Mapping[str, Any], tensors: Mapping[str, Tensor], ori
     _check_config(settings, inferred)
     tokens = [name for name in PREFIX_TOKENS if name in tensors]
     config = _make_config(settings, inferred, tensors)
+    if not table:  # tensors of models that differ in these are alike
+        logger.warning(
+            "%s: there is no config.json; assuming the defaults of timm: pooling %r, activation gelu, %d heads, norms "
+            "with an epsilon of 1e-6, images scaled and center-cropped to %d×%d pixels.",
+            *(origin, config.pooling, config.heads, config.image_height, config.image_width),
+        )
     mapping_table = timm_table(tokens, "fc_norm" if inferred.fc_norm else "norm")
     return to_linear_patches(
         config, read_model_weights(config, mapping_table, {"blocks": config.layers}, tensors, origin)

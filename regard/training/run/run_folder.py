@@ -11,7 +11,7 @@ from typing import Any
 from regard.errors import RegardError
 from regard.training.checkpoint import STEPS
 from regard.training.datasets import count_units
-from regard.training.recipe import Recipe, recipe_from_dict
+from regard.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from regard.training.run.checkpoint_store import STATE_FOLDER, CheckpointStore, read_checkpoint_facts
 from regard.training.run.state import TrainState
 
@@ -99,7 +99,9 @@ def read_stored_recipe(out: str | Path) -> Recipe | None:
 def check_same_run(out: Path, state: TrainState, provenance: dict[str, Any]) -> None:
     """Raise an error if the run in the folder differs from this one in a setting or in data that affect the results."""
     current = _flatten(json.loads(json.dumps(provenance)))  # as it is read back from a file
-    stored = _flatten(state.provenance)
+    # Keys that were added after the run have their defaults.
+    recipe = recipe_to_dict(recipe_from_dict(state.provenance["recipe"], origin=str(out)))
+    stored = _flatten(json.loads(json.dumps({**state.provenance, "recipe": recipe})))
     for key in current:
         name = key.removeprefix("recipe.")
         if stored.get(key) == current[key] or name in RESUMABLE_CHANGES or key.startswith("versions."):

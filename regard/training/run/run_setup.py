@@ -13,6 +13,7 @@ import torch
 from regard.allocator import keep_freed_memory
 from regard.attention import SCORES
 from regard.data.batching.pair_batches import Batch
+from regard.data.text.language_pairs import add_directions
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig, ViTConfig, family_name, make_model
@@ -251,8 +252,11 @@ def prepare_run(
         load_weights(model, weights, provenance["start_from"], allow_mismatch=HEAD_PARAMETERS)
     vectors = init_embeddings(model, config, *tokenizers) if tokenizers else []
     pipeline = make_pipeline(model, tokenizers, dict(provenance), special)
-    if isinstance(origin, Translator) and not recipe.data.languages:
-        pipeline.languages = origin.languages
+    if isinstance(origin, Translator):
+        # A model that is fine-tuned on some of its language pairs keeps the others.
+        keeps = tokenizers[0].language_tags or not pipeline.language_pairs
+        pairs = (*origin.language_pairs, *pipeline.language_pairs) if keeps else pipeline.language_pairs
+        pipeline.language_pairs = add_directions(pairs, both=False)
     if isinstance(origin, TextEncoder) and isinstance(pipeline, TextEncoder):
         pipeline.sentence = origin.sentence
     return spec, Rank0Resources(dataset, validation, pipeline, note, origin is not None, vectors)

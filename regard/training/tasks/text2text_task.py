@@ -8,7 +8,7 @@ import numpy as np
 from regard.data.text.cleaning import CleaningCounts
 from regard.errors import RegardError
 from regard.models.transformer import t5_small
-from regard.training.datasets import Dataset, Pairs, read_pair_splits
+from regard.training.datasets import Dataset, Pairs, read_pair_splits, repeat_pairs
 from regard.training.recipe import DataConfig, Recipe
 from regard.training.tasks.translate_task import TranslateTask
 
@@ -33,7 +33,7 @@ class Text2TextTask(TranslateTask):
         counts = CleaningCounts(0)
         for index, file in enumerate(config.files):
             pairs, validation_pairs, cleaned = read_pair_splits(config, [file], config.validation[index : index + 1])
-            training += _add_prefix(_repeat_pairs(pairs, weights[index] / min(weights)), prefixes[index])
+            training += _add_prefix(repeat_pairs(pairs, weights[index] / min(weights)), prefixes[index])
             validation += _add_prefix(validation_pairs, prefixes[index])
             counts = CleaningCounts(*(a + b for a, b in zip(dataclasses.astuple(counts), dataclasses.astuple(cleaned))))
         # Shuffled, so that the first examples, on which BLEU is computed, are from all tasks.
@@ -52,14 +52,3 @@ class Text2TextTask(TranslateTask):
 
 def _add_prefix(pairs: Pairs, prefix: str) -> Pairs:
     return [(prefix + source, target) for source, target in pairs]
-
-
-def _repeat_pairs(pairs: Pairs, weight: float) -> Pairs:
-    """Repeat the pairs `weight` times; for the fractional part, add a deterministic sample.
-
-    >>> len(_repeat_pairs([("a", "b"), ("c", "d")], 2.5))
-    5
-    """
-    repeats, fraction = divmod(weight, 1.0)
-    extra = np.random.default_rng(0).permutation(len(pairs))[: round(fraction * len(pairs))]
-    return pairs * int(repeats) + [pairs[i] for i in sorted(extra.tolist())]

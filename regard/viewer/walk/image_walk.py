@@ -11,7 +11,7 @@ from regard.layers.patches import remove_prefix
 from regard.models import ViT
 from regard.program import forward_program
 from regard.viewer.image_look import BLOCKS, ImageLook
-from regard.viewer.text_look import TokenAxis
+from regard.viewer.token_axis import TokenAxis
 from regard.viewer.walk import limits
 from regard.viewer.walk.computation import LAYOUT, Computation
 from regard.viewer.walk.module_outputs import ModuleOutputs

@@ -13,7 +13,8 @@ from regard.layers.packed import pack
 from regard.models import Bert, Seq2Seq
 from regard.pipelines import Translator
 from regard.program import forward_program
-from regard.viewer.text_look import Look, TokenAxis
+from regard.viewer.text_look import Look
+from regard.viewer.token_axis import TokenAxis
 from regard.viewer.walk import limits
 from regard.viewer.walk.computation import Computation
 from regard.viewer.walk.module_outputs import ModuleOutputs
@@ -86,6 +87,10 @@ class TextWalkBuilder:
             columns = computation.add_softmax(("vocabulary",), "label")
             self.names = {i: model.config.labels[column] for i, column in enumerate(columns) if column is not None}
             return "Label"
+        if head == "tag":
+            columns = computation.add_softmax((side, "vocabulary"), "tag")
+            self.names = {i: model.config.labels[column] for i, column in enumerate(columns) if column is not None}
+            return "Tag of each token"
         top = computation.top_columns(computation.values[computation.output.name])
         columns = computation.add_softmax((side, "vocabulary"))
         self.names = {i: self.token(column) for i, column in enumerate(columns) if column in top}
@@ -95,7 +100,7 @@ class TextWalkBuilder:
 
     def token(self, token_id: int) -> str:
         tokenizer = self.pipeline.tokenizers[-1]
-        return tokenizer.decode([token_id]).strip() or tokenizer.vocabulary[token_id]
+        return tokenizer.decode([token_id]).strip() or tokenizer.label(token_id)
 
     def sides(self) -> dict[str, TokenAxis]:
         """The tokens of each axis; row t of the target predicts the next token."""
@@ -103,15 +108,13 @@ class TextWalkBuilder:
         if not isinstance(self.pipeline, Translator):
             return {"text": axes["text"]}
         if "target" not in axes and "predicted" in axes:
-            forced = [
-                self.pipeline.target_tokenizer.vocabulary[i] for i in self.pipeline.special.make_decoder_input([])
-            ]
+            forced = [self.pipeline.target_tokenizer.label(i) for i in self.pipeline.special.make_decoder_input([])]
             _, tokens, words, _ = axes["predicted"]
             inner = slice(len(forced) - 1, -1)
             axes["target"] = TokenAxis("", tokens[inner], words[inner]).add_special_tokens("target", forced)
         sides = {}
         for name, ids, tokenizer in zip(("source", "target"), self.look.ids, self.pipeline.tokenizers):
-            default = TokenAxis(name, [tokenizer.vocabulary[i] for i in ids], [-1] * len(ids))
+            default = TokenAxis(name, [tokenizer.label(i) for i in ids], [-1] * len(ids))
             sides[name] = axes.get(name, default)
         return sides
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from regard.viewer.text_look import TokenAxis
+from regard.viewer.token_axis import TokenAxis
 from regard.viewer.walk.trace import Trace
 
 

@@ -7,6 +7,7 @@ import torch
 
 from regard.decode import DecodeConfig, decode_all
 from regard.decode.engine import engine_runner, live_decoder
+from regard.decode.engine.captured import graph_decoder
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape, round_shape
 from regard.layers.packed import pack
 from regard.models import GPT
@@ -91,7 +92,8 @@ def test_captured_steps_have_the_same_results(kernels, monkeypatch):
     monkeypatch.setattr(live_decoder, "MIN_CAPACITY", 16)
     model = test_cuda_decoder.MODELS["pre-norm"]().to(test_cuda_decoder.DEVICE)
     sources, config = test_cuda_decoder.few_sources(4, longest=5), DecodeConfig(beam=3, n_best=2, max_len=3)
-    monkeypatch.setattr(live_decoder, "UNROLLED_STEPS", 2)
+    for module in (graph_decoder, live_decoder):
+        monkeypatch.setattr(module, "UNROLLED_STEPS", 2)
     results, _, decoder = decode_live(model, sources, config, [0, 0, 1, 12])
     assert decoder.is_graph
     assert_equal_search([results[i] for i in range(4)], decode_alone(model, sources, config), tolerance=1e-4)

@@ -12,11 +12,13 @@ from tokenizers import models, pre_tokenizers, processors
 
 from regard.attention import record
 from regard.data import Tokenizer
+from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig, decode_batch
 from regard.errors import RegardError
 from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
+from regard.layers.positions import Sinusoidal
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
 from regard.pipelines import Translator
 from tests.interop.model_comparison import assert_same_tensors
@@ -265,6 +267,21 @@ def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_
         import_huggingface(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sinusoids_in_half_precision_are_read(transformers, tmp_path, dtype):
+    """Pegasus stores its positions."""
+    make_hf_model(transformers, "pegasus", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    table = Sinusoidal(tensors["model.shared.weight"].shape[1], 40, split_halves=True).table
+    name = "model.encoder.embed_positions.weight"
+    save_file({**tensors, name: table.to(dtype)}, path)
+    import_huggingface(tmp_path)
+    save_file({**tensors, name: table.roll(1, 0).to(dtype).contiguous()}, path)
+    with pytest.raises(RegardError, match="does not hold sinusoids"):
+        import_huggingface(tmp_path)
+
+
 def test_wrong_tensors_are_named(transformers, tmp_path):
     make_hf_model(transformers, "marian", tmp_path)
     path = tmp_path / "model.safetensors"
@@ -332,12 +349,25 @@ def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_
 
 def test_languages_are_exported_and_imported(transformers, tmp_path):
     pipeline = make_translator(**SUPPORTED[0][1])
-    pipeline.languages = ("en", "fr")
+    pipeline.language_pairs = (LanguagePair("en", "fr"),)
     export_huggingface(pipeline, tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert (settings["source_lang"], settings["target_lang"]) == ("en", "fr")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)("w1 w2")["input_ids"]
     assert import_huggingface(tmp_path).languages == ("en", "fr")
+
+
+def test_language_tags_are_exported_and_imported(transformers, tmp_path):
+    pipeline = make_translator(**SUPPORTED[0][1])
+    tokenizer = Tokenizer.train([" ".join(f"w{i}" for i in range(44))], "word", tags=["<2de>", "<2fr>"])
+    pairs = (LanguagePair("en", "de"), LanguagePair("en", "fr"))
+    pipeline = Translator(pipeline.model, tokenizer, tokenizer, language_pairs=pairs)
+    export_huggingface(pipeline, tmp_path)
+    written = transformers.AutoTokenizer.from_pretrained(tmp_path)("<2fr> w1 w2")["input_ids"]
+    back = import_huggingface(tmp_path)
+    assert back.language_pairs == pairs
+    for one in (pipeline, back):
+        assert one.with_target("fr").encode_source("w1 w2") == written
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,7 @@ def test_weights_without_config_use_defaults(tmp_path, caplog):
     assert (config.heads, config.image_height, config.image_width) == (5, 12, 12)  # heads from the norm of queries
     assert (config.registers, config.prefix_positions, config.mean) == (3, False, (0.5,))
     assert "the mean of pixels is missing" in caplog.text
+    assert "no config.json; assuming the defaults of timm: pooling 'class', activation gelu, 5 heads" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from regard.version import __version__
 from regard.viewer import AttentionMap, Look, look
 from regard.viewer.page import text_scene
 from regard.viewer.page.text_scene import Scene, build_scene
-from regard.viewer.text_look import TokenAxis, _token_axis
+from regard.viewer.token_axis import TokenAxis, build_axis
 from tests.attention.helpers import SCORE_NAMES, Slope, masks, scores
 from tests.viewer.helpers import weights
 
@@ -382,7 +382,7 @@ def test_word_indices_of_ids_that_the_tokenizer_would_not_choose():
     """A translation may contain <unk>, or other pieces than the tokenizer would choose."""
     tokenizer = Tokenizer.train(["ab ab", "a b"], "bpe", vocab_size=30)
     letters = [tokenizer.backend_tokenizer.token_to_id(piece) for piece in ("▁", "a", "b")]
-    side = _token_axis(tokenizer, "ab ab", [*letters, 1, *tokenizer.encode("ab")], str.split)
+    side = build_axis(tokenizer, "ab ab", [*letters, 1, *tokenizer.encode("ab")], str.split)
     assert side.tokens[3:] == ["<unk>", "ab"]
     assert side.words[-1] == max(side.words) == 1
     assert tokenizer.encode("ab ab") != letters
@@ -406,7 +406,7 @@ def test_leading_space_of_llama_is_not_the_first_letter():
     library = tokenizers.Tokenizer(tokenizers.models.BPE({"▁": 0, "h": 1, "i": 2, "<unk>": 3}, [], unk_token="<unk>"))
     normalizers = tokenizers.normalizers
     library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    axis = _token_axis(Tokenizer(library, "foreign"), "hi", [0, 1, 2], str.split)
+    axis = build_axis(Tokenizer(library, "foreign"), "hi", [0, 1, 2], str.split)
     assert axis.tokens == ["▁", "h", "i"]
     assert axis.words[1:] == [0, 0]
 

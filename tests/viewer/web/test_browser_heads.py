@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard.viewer import web
-from tests.viewer.browser import HEAD, announced, hash_of, point_at
+from tests.viewer.browser import HEAD, announced, axe_violations, hash_of, point_at
 from tests.viewer.helpers import weights
 
 CROSS_2 = '.thumb[data-head="decoder.1.cross:2"]'
@@ -80,6 +80,14 @@ def test_heads_are_added_by_keyboard_and_button(opened, small):
         page.get_by_role("button", name="+ Add a head").click()
     assert len(chips(page)) == 6
     assert page.get_by_role("button", name="+ Add a head").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violations_on_a_phone(opened, small, scheme):
+    options = dict(viewport={"width": 390, "height": 844}, color_scheme=scheme, reduced_motion="reduce")
+    page = opened(small, HEAD + "&as=lines&and=decoder.1.cross:3&and=decoder.0.cross:0&pin=7,4", **options)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert axe_violations(page) == []
 
 
 def test_saved_figure_has_the_colors_and_the_legend(opened, small):

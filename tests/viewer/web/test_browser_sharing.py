@@ -13,7 +13,7 @@ from regard.pipelines import TextEncoder, TextGenerator
 from regard.viewer import compare, look
 from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.text_scene import build_scene
-from tests.viewer.browser import AXE, HEAD, QUIET, hash_of, missing
+from tests.viewer.browser import HEAD, QUIET, axe_violations, hash_of
 from tests.viewer.helpers import weights
 from tests.viewer.image_models import cached_look as image_look
 
@@ -88,11 +88,7 @@ def test_lecture_mode_shows_one_thing_at_a_time(opened, transformer):
     assert again.locator(".slide-count").text_content() == "3 / 5"
     colors = again.locator(".lecture").evaluate("x => [getComputedStyle(x).color, getComputedStyle(x).backgroundColor]")
     assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
-    if not AXE.exists():
-        missing("axe-core is not installed: run npm install.")
-    again.evaluate(AXE.read_text())
-    found = again.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+    assert axe_violations(again) == []
     again.keyboard.press("s")
     assert again.locator(".lecture").count() == 0
     again.get_by_role("button", name="Lecture mode").click()

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from regard.viewer.page.text_scene import Scene, build_scene
-from tests.viewer.browser import AXE, QUIET, announced, hash_of, missing
+from tests.viewer.browser import QUIET, announced, axe_violations, hash_of
 from tests.viewer.text_models import cached_look
 
 DONE = ".steps-view .verdict[data-agrees]"
@@ -128,15 +128,11 @@ def test_texts_are_never_markup(opened):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violations(opened, scheme):
-    if not AXE.exists():
-        missing("axe-core is not installed: run npm install.")
     page = opened(scene_for("transformer"), "#view=steps&depth=numbers", color_scheme=scheme, reduced_motion="reduce")
     page.wait_for_selector(DONE)
-    page.evaluate(AXE.read_text())
     for depth in ("Numbers", "Formula", "Idea"):
         page.get_by_role("tab", name=depth).click()
-        found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
-        assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+        assert axe_violations(page) == []
 
 
 def test_three_depths(opened):

@@ -98,7 +98,7 @@ export function toggle(name, onSelect) {
   return button;
 }
 
-/** A button that opens a panel; Escape, or leaving it, closes the panel. @param {string} name @param {any} iconElement @param {string} kind class of the panel @param {...any} children */
+/** A button that opens a panel; Escape, or leaving it, closes the panel. @param {any} name @param {any} iconElement @param {string} kind class of the panel @param {...any} children */
 export function dropDown(name, iconElement, kind, ...children) {
   const details = h(
     "details",
@@ -193,7 +193,8 @@ export function helpDialog() {
       "p",
       {},
       "Letter keys work while a figure has the focus. On a map, drag over an area to zoom into it; double-click or pinch also " +
-        "zooms, and Shift-click on a thumbnail compares. In a search tree, arrow keys follow the edges, Home and End go to the " +
+        "zooms. Shift-click on a thumbnail of a head, or Space, adds the head to the lines in its own color; Ctrl with arrow keys moves " +
+        "between thumbnails without selecting them. In a search tree, arrow keys follow the edges, Home and End go to the " +
         "first and last token, B to the best hypothesis, N to the table. On an image, arrow keys move between patches, Enter pins " +
         "the query patch, F follows the pointer; P, A, R and M show the pixels, attention, rollout and segmentation mask.",
     ),

@@ -29,6 +29,9 @@ function codeOf(character) {
   return `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
+/** Whether a token is the mask of a masked language model. @param {string} token */
+export const isMaskToken = (token) => /^(<mask>|\[MASK\])$/.test(token);
+
 /** Truncates a text to a number of characters. @param {string} text @param {number} count */
 export function truncate(text, count) {
   const characters = [...text];

@@ -24,7 +24,7 @@ export function lookAtPixels(engine, { image: name, pixels }, template) {
   const data = new Float32Array(pixels.length);
   const size = height * width;
   for (let i = 0; i < size; i++) for (let c = 0; c < channels; c++) data[c * size + i] = pixels[i * channels + c] / 255;
-  engine.images.set(name, { data, shape: engine.image.shape });
+  engine.image = { data, shape: engine.image.shape };
   const look = engine.lookAtImage(name, [], template.sides);
   const { scene, blobs } = engine.buildScene(look, template);
   /** @param {Uint8Array | Uint16Array} numbers @param {number[]} shape @param {string} type */
@@ -43,7 +43,13 @@ export function lookAtPixels(engine, { image: name, pixels }, template) {
   };
   const title = image.answer ? `${name}: ${labels[0].name}, ${(100 * labels[0].probability).toFixed(0)} %` : name;
   const initial = { ...template.initial, ...(mask ? {} : sharpestImageHead(engine, look, template)), token: null, label: null };
-  return { body: { scene: { ...scene, title, initial, image, images: [] } }, blobs };
+  const explained = template.explained && {
+    ...template.explained,
+    ...Object.fromEntries(template.explained.measures.map((/** @type {string} */ measure) => [measure, null])),
+    steps: [[0, 0, labels[0].number]],
+    tokens: [labels[0].name],
+  };
+  return { body: { scene: { ...scene, title, initial, image, explained, images: [] } }, blobs };
 }
 
 /** The most likely labels; of a segmenter, all labels. @param {PageEngine} engine @param {Look} look @returns {any[]} */

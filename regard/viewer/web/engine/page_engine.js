@@ -28,6 +28,8 @@ import { mutualInformation } from "../weights/maths.js";
  */
 
 const MAX_TITLE = 100;
+/** Tokens of a text up to which each is masked in turn (masked language models). */
+const MAX_MASKED_TOKENS = 32;
 const MASK_TOKEN = "<mask>";
 
 export class PageEngine {
@@ -44,10 +46,8 @@ export class PageEngine {
     this.targetTokenizer = tokenizers[tokenizers.length - 1];
     this.isTranslator = header.kind === "Translator";
     this.isGenerator = header.kind === "TextGenerator";
-    /** The page's own input of an image model. @type {Tensor | null} */
+    /** The input of an image model: the image of the page, or the last one that the reader opened. @type {Tensor | null} */
     this.image = header.image === undefined ? null : this.tensors[header.image];
-    /** Images that the reader opened, by name. @type {Map<string, Tensor>} */
-    this.images = new Map();
     const { attentions } = header.programs.forward;
     /** Slots of each map: the calls of a module that layers share are separate maps. @type {Map<string, import("./interventions.js").AttentionPart>} */
     this.maps = new Map();
@@ -97,22 +97,29 @@ export class PageEngine {
 
   // Runs of the model
 
-  /** Runs an image model on an image that was opened, by default that of the page. @param {string} name @param {Intervention[]} changes @param {any} axes @returns {Look} */
+  /** Runs an image model on its image. @param {string} name @param {Intervention[]} changes @param {any} axes @returns {Look} */
   lookAtImage(name, changes, axes) {
-    const pass = this.forward([], this.recordedSlots, changes, this.images.get(name) ?? this.image);
+    const pass = this.forward([], this.recordedSlots, changes);
     return { source: name, target: "", ids: [], axes, pass, search: null, options: this.header.search };
   }
 
-  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @param {Tensor | null} [image] @returns {Pass} */
-  forward(ids, recorded, changes, image = this.image) {
+  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @param {import("./program_runner.js").Edits} [edits] other changes of the program @returns {Pass} */
+  forward(ids, recorded, changes, edits) {
     const { runner, parts } = this.programs.forward;
     /** @type {Record<string, Tensor>} */
     const inputs = {};
-    if (image) inputs.image = image;
+    if (this.image) inputs.image = this.image;
     // A single text is one segment.
     else runner.json.inputs.forEach(({ name }, i) => (inputs[name] = idsTensor(ids[i] ?? ids[0].map(() => 0))));
-    const { outputs, values } = runner.run(inputs, recorded, makeEdits(/** @type {any} */ (parts), changes));
+    const { outputs, values } = runner.run(inputs, recorded, edits ?? makeEdits(/** @type {any} */ (parts), changes));
     return { output: outputs.output, logits: rowsOf(outputs.output), values };
+  }
+
+  /** A text with each token masked in turn; null if it is long or contains masked tokens. @param {number[]} ids @returns {number[][] | null} */
+  maskedInputs(ids) {
+    const { mask } = this.special;
+    if (mask === null || mask === undefined || ids.includes(mask) || ids.length > MAX_MASKED_TOKENS) return null;
+    return ids.map((_, i) => ids.map((id, j) => (i === j ? mask : id)));
   }
 
   /** @param {number[]} source ids @param {Intervention[]} changes @param {SearchOptions} options @param {number[]} prefix forced beginning @returns {import("./search.js").SearchResult} */

@@ -8,7 +8,7 @@ import { leastCertain, temperedProbabilities } from "../output/output_section.js
 import { imageThumbnail, patchOverlay } from "../images/patch_picker.js";
 import { argmax, computeScores, mayAttend, topK } from "../weights/maths.js";
 import { h, tokenText } from "../core/dom.js";
-import { formatProbability, formatShort, makeVisible, truncate, withMinus } from "../core/tokens.js";
+import { formatProbability, formatShort, isMaskToken, makeVisible, truncate, withMinus } from "../core/tokens.js";
 
 /** @typedef {import("../core/shell.js").Context} Context */
 /** @typedef {{title: string, make: () => {element: HTMLElement, layout?: () => void}}} Slide `layout`: called when the slide is visible */
@@ -44,7 +44,7 @@ function outputSlide({ output, texts, image, similarity }) {
     return { title: "The most likely next tokens", make: () => ({ element: slideBars(output.next_token.tokens.map((/** @type {string} */ name, /** @type {number} */ i) => ({ name, share: shares[i] })).slice(0, MAX_SLIDE_BARS)) }) };
   }
   if (!output.steps.length) return null;
-  const masked = output.steps.findIndex((/** @type {any} */ { token }) => /^(<mask>|\[MASK\])$/.test(token));
+  const masked = output.steps.findIndex((/** @type {any} */ { token }) => isMaskToken(token));
   const step = output.steps[masked >= 0 ? masked : leastCertain(output.steps)];
   const answer = output.kind === "translation" ? texts.target || output.text : output.kind === "answer" ? output.text : "";
   const probability = output.kind === "translation" && typeof output.logprob === "number" ? h("p", { class: "slide-note" }, `Probability of all tokens together: ${formatProbability(Math.exp(output.logprob))}`) : null;

@@ -1,7 +1,7 @@
 /** The output of the model at the top of the page: the sentence, the output, and the probability of every prediction. */
 
 import { h, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
-import { formatProbability, makeVisible, truncate, withMinus } from "../core/tokens.js";
+import { formatProbability, isMaskToken, makeVisible, truncate, withMinus } from "../core/tokens.js";
 import OUTPUT_STYLE from "./output.css";
 
 /**
@@ -53,7 +53,7 @@ export class OutputSection {
     this.panel = null;
     /** Whether the bars are those of the token after the text. */
     this.showsNext = Boolean(this.output?.next_token);
-    const masked = this.steps.findIndex(({ token }) => /^(<mask>|\[MASK\])$/.test(token));
+    const masked = this.steps.findIndex(({ token }) => isMaskToken(token));
     this.selected = masked >= 0 ? masked : leastCertain(this.steps);
     this.bars = h("section", { class: "prediction", id: uniqueId("prediction"), "aria-label": "Probabilities" });
     this.tokens = this.tokenButtons();
@@ -184,7 +184,7 @@ export class OutputSection {
     if (this.showsNext) return this.showNext();
     const { token, probability, likeliest } = this.steps[step];
     const isMask = this.output.kind === "mask";
-    const own = likeliest.some(([name]) => name === token) || probability === null || token === "" || /^(<mask>|\[MASK\])$/.test(token);
+    const own = likeliest.some(([name]) => name === token) || probability === null || token === "" || isMaskToken(token);
     const all = own ? likeliest : [...likeliest, /** @type {[string, number]} */ ([token, probability])];
     const label = this.tokens.length ? this.tokens[step].firstChild.textContent : makeVisible(token);
     const title = this.output.kind === "labels" ? ["Labels"] : isMask ? ["Guesses for ", h("q", {}, truncate(label, MAX_BAR_LABEL)), " if masked"] : ["Candidates for ", h("q", {}, truncate(label, MAX_BAR_LABEL))];

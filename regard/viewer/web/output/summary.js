@@ -3,7 +3,7 @@
 import { isPunctuation } from "../weights/head_labels.js";
 import { argmax, topK } from "../weights/maths.js";
 import { h, tokenText } from "../core/dom.js";
-import { formatProbability, makeVisible, truncate, withMinus } from "../core/tokens.js";
+import { formatProbability, isMaskToken, makeVisible, truncate, withMinus } from "../core/tokens.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../weights/maps.js").Attentions} Attentions */
@@ -58,7 +58,7 @@ function outputClause({ output, similarity, image }) {
     case "continuation":
       return output.next_token ? ["The most likely next token is ", strong(output.next_token.tokens[0]), probability(Math.exp(output.next_token.logprobs[0] - output.next_token.log_normalizers[output.next_token.temperatures.indexOf(1)]))] : null;
     case "mask": {
-      const masked = output.steps.find((/** @type {any} */ { token }) => /^(<mask>|\[MASK\])$/.test(token));
+      const masked = output.steps.find((/** @type {any} */ { token }) => isMaskToken(token));
       return masked ? ["The most likely word for the mask is ", strong(best(masked)[0]), probability(best(masked)[1])] : null;
     }
     case "labels":
@@ -82,7 +82,7 @@ function attentionClause(scene, attentions, selected) {
     return pairs.length ? ["; attention goes ", enumerate(pairs.map(({ row, column }) => ["from ", quoted(rows, row), " to ", quoted(columns, column)]))] : null;
   }
   if (kind === "continuation" || kind === "mask") {
-    const masked = scene.output.steps.findIndex((/** @type {any} */ { token }) => /^(<mask>|\[MASK\])$/.test(token));
+    const masked = scene.output.steps.findIndex((/** @type {any} */ { token }) => isMaskToken(token));
     const row = kind === "mask" ? masked : map.rows - 1;
     const found = row < 0 || row >= map.rows ? null : list(strongestWords(columns, map.exactRow(row)));
     return found && [kind === "mask" ? "; the mask attends most to " : "; the last token attends most to ", found];
@@ -100,7 +100,7 @@ function patchClause({ image, attentions: list }, attentions, selected) {
   if (row === null || selected.head === "mean") return null;
   const { columns } = list.find((/** @type {any} */ one) => one.name === selected.attention);
   const best = argmax(attentions.map(selected, false).exactRow(row).slice(image.first[columns]));
-  return ["; most attention goes to ", h("q", {}, attentions.axesOf(selected.attention, false).columns.labels[image.first[columns] + best])];
+  return ["; most attention goes to ", h("strong", {}, `patch ${Math.floor(best / image.grid[1])},${best % image.grid[1]}`)];
 }
 
 /**
