@@ -216,7 +216,8 @@ def live(browser, transformer) -> Iterator[Any]:
 def request(page: Any, act: Any) -> dict[str, Any]:
     """The model's response to the request that `act` triggers, after the page shows it."""
     page.wait_for_selector(QUIET)  # nothing is redrawn between mouse down and mouse up
-    with page.expect_response(lambda reply: reply.url.endswith("/request")) as answer:
+    # Meanwhile the page requests the effects of heads.
+    with page.expect_response(lambda reply: '"experiment"' in (reply.request.post_data or "")) as answer:
         act()
     response = answer.value.json()
     page.wait_for_selector(SETTLED)
