@@ -1,6 +1,6 @@
 """Take the screenshots of the README and the docs: python docs/screenshots.py MODEL [FOLDER]
 
-MODEL is the model folder that `make demo` trains. The other models are trained here in about two minutes: an image
+MODEL is the model folder that `make demo` trains. The other models are trained here in a few minutes: an image
 classifier, which predicts the color of a ball, a language model and a masked language model. FOLDER, if given, receives
 every first screen at full size: desktop, dark and phone. Requires Chromium and Playwright (requirements-dev.txt).
 """
@@ -70,7 +70,7 @@ def train_text_models(folder: Path) -> dict[str, Any]:
     text = folder / "text.txt"
     text.write_text("\n".join(pair.source for pair in phrasebook_pairs("train", 6000)) + "\n")
     sizes = {"width": 64, "heads": 4, "layers": 3, "feedforward": 128, "max_len": 64}
-    options: dict[str, Any] = {"steps": 600, "workers": 1, "quiet": True, "tokenizer": {"kind": "word"}}
+    options: dict[str, Any] = {"steps": 400, "workers": 1, "quiet": True, "tokenizer": {"kind": "word"}}
     return {
         task: regard.train(text, out=folder / task, task=task, model={"family": family, **sizes}, **options)
         for task, family in (("language", "gpt"), ("mask", "bert"))

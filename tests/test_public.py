@@ -173,6 +173,7 @@ PUBLIC = {
         "PIPELINES",
         "Pipeline",
         "SequenceScore",
+        "TaggedWord",
         "TextEncoder",
         "TextGenerator",
         "TextLoss",

@@ -19,6 +19,7 @@ from regard.layers.patches import Grid
 from regard.models import ViT
 from regard.pipelines import ImageModel
 from regard.pipelines.image_model import ImageLike
+from regard.viewer.explanations.explained_look import ExplainedLook
 from regard.viewer.page.notebook_display import NotebookDisplay
 from regard.viewer.rollout import (
     ImageRun,
@@ -31,8 +32,6 @@ from regard.viewer.rollout import (
 )
 
 if TYPE_CHECKING:
-    from regard.viewer.explanations.head_effects import HeadEffects
-    from regard.viewer.explanations.logit_lens import LogitLens
     from regard.viewer.page.page_model import Precision
 
 PAGE_FORMAT, PLOT_FORMATS, ANIMATION_FORMAT = "html", ("png", "svg"), "gif"
@@ -74,7 +73,7 @@ class PatchMap:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageLook(NotebookDisplay):
+class ImageLook(ExplainedLook, NotebookDisplay):
     """The attention maps of a model on an image. Notebooks display it.
 
     `maps` has one entry per attention module: `look.maps["blocks.3.attention"].weights`.
@@ -135,18 +134,6 @@ class ImageLook(NotebookDisplay):
             return self._rollout.patch_weights(query=index).cpu().numpy()
         return attention_rollout(self.run.model, self.run.images, [index]).patch_weights().cpu().numpy()
 
-    def head_effects(self) -> "HeadEffects":
-        """The change of the label's log-probability if a head is ablated, for every head (see `HeadEffects`)."""
-        from regard.viewer.explanations.head_effects import compute_head_effects
-
-        return compute_head_effects(self)
-
-    def logit_lens(self) -> "LogitLens":
-        """Which labels the model would predict after each layer (see `LogitLens`)."""
-        from regard.viewer.explanations.logit_lens import compute_logit_lens
-
-        return compute_logit_lens(self)
-
     def attribution(self, label: str | None = None) -> PatchWeights:
         """Gradient × input per patch for a label, by default the most likely one (see `compute_image_attribution`)."""
         from regard.viewer.explanations.attribution import compute_image_attribution
@@ -163,6 +150,7 @@ class ImageLook(NotebookDisplay):
         label: str | None = None,
         rollout: bool = False,
         walk: bool | None = None,
+        explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
         """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
@@ -171,8 +159,9 @@ class ImageLook(NotebookDisplay):
         attention "all" it has a small panel per head of each attention; with `rollout`, or a label of a classifier, the
         rollout through all layers. By default, a segmenter with class queries is shown with a panel per label. For a
         page the same arguments select the initial view. `walk` includes the step-by-step view; by default a page
-        includes it if model and image are small. `with_model` includes the model, so that the page runs experiments
-        offline; by default a small one (4 MB).
+        includes it if model and image are small. `explain` includes the effects of heads and the logit lens; by
+        default if they are cheap and the page has no model to compute them. `with_model` includes the model, so that
+        the page runs experiments offline; by default a small one (4 MB).
         """
         file_format = check_format(path)
         if file_format == PAGE_FORMAT:
@@ -180,8 +169,11 @@ class ImageLook(NotebookDisplay):
             from regard.viewer.page.image_scene import build_image_scene
             from regard.viewer.page.page_model import model_for_page
 
-            scene = build_image_scene(self, attention, head, patch=patch, label=label, rollout=rollout, walk=walk)
-            content = render_page(scene, model_for_page(self, with_model))
+            model = model_for_page(self, with_model)
+            explain = False if explain is None and model is not None else explain
+            view: dict[str, Any] = dict(patch=patch, label=label, rollout=rollout)
+            scene = build_image_scene(self, attention, head, **view, walk=walk, explain=explain)
+            content = render_page(scene, model)
         elif with_model:
             raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")
         else:

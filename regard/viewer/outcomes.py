@@ -135,6 +135,8 @@ def _encoder_outcome(encoder: TextEncoder, seen: Look) -> Outcome:
     head, (ids,) = encoder.model.config.head, seen.ids
     if head == "classify":
         return label_outcome(encoder.classify([seen.source], truncate=True)[0].probabilities, seen)
+    if head == "tag":
+        return Outcome(" ".join(f"{word.text}/{word.tag}" for word in encoder.tag(seen.source)), None, [], seen)
     if head == "answer":
         return Outcome(seen.translation, None, [], seen)
     if head != "mask":
@@ -218,17 +220,15 @@ def _step_header(step: PredictionStep) -> dict[str, Any]:
     }
 
 
-def output_header(seen: Look | ImageLook) -> dict[str, Any] | None:
-    """The output of the model on the first screen of a page: its kind and its predictions; None without a model."""
-    if isinstance(seen, Look) and seen.pipeline is None:
-        return None
-    pipeline = None if isinstance(seen, ImageLook) else seen.pipeline
+def output_header(outcome: Outcome) -> dict[str, Any]:
+    """The output of the model on the first screen of a page: its kind and its predictions."""
+    pipeline = None if isinstance(outcome.look, ImageLook) else outcome.look.pipeline
     kind = "labels"
     if isinstance(pipeline, Translator):
         kind = "translation"
     elif isinstance(pipeline, TextGenerator):
         kind = "continuation"
     elif isinstance(pipeline, TextEncoder):
-        kinds = {"classify": "labels", "answer": "answer", "mask": "mask"}
+        kinds = {"classify": "labels", "answer": "answer", "tag": "answer", "mask": "mask"}
         kind = kinds.get(pipeline.model.config.head, "embedding")
-    return {"kind": kind, **outcome_header(compute_outcome(seen)), "input_steps": []}
+    return {"kind": kind, **outcome_header(outcome), "input_steps": []}

@@ -22,14 +22,13 @@ from regard.layers.packed import pack
 from regard.models import ViT, family_name
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translation, Translator
 from regard.pipelines.image_model import ImageLike
+from regard.viewer.explanations.explained_look import ExplainedLook
 from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_at_image
 from regard.viewer.page.notebook_display import NotebookDisplay
 from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, pair_ranges
 
 if TYPE_CHECKING:
     from regard.viewer.explanations.attribution import Attribution
-    from regard.viewer.explanations.head_effects import HeadEffects
-    from regard.viewer.explanations.logit_lens import LogitLens
     from regard.viewer.page.page_model import Precision
     from regard.viewer.search_tree import SearchTree
 
@@ -92,7 +91,7 @@ class AttentionMap:
 
 
 @dataclass(frozen=True, eq=False)
-class Look(NotebookDisplay):
+class Look(ExplainedLook, NotebookDisplay):
     """The attention maps of a model on a sentence and its translation, or on one text. Notebooks display it.
 
     `maps` has one entry per attention module: `look.maps["decoder.0.cross"].weights`.
@@ -158,18 +157,6 @@ class Look(NotebookDisplay):
         hypotheses = [one.hypothesis for one in translations]
         return build_tree(self.pipeline, self.ids[0], hypotheses, history, config, prefix=prefix, attention=attention)
 
-    def head_effects(self) -> "HeadEffects":
-        """The change of the output's log-probability if a head is ablated, for every head (see `HeadEffects`)."""
-        from regard.viewer.explanations.head_effects import compute_head_effects
-
-        return compute_head_effects(self)
-
-    def logit_lens(self) -> "LogitLens":
-        """What the model would predict after each layer (see `LogitLens`)."""
-        from regard.viewer.explanations.logit_lens import compute_logit_lens
-
-        return compute_logit_lens(self)
-
     def attribution(self) -> "Attribution":
         """Gradient × input of every prediction for every input token (see `Attribution`)."""
         from regard.viewer.explanations.attribution import compute_attribution
@@ -198,6 +185,7 @@ class Look(NotebookDisplay):
         *,
         overview: bool = False,
         walk: bool | None = None,
+        explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
         """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
@@ -205,7 +193,9 @@ class Look(NotebookDisplay):
         The plot shows the alignment by default, averaged over heads or one head; with `overview` (or attention "all") a
         small map per head of each attention. For a page the same arguments select the initial view, by default the
         sharpest head. `walk` includes the step-by-step view; by default a page includes it if model and text are small.
-        `with_model` includes the model itself, so that the page runs new input offline; by default a small one (4 MB).
+        `explain` includes the effects of heads, the logit lens and the attributions; by default if they are cheap and
+        the page has no model to compute them. `with_model` includes the model itself, so that the page runs new input
+        offline; by default a small one (4 MB).
         """
         file_format = check_format(path)
         if attention == "all":
@@ -218,7 +208,8 @@ class Look(NotebookDisplay):
             initial_view(self, attention, head, overview)  # raises errors before the model is captured
             model = model_for_page(self, with_model)
             tensors = None if model is None else model.tensors
-            scene = build_scene(self, attention, head, overview=overview, walk=walk, tensors=tensors)
+            explain = False if explain is None and model is not None else explain
+            scene = build_scene(self, attention, head, overview=overview, walk=walk, explain=explain, tensors=tensors)
             content = render_page(scene, model)
         elif with_model:
             raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")

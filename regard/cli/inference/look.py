@@ -85,6 +85,8 @@ class Options:
     """show all heads of all attentions as small maps"""
     walk: Flag = False
     """include the step-by-step view of all intermediate values, even for a large model or a long text"""
+    explain: Flag = False
+    """include the effect of every head, the logit lens and attributions in the page, however long they take"""
     with_model: Flag = False
     """include the model in the page, which then runs new input offline (default for models of at most 4 MB)"""
     no_with_model: Flag = False
@@ -161,9 +163,8 @@ def run(argv: list[str]) -> int:
     assert attention is not None
     out = options.out or Path("page.html")
     with_model = _with_model(options)
-    attention.save(
-        out, options.attention, options.head, overview=options.all, walk=options.walk or None, with_model=with_model
-    )
+    view = dict(overview=options.all, walk=options.walk or None, explain=options.explain or None)
+    attention.save(out, options.attention, options.head, **view, with_model=with_model)
     if attention.translation:
         print(attention.translation)
     _print_output_path(out)
@@ -253,7 +254,7 @@ def _look_at_image(model: ImageModel, options: Options) -> int:
         result = replace(result, name=images[0])
         scene = build_image_scene(result, attention, options.head, **view, images=images)
         return _serve(ImageRequestHandler(model, name, images={file: file for file in images}), scene, options)
-    result.save(out, attention, options.head, **view, with_model=_with_model(options))
+    result.save(out, attention, options.head, **view, explain=options.explain or None, with_model=_with_model(options))
     if result.label is not None:
         print(f"{result.label}\t{result.probabilities[result.label]:.4f}")
     _print_output_path(out)

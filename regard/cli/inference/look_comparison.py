@@ -29,6 +29,8 @@ def comparison_handler(options: Any) -> tuple[ComparisonRequestHandler, dict[str
         raise RegardError("--beside and --steps cannot be combined.", "Leave out one of them.")
     if options.beam is not None or options.prefix is not None or options.all or options.walk or options.more:
         raise RegardError("A comparison shows only attention.", "Leave out --beam, --prefix, --all and --walk.")
+    if options.explain:
+        raise RegardError("--explain is for a page of one model.", "Leave it out, or --beside and --steps.")
     name = options.model.resolve().name
     common: dict[str, Any] = {"layers": options.layers, "truncate": options.truncate}
     texts = {"source": options.text, "target": options.target}

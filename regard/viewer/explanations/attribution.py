@@ -44,6 +44,12 @@ def compute_attribution(look: Look, output: ExplainedOutput | None = None) -> At
     (5, 4)
     """
     output = output or explain_output(look)
+    values = attribution_values(look, output)
+    return Attribution(output.tokens, _input_labels(look, output, list(values)), values)
+
+
+def attribution_values(look: Look, output: ExplainedOutput) -> dict[str, Float[np.ndarray, "steps T"]]:
+    """The values of an attribution, which depend only on the model of the look."""
     sides = ["source", "target"] if isinstance(look.pipeline, Translator) else ["text"]
     values = {
         side: np.zeros((len(output.steps), max(len(one[i]) for one in output.inputs))) for i, side in enumerate(sides)
@@ -55,7 +61,7 @@ def compute_attribution(look: Look, output: ExplainedOutput | None = None) -> At
         for i, gradients in _products(look, output, first, len(inputs), steps):
             for side, row in zip(sides, gradients):
                 values[side][i, : len(row)] = row
-    return Attribution(output.tokens, _input_labels(look, output, sides), values)
+    return values
 
 
 def _products(

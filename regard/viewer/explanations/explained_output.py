@@ -72,7 +72,7 @@ def explain_output(look: Look | ImageLook, outcome: Outcome | None = None) -> Ex
         if added:
             return ExplainedOutput([([*ids, *added[:-1]],)], _steps(0, len(ids) - 1, added), tokens)
         best = _best_columns(look, ids)[-1]
-        return ExplainedOutput([(ids,)], _steps(0, len(ids) - 1, [best]), [_token_text(pipeline, best)])
+        return ExplainedOutput([(ids,)], _steps(0, len(ids) - 1, [best]), [column_name(look, best)])
     head = pipeline.model.config.head
     if head == "classify":
         labels = pipeline.model.config.labels
@@ -87,7 +87,7 @@ def explain_output(look: Look | ImageLook, outcome: Outcome | None = None) -> Ex
     masked = [i for i, token in enumerate(ids) if token == pipeline.special.mask] or list(range(len(ids)))
     best_ids = _best_columns(look, ids)
     steps = [ExplainedStep(0, i, best_ids[i]) for i in masked]
-    return ExplainedOutput([(ids,)], steps, [_token_text(pipeline, step.column) for step in steps])
+    return ExplainedOutput([(ids,)], steps, [column_name(look, step.column) for step in steps])
 
 
 def _steps(sequence: int, first_row: int, columns: Sequence[int]) -> list[ExplainedStep]:
@@ -101,8 +101,13 @@ def _nothing_to_explain(head: str) -> RegardError:
     )
 
 
-def _token_text(pipeline: Any, token: int) -> str:
-    return pipeline.tokenizer.decode([token]) or pipeline.tokenizer.label(token)
+def column_name(look: Look | ImageLook, column: int) -> str:
+    """The label, or the text of the token, of a column of the logits."""
+    if labels := getattr(model_of(look).config, "labels", ()):
+        return labels[column]
+    assert isinstance(look, Look)
+    tokenizer = look.pipeline.tokenizers[-1]
+    return tokenizer.decode([column]) or tokenizer.label(column)
 
 
 @torch.no_grad()

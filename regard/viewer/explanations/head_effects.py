@@ -87,9 +87,9 @@ def compute_head_effects(
     """
     output = output or explain_output(look)
     model = model_of(look)
-    if not look.maps:
+    if attentions is None and not look.maps:
         raise RegardError("This model has no attention heads to ablate.", "Use a model with attention.")
-    modules = {name: _module_name(model, name) for name in (look.maps if attentions is None else attentions)}
+    modules = {name: module_name(model, name) for name in (look.maps if attentions is None else attentions)}
     heads = {module: getattr(model.get_submodule(module), "heads", 1) for module in modules.values()}
     jobs = [
         (module, head, sequence)
@@ -132,7 +132,7 @@ def _logprobs(
     return found
 
 
-def _module_name(model: nn.Module, name: str) -> str:
+def module_name(model: nn.Module, name: str) -> str:
     """The module of a map: the calls of a module that layers share are separate maps, name.0, name.1, …"""
     modules = dict(model.named_modules())
     return name if hasattr(modules.get(name), "kind") else re.sub(r"\.\d+$", "", name)

@@ -17,6 +17,7 @@ from regard.viewer.explanations.explained_output import (
     ExplainedOutput,
     ExplainedStep,
     batch_size,
+    column_name,
     explain_output,
     model_inputs,
     model_of,
@@ -90,7 +91,7 @@ def compute_logit_lens(
     probabilities = torch.stack([torch.stack(rows) for rows in per_layer])
     best, columns = probabilities.topk(min(LENS_TOP_K, probabilities.shape[-1]))
     own = probabilities[:, range(len(steps)), [one.column for one in steps]]
-    names = _names(look, sorted(set(columns.flatten().tolist())))
+    names = {column: column_name(look, column) for column in sorted(set(columns.flatten().tolist()))}
     layers = ["embedding", *(f"layer {i + 1}" for i in range(len(per_layer) - 1))]
     return LogitLens(layers, tokens, own.cpu().numpy(), columns.cpu().numpy(), best.cpu().numpy(), names)
 
@@ -102,9 +103,7 @@ def lens_steps(look: Look | ImageLook, output: ExplainedOutput) -> tuple[list[Ex
     ((ids,),) = output.inputs
     first = output.steps[0].row
     before = [ExplainedStep(0, row, ids[row + 1]) for row in range(first)]
-    tokenizer = look.pipeline.tokenizer
-    texts = [tokenizer.decode([one.column]) or tokenizer.label(one.column) for one in before]
-    return before + output.steps, texts + output.tokens
+    return before + output.steps, [column_name(look, one.column) for one in before] + output.tokens
 
 
 def check_has_lens(model: nn.Module) -> None:
@@ -146,13 +145,4 @@ def unembed(model: Any, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Ten
             x = model.norm(stream)
             x = model.mask_head(x) if model.mask_head is not None else model.pool(x, inputs)
             return model.output(x)
-    return model.output(model.norm(stream))
-
-
-def _names(look: Look | ImageLook, columns: Sequence[int]) -> dict[int, str]:
-    labels = getattr(model_of(look).config, "labels", ())
-    if labels:
-        return {column: labels[column] for column in columns}
-    assert isinstance(look, Look)
-    tokenizer = look.pipeline.tokenizers[-1]
-    return {column: tokenizer.decode([column]) or tokenizer.label(column) for column in columns}
+    return model.logits(model.norm(stream))

@@ -11,6 +11,7 @@ from regard.pipelines import ImageModel
 from regard.pipelines.image_model import ImageLike
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.image_scene import build_image_scene
+from regard.viewer.page.page_explanations import handle_explanation
 from regard.viewer.page.text_requests import Response, TextRequestHandler
 from regard.viewer.text_look import look
 
@@ -41,7 +42,11 @@ class ImageRequestHandler(TextRequestHandler):
             case {"experiment": dict() as arguments} if len(request) == 1:
                 with self.lock:
                     return self._experiment(arguments)
-        raise RegardError("Invalid request for a page of images.", "Supported requests: look, experiment.")
+            case {"explain": dict() as arguments} if len(request) == 1:
+                with self.lock:
+                    seen = look(self.pipeline, self._image(arguments.get("source")))
+                    return Response(handle_explanation(seen, arguments), [])
+        raise RegardError("Invalid request for a page of images.", "Supported requests: look, experiment, explain.")
 
     def _look(self, name: Any) -> Response:
         seen = replace(look(self.pipeline, self._image(name), name=self.name), name=name)

@@ -24,6 +24,7 @@ from regard.viewer.image_look import (
     check_head,
     check_rollout,
 )
+from regard.viewer.page.page_explanations import explanation_header
 from regard.viewer.page.text_scene import FORMAT, Scene, add_blob, attention_headers, axis_headers, shorten_title
 from regard.viewer.plots.mask_overlays import label_colors
 from regard.viewer.rollout import PatchCoordinates, label_rollouts, patch_index
@@ -47,11 +48,13 @@ def build_image_scene(
     label: str | None = None,
     rollout: bool = False,
     walk: bool | None = None,
+    explain: bool | None = False,
     images: Sequence[str] = (),
 ) -> Scene:
     """Build the scene of a look at an image; the arguments, as of `ImageLook.save`, select the initial view.
 
-    `images` are the names of all images that a live page can request.
+    `explain` computes the explanations of the label in advance (None: if they are cheap); otherwise the page requests
+    them from its model. `images` are the names of all images that a live page can request.
 
     >>> build_image_scene(look(model, "photo.jpg")).header["image"]["grid"]  # doctest: +SKIP
     [14, 14]
@@ -70,6 +73,7 @@ def build_image_scene(
         "attentions": attention_headers(maps, blobs),
         "image": _image_header(look, label, blobs),
         "walk": None if page_walk is None else walk_header(page_walk, blobs),
+        "explained": explanation_header(look, None, explain),
         "images": list(images),
         "links": None,
     }
@@ -173,6 +177,7 @@ def _label_headers(look: ImageLook, selected: str | None, blobs: list[bytes]) ->
             "name": name,
             "probability": look.probabilities[name],
             "rollout": add_blob(blobs, one.patch_weights().cpu().numpy()),
+            "attribution": add_blob(blobs, look.attribution(name)),
         }
         for name, one in zip(best, rollouts)
     ]

@@ -29,6 +29,7 @@ from regard.program.attention_steps import AttentionSteps, find_parts
 from regard.program.entries import batch_entries, for_single_input
 from regard.program.numpy_interpreter import collect_tensors
 from regard.program.program_json import ProgramWriter
+from regard.program.stream_steps import find_streams
 from regard.viewer.image_look import ImageLook
 from regard.viewer.outcomes import TOP_K
 from regard.viewer.page.html_page import PageModel
@@ -91,6 +92,8 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         maps: Mapping[str, AttentionMap] = {name: with_axes(one) for name, one in look.maps.items()}
     else:
         model = look.pipeline.model
+        if getattr(model.config, "head", "") == "tag":
+            raise RegardError("A page cannot contain a tagging model.", "Use --no-with-model.")
         if not look.maps:
             raise RegardError("A page cannot contain a model without attention.", "Use --no-with-model.")
         programs, maps = page_programs(model), look.maps
@@ -106,6 +109,7 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         "programs": written,
         "head": getattr(model.config, "head", ""),
         "labels": list(getattr(model.config, "labels", ())),
+        "problem_type": getattr(model.config, "problem_type", "single_label"),
         "attentions": [{name: one[name] for name in names} for one in attention_headers(maps, [])],
     }
     header |= _image_input(look, weights) if isinstance(look, ImageLook) else _text_input(look)
@@ -119,7 +123,6 @@ def _text_input(look: Look) -> dict[str, Any]:
     header: dict[str, Any] = {}
     if isinstance(pipeline, TextEncoder):
         header["sentence"] = asdict(pipeline.sentence.config)
-        header["problem_type"] = config.problem_type
         if config.head == "none" and any(layer != "normalize" for layer in pipeline.sentence.config.layers):
             raise RegardError("A page cannot contain embeddings with linear layers.", "Use --no-with-model.")
     # Longer contexts would be split into windows.
@@ -197,7 +200,7 @@ def page_programs(model: nn.Module) -> dict[str, NamedProgram]:
 
 def _write_program(named: NamedProgram, model: nn.Module, weights: PageWeights) -> dict[str, Any]:
     program, outputs = named
-    parts = find_parts(program, model)
+    parts, streams = find_parts(program, model), find_streams(program)
     tensors = collect_tensors(program, model)
     order = {name: index for index, name in enumerate(tensors)}
     writer = ProgramWriter(program, order, [name for one in parts.attentions for name in (one.q, one.k)])
@@ -207,6 +210,8 @@ def _write_program(named: NamedProgram, model: nn.Module, weights: PageWeights) 
         "tensors": [[slot, weights.add(values[index])] for slot, index in written["tensors"]],
         "attentions": [_write_attention(one, model, writer, weights) for one in parts.attentions],
         "layers": {path: [writer.slot(name) for name in names] for path, names in parts.layers.items()},
+        "embeddings": [writer.slot(name) for name in streams.embeddings],
+        "streams": [writer.slot(name) for name in streams.streams],
         "positions": [[writer.slot(step), writer.slot(value)] for step, value in parts.positions.items()],
     }
 

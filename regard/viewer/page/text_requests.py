@@ -14,8 +14,9 @@ from regard.models import family_name
 from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.version import __version__
 from regard.viewer.experiments import handle_experiment
+from regard.viewer.page.page_explanations import handle_explanation
 from regard.viewer.page.text_scene import FORMAT, Scene, build_scene
-from regard.viewer.text_look import LayerNames, look
+from regard.viewer.text_look import LayerNames, Look, look
 
 
 class Response(NamedTuple):
@@ -92,6 +93,13 @@ def _experiment(handler: TextRequestHandler, arguments: Any) -> Response:
     return Response(handle_experiment(handler.pipeline, arguments), [])
 
 
+def _explain(handler: TextRequestHandler, arguments: Any) -> Response:
+    """Compute a measure of an output: see `handle_explanation`."""
+    if not isinstance(arguments, dict):
+        raise RegardError("Invalid request for an explanation.", "Send the inputs and steps of the scene.")
+    return Response(handle_explanation(Look("", "", [], [], {}, pipeline=handler.pipeline), arguments), [])
+
+
 def _check_text(value: Any, name: str) -> str:
     """Raise an error unless the value is valid Unicode text: JSON may contain other types and unpaired surrogates."""
     try:
@@ -102,4 +110,8 @@ def _check_text(value: Any, name: str) -> str:
     raise RegardError(f"The {name} is not valid text.", "Send a string of valid Unicode.")
 
 
-REQUESTS: dict[str, Callable[[TextRequestHandler, Any], Response]] = {"look": _look, "experiment": _experiment}
+REQUESTS: dict[str, Callable[[TextRequestHandler, Any], Response]] = {
+    "look": _look,
+    "experiment": _experiment,
+    "explain": _explain,
+}

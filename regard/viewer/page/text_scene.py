@@ -28,7 +28,8 @@ from regard.attention.scores import DotLike
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.version import __version__
-from regard.viewer.outcomes import output_header
+from regard.viewer.outcomes import compute_outcome, output_header
+from regard.viewer.page.page_explanations import explanation_header
 from regard.viewer.search_tree import SearchTree, search_header
 from regard.viewer.text_look import AttentionMap, Look
 from regard.viewer.token_axis import TokenAxis
@@ -76,13 +77,15 @@ def build_scene(
     *,
     overview: bool = False,
     walk: bool | None = None,
+    explain: bool | None = False,
     tensors: Mapping[str, int] | None = None,
 ) -> Scene:
     """Build the scene of a look.
 
     The arguments select the initial view: the mean over heads of an attention, one head, or the overview of all. By
-    default the page chooses. `walk` includes the step-by-step view (default: if model and text are small). `tensors`
-    are the indices of parameters in the model of the page, if it contains one.
+    default the page chooses. `walk` includes the step-by-step view (default: if model and text are small). `explain`
+    computes the explanations of the output in advance (None: if they are cheap); otherwise the page requests them from
+    its model. `tensors` are the indices of parameters in the model of the page, if it contains one.
 
     >>> build_scene(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
     'encoder.0.attention'
@@ -98,12 +101,14 @@ def build_scene(
     attentions = attention_headers(look.maps, blobs)
     # Without attention, the step-by-step view is all there is to show.
     page_walk = walk_for_page(look, True if not look.maps else walk, tensors)
+    outcome = None if look.pipeline is None else compute_outcome(look)
     header = {
         "format": FORMAT,
         "title": shorten_title(look.title),
         "model": {"family": look.family, "name": look.name, "regard": __version__},
         "texts": _text_headers(look),
-        "output": output_header(look),
+        "output": None if outcome is None else output_header(outcome),
+        "explained": None if outcome is None else explanation_header(look, outcome, explain),
         "initial": initial,
         "sides": axis_headers(look.maps),
         "attentions": attentions,

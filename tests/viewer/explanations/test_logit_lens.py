@@ -13,7 +13,7 @@ from regard.viewer.explanations.explained_output import explain_output, model_of
 from regard.viewer.explanations.logit_lens import compute_logit_lens, lens_steps
 from tests.viewer import image_models, text_models
 
-TEXT_FORMS = ["transformer", "BART", "T5", "gpt", "gpt2", "bert, pre", "albert", "classify"]
+TEXT_FORMS = ["transformer", "BART", "T5", "gpt", "gpt2", "gemma", "bert, pre", "albert", "classify"]
 IMAGE_FORMS = ["class", "distilled", "query", "gray, post"]
 
 

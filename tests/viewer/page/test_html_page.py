@@ -85,7 +85,7 @@ def scene_with(texts: list[str]) -> Scene:
 def test_page_contains_header_blobs_and_module(transformer, tmp_path):
     seen = look(transformer, "one two three", "trois deux un")
     seen.save(tmp_path / "page.html", "decoder.0.cross", 1, with_model=False)
-    made = build_scene(seen, "decoder.0.cross", 1)
+    made = build_scene(seen, "decoder.0.cross", 1, explain=None)
     content = (tmp_path / "page.html").read_bytes()
     assert content == html_page.render_page(made)
     elements = Elements(content.decode())

@@ -11,7 +11,7 @@ from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.html_page import render_page
 from regard.viewer.page.page_model import build_page_model
 from regard.viewer.page.text_scene import build_scene
-from tests.viewer.browser import QUIET
+from tests.viewer.browser import AXE, QUIET, missing
 from tests.viewer.text_models import SOURCE, make_pipeline
 
 SENTENCE = "four three three one two"
@@ -88,3 +88,54 @@ def test_error_of_the_model_is_shown(engine_page):
     page.click(".request-form button[type=submit]")
     page.wait_for_selector(".request-form[data-failed]")
     assert "The text is empty" in page.locator(".request-status").text_content()
+
+
+def run_axe(page) -> list[str]:
+    if not AXE.exists():
+        missing("axe-core is not installed: run npm install.")
+    page.evaluate(AXE.read_text("utf-8"))
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [f"{one['id']}: {one['nodes'][0]['html']}" for one in found["violations"]]
+
+
+def test_effects_of_heads_by_keyboard(engine_page):
+    page = engine_page("transformer")
+    page.get_by_role("tab", name="Experiment").click()
+    page.wait_for_selector(".effect")
+    total = look(cached_pipeline("transformer"), SOURCE).head_effects().total
+    cells = page.locator(".effect")
+    assert cells.count() == sum(map(len, total.values()))
+    value = float(re.search(r": ([−+])(.*)", cells.nth(3).get_attribute("aria-label"))[0][2:].replace("−", "-"))
+    assert value == pytest.approx(total["encoder.0.attention"][3], rel=0.06, abs=1e-3)
+    assert run_axe(page) == []
+    page.get_by_label("Output", exact=True).focus()
+    page.keyboard.press("Tab")
+    for key in ("End", "ArrowLeft", "ArrowDown"):
+        page.keyboard.press(key)
+    assert "Decoder self-attention, layer 0, head 2" in page.locator(".effects .effect-reading").inner_text()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".attention-view")
+    assert "at=decoder.0.attention:2" in page.url
+
+
+def test_contributions_and_lens_in_both_kinds_of_pages(engine_page, opened, monkeypatch):
+    seen = look(cached_pipeline("transformer"), SOURCE)
+    texts = []
+    with_model = engine_page("transformer")
+    monkeypatch.undo()
+    for page in (with_model, opened(build_scene(seen, explain=None))):
+        page.locator(".why > summary").click()
+        page.locator(".explanation .passage").nth(2).wait_for()
+        page.wait_for_selector(".lens table")
+        page.get_by_label("Output token").select_option("1")
+        values = [
+            float(text.replace("−", "-")) for text in page.locator(".explanation:last-child .value").all_inner_texts()
+        ]
+        expected = seen.attribution().values
+        assert values == pytest.approx([*expected["source"][1], *expected["target"][1][:2]], rel=0.03, abs=6e-3)
+        rollout = page.locator(".explanation").nth(1).locator(".value").all_inner_texts()
+        wanted = [*seen.rollout()["source"][1], *seen.rollout()["target"][1][:2]]
+        assert [float(text) for text in rollout] == pytest.approx(wanted, abs=6e-3)
+        texts.append(page.locator(".lens table").inner_text())
+        assert run_axe(page) == []
+    assert texts[0].split()[:20] == texts[1].split()[:20]

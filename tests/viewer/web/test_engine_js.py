@@ -23,8 +23,10 @@ from regard.pipelines.sentence_embedding import SentenceConfig, SentenceEmbeddin
 from regard.viewer import build_walk, look
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.image_scene import build_image_scene
+from regard.viewer.page.page_explanations import handle_explanation
 from regard.viewer.page.page_model import Precision, build_page_model, round_tensor
-from regard.viewer.page.text_scene import build_scene
+from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.text_scene import Scene, build_scene
 from tests.viewer.browser import bundle_script, node_program
 from tests.viewer.image_models import cached_look as cached_image_look
 from tests.viewer.text_models import SOURCE, WORDS, cached_look, make_look
@@ -69,6 +71,7 @@ for (const n of Array(COUNT).keys()) {
   const results = [true, false].map((fast) => {
     const engine = new PageEngine(structuredClone(header), buffer, fast);
     return requests.map((request) => {
+      if (request.explain && !fast) return { body: null };
       try {
         const { body, blobs } = respond(engine, scene, request);
         if (body.scene) body.scene.walk = walkValues(engine, body.scene.walk);
@@ -126,7 +129,18 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
         )
     if isinstance(pipeline, TextGenerator):
         requests.append({"experiment": {"source": SOURCE, "changes": changes[1], "prefix": f" {WORDS[5]}"}})
-    return requests
+    return requests + explain_requests(build_scene(seen, walk=False))
+
+
+def explain_requests(scene: Scene) -> list[dict[str, Any]]:
+    """Every measure of the output of a scene; effects of the first and the last attention."""
+    explained = scene.header["explained"]
+    if explained is None:
+        return []
+    output = {name: explained[name] for name in ("inputs", "steps")}
+    names = [scene.header["attentions"][i]["name"] for i in (0, -1)]
+    effects = [{"explain": output | {"measure": "effects", "attention": name}} for name in names]
+    return effects + [{"explain": output | {"measure": one}} for one in explained["measures"] if one != "effects"]
 
 
 def with_ends(pipeline: Any) -> Any:
@@ -176,10 +190,13 @@ def make_image_requests(seen: Any) -> list[dict[str, Any]]:
         [{"change": "row", "attention": last.name, "head": 0, "row": 0, "weights": weights}],
     ]
     shown = {"attention": last.name, "head": "mean"}
-    return [{"experiment": {"source": seen.name, "changes": one, "shown": shown}} for one in changes]
+    requests = [{"experiment": {"source": seen.name, "changes": one, "shown": shown}} for one in changes]
+    return requests + explain_requests(build_image_scene(seen, walk=False))
 
 
 def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+    if "explain" in request:
+        return TextRequestHandler(pipeline).handle(request)
     if "experiment" in request:
         return handle_experiment(pipeline, request["experiment"]), []
     source, target, search, context = (request["look"].get(name) for name in ("source", "target", "search", "context"))
@@ -244,6 +261,12 @@ def compare_walks(pipeline: Any, request: dict[str, Any], found: dict[str, Any] 
         expected = walk.trace[name]
         np.testing.assert_allclose(np.array(value["data"]), expected.reshape(-1), atol=1e-5, rtol=1e-5)
         assert np.prod(value["shape"]) == expected.size
+
+
+def compare_attributions(expected: dict[str, Any], found: dict[str, Any]) -> None:
+    """Compare attributions by central differences with those by autograd."""
+    for side, values in expected.items():
+        np.testing.assert_allclose(found[side], values, atol=1e-3 * max(1, np.abs(values).max()), err_msg=side)
 
 
 def make_draws() -> list[dict[str, Any]]:
@@ -323,7 +346,13 @@ def test_page_responds_like_python(answers, form):
         expected, blobs = expected_response(pipeline, request)
         for results in runs:
             found = results[i]["body"]
-            if "scene" in found:
+            if found is None:  # requested once, with WebAssembly
+                assert "explain" in request
+            elif "attribution" in found:
+                compare_attributions(expected["attribution"], found["attribution"])
+            elif "explain" in request:
+                assert differences(expected, found) == [], request
+            elif "scene" in found:
                 wanted = json.loads(json.dumps(expected["scene"]))
                 compare_walks(pipeline, request["look"], found["scene"].pop("walk"), form)
                 del wanted["walk"]
@@ -345,8 +374,11 @@ def tokens_of(outcome: dict[str, Any]) -> list[str]:
 def test_page_runs_experiments_on_images_like_python(answers, form):
     seen, requests, *runs = answers[form]
     for i, request in enumerate(requests):
-        expected = handle_experiment(seen.pipeline, request["experiment"], seen.run.images[0])
-        for results in runs:
+        if "explain" in request:
+            expected = handle_explanation(seen, request["explain"])
+        else:
+            expected = handle_experiment(seen.pipeline, request["experiment"], seen.run.images[0])
+        for results in runs[: 1 if "explain" in request else 2]:
             assert differences(expected, results[i]["body"]) == [], request
 
 

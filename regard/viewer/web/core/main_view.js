@@ -1,9 +1,10 @@
-/** The first view: attention of a text or an image, and below it the search for the output. */
+/** The first view: attention of a text or an image, and below it what explains the output and the search for it. */
 
 import { h } from "./dom.js";
 import { AttentionView } from "../attention/attention_view.js";
 import { ImageView } from "../images/image_view.js";
 import { SearchView } from "../search/search_view.js";
+import { WhySection } from "../why/why_section.js";
 
 /** @typedef {import("./shell.js").ViewComponent} ViewComponent */
 
@@ -23,12 +24,14 @@ export class MainView {
           h("summary", {}, h("h2", {}, "How the output was found"), h("span", { class: "secondary" }, "the search tree with all candidates")),
         )
       : null;
-    this.element = h("div", { class: "main-view" }, this.attention?.element ?? null, this.details);
+    this.why = WhySection.of(context);
+    this.element = h("div", { class: "main-view" }, this.attention?.element ?? null, this.why?.element ?? null, this.details);
   }
 
   /** @param {Set<string> | null} changed */
   async update(changed) {
     await this.attention?.update(changed);
+    this.why?.update(changed);
     if (!this.details) return;
     if (this.context.state.view.search || !this.attention) this.details.open = true;
     if (!this.details.open) return;
@@ -48,6 +51,7 @@ export class MainView {
   /** Highlights what an output token attends to. @param {number | null} step */
   pointOutput(step) {
     if (this.attention instanceof AttentionView) this.attention.pointOutput(step);
+    this.why?.point(step);
   }
 
   /** What the view adds to the output section: the image and its labels. */

@@ -72,7 +72,7 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
     fields,
     search ?? "",
     button,
-    host.note ? dropDown("", icon("M12 11v6M12 7v.5M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18Z"), "menu-items request-note", h("p", {}, host.note)) : "",
+    host.note ? dropDown(h("span", { class: "visually-hidden" }, "About the model"), icon("M12 11v6M12 7v.5M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18Z"), "menu-items request-note", h("p", {}, host.note)) : "",
     status,
   );
   return form;

@@ -98,7 +98,7 @@ export function toggle(name, onSelect) {
   return button;
 }
 
-/** A button that opens a panel; Escape, or leaving it, closes the panel. @param {string} name @param {any} iconElement @param {string} kind class of the panel @param {...any} children */
+/** A button that opens a panel; Escape, or leaving it, closes the panel. @param {any} name @param {any} iconElement @param {string} kind class of the panel @param {...any} children */
 export function dropDown(name, iconElement, kind, ...children) {
   const details = h(
     "details",

@@ -1,5 +1,6 @@
 /** Experiments: the output of the model with and without interventions (regard/viewer/experiments.py). */
 
+import { explainOutput } from "./explanations.js";
 import { embedText } from "./sentence_embedding.js";
 import { logSoftmax, topIndices } from "./search.js";
 
@@ -11,13 +12,14 @@ import { logSoftmax, topIndices } from "./search.js";
  * @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} PredictionStep
  * @typedef {{text: string, logprob: number | null, steps: PredictionStep[], input_steps: PredictionStep[], next_token: any, map: any}} Outcome
  * `input_steps` and `next_token`: of a language model
- * @typedef {Omit<Outcome, "map"> & {vector?: Float64Array}} Reading `vector`: the embedding of an encoder without a head
+ * @typedef {Omit<Outcome, "map"> & {vector?: Float64Array, generated?: number[]}} Reading `vector`: the embedding of an encoder
+ * without a head; `generated`: the ids of a continuation
  */
 
 /** Alternatives listed per prediction; tokens that a language model generates. */
 const [TOP_COUNT, CONTINUATION_TOKENS] = [5, 12];
-/** Alternatives for the next token; tokens of a text up to which each has its probability, and is masked in turn. */
-const [NEXT_TOP_COUNT, MAX_INPUT_STEPS, MAX_MASKED_TOKENS] = [7, 256, 32];
+/** Alternatives for the next token; tokens of a text up to which each has its probability. */
+const [NEXT_TOP_COUNT, MAX_INPUT_STEPS] = [7, 256];
 /** Temperatures of the next-token distribution. */
 const TEMPERATURES = Array.from({ length: 20 }, (_, i) => Number((0.1 * (i + 1)).toFixed(1)));
 const NO_STEPS = { input_steps: [], next_token: null };
@@ -32,13 +34,13 @@ export function runExperiment(engine, { source, target = null, prefix = null, in
   return { before: before.outcome, after: after.outcome, similarity: a && b ? a.reduce((sum, x, i) => sum + x * b[i], 0) : null };
 }
 
-/** The output on the first screen of a scene (regard/viewer/outcomes.py). @param {PageEngine} engine @param {Look} look */
+/** The output on the first screen of a scene (regard/viewer/outcomes.py), and what explains it. @param {PageEngine} engine @param {Look} look */
 export function sceneOutput(engine, look) {
   const { head } = engine.header;
   const kinds = { classify: "labels", answer: "answer", mask: "mask" };
   const kind = engine.isTranslator ? "translation" : engine.isGenerator ? "continuation" : (kinds[head] ?? "embedding");
-  const { vector, ...outcome } = readOutcome(engine, look, []);
-  return { kind, ...outcome, input_steps: [] };
+  const { vector, generated, ...outcome } = readOutcome(engine, look, []);
+  return { output: { kind, ...outcome, input_steps: [] }, explained: explainOutput(engine, look, outcome, generated ?? []) };
 }
 
 /**
@@ -52,7 +54,7 @@ function runOutcome(engine, source, { target, context, prefix, changes, shown, s
     return { outcome: { ...readImageOutcome(engine, look), map: shownMap(engine, look, shown) }, look };
   }
   const look = engine.isGenerator ? engine.look(source + prefix, { changes }) : engine.look(source, { target, context, prefix, changes });
-  const { vector, ...outcome } = readOutcome(engine, look, changes);
+  const { vector, generated, ...outcome } = readOutcome(engine, look, changes);
   return { outcome: { ...outcome, map: shownMap(engine, look, shown) }, look, vector };
 }
 
@@ -85,6 +87,7 @@ function readContinuation(engine, ids, changes) {
     steps: predictions(tokenizer, logprobs.slice(first, first + Math.max(1, added.length)), added),
     input_steps: first <= MAX_INPUT_STEPS ? predictions(tokenizer, logprobs.slice(0, first), ids.slice(1)) : [],
     next_token: nextToken(tokenizer, ids, logprobs[first]),
+    generated: added,
   };
 }
 
@@ -108,10 +111,8 @@ function nextToken(tokenizer, ids, logprobs) {
 
 /** The logits of a masked language model for every token: of a text without masked tokens, with this token masked. @param {PageEngine} engine @param {Look} look @param {Intervention[]} changes */
 function maskedLogits(engine, look, changes) {
-  const { mask } = engine.special;
-  const [ids] = look.ids;
-  if (mask === null || mask === undefined || ids.includes(mask) || ids.length > MAX_MASKED_TOKENS) return look.pass.logits;
-  return ids.map((_, i) => engine.forward([ids.map((id, j) => (i === j ? mask : id))], new Set(), changes).logits[i]);
+  const texts = engine.maskedInputs(look.ids[0]);
+  return texts ? texts.map((ids, i) => engine.forward([ids], new Set(), changes).logits[i]) : look.pass.logits;
 }
 
 /** Probabilities of labels, or the values of a regression model. @param {PageEngine} engine @param {Float32Array} logits @returns {Float32Array} */

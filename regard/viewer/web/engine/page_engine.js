@@ -28,6 +28,8 @@ import { mutualInformation } from "../weights/maths.js";
  */
 
 const MAX_TITLE = 100;
+/** Tokens of a text up to which each is masked in turn (masked language models). */
+const MAX_MASKED_TOKENS = 32;
 const MASK_TOKEN = "<mask>";
 
 export class PageEngine {
@@ -101,16 +103,23 @@ export class PageEngine {
     return { source: "", target: "", ids: [], axes: {}, pass: this.forward([], recorded, changes), search: null, options: this.header.search };
   }
 
-  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @returns {Pass} */
-  forward(ids, recorded, changes) {
+  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @param {import("./program_runner.js").Edits} [edits] other changes of the program @returns {Pass} */
+  forward(ids, recorded, changes, edits) {
     const { runner, parts } = this.programs.forward;
     /** @type {Record<string, Tensor>} */
     const inputs = {};
     if (this.image) inputs.image = this.image;
     // A single text is one segment.
     else runner.json.inputs.forEach(({ name }, i) => (inputs[name] = idsTensor(ids[i] ?? ids[0].map(() => 0))));
-    const { outputs, values } = runner.run(inputs, recorded, makeEdits(/** @type {any} */ (parts), changes));
+    const { outputs, values } = runner.run(inputs, recorded, edits ?? makeEdits(/** @type {any} */ (parts), changes));
     return { output: outputs.output, logits: rowsOf(outputs.output), values };
+  }
+
+  /** A text with each token masked in turn; null if it is long or contains masked tokens. @param {number[]} ids @returns {number[][] | null} */
+  maskedInputs(ids) {
+    const { mask } = this.special;
+    if (mask === null || mask === undefined || ids.includes(mask) || ids.length > MAX_MASKED_TOKENS) return null;
+    return ids.map((_, i) => ids.map((id, j) => (i === j ? mask : id)));
   }
 
   /** @param {number[]} source ids @param {Intervention[]} changes @param {SearchOptions} options @param {number[]} prefix forced beginning @returns {import("./search.js").SearchResult} */

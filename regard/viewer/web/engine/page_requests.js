@@ -1,5 +1,6 @@
 /** Requests of a page: the same as those of regard/viewer/page/text_requests.py. */
 
+import { explain } from "./explanations.js";
 import { runExperiment, sceneOutput } from "./experiments.js";
 
 /** @typedef {import("./page_engine.js").PageEngine} PageEngine */
@@ -13,8 +14,9 @@ export function respond(engine, template, request) {
     const { source, target, context, search } = request.look;
     const look = engine.look(source, { target: target?.trim() ? target : null, context, options: search });
     const { scene, blobs } = engine.buildScene(look, template);
-    return { body: { scene: { ...scene, output: sceneOutput(engine, look) } }, blobs };
+    return { body: { scene: { ...scene, ...sceneOutput(engine, look) } }, blobs };
   }
   if (request.experiment) return { body: runExperiment(engine, request.experiment, template), blobs: [] };
-  throw new Error("Unsupported request. Supported: look, experiment.");
+  if (request.explain) return { body: explain(engine, request.explain), blobs: [] };
+  throw new Error("Unsupported request. Supported: look, experiment, explain.");
 }

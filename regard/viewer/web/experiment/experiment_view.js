@@ -17,6 +17,7 @@ import { isDark, toggle } from "../core/shell.js";
 import { FixedMap, InterventionMap } from "./intervention_maps.js";
 import { largestChanges } from "./largest_changes.js";
 import { outcomeElements } from "./outcomes.js";
+import { EffectGrid } from "../why/effect_grid.js";
 import EXPERIMENT_STYLE from "./experiment.css";
 
 /** @typedef {import("../attention/figure_data.js").FigureData} FigureData */
@@ -86,7 +87,8 @@ export class ExperimentView {
     );
     this.changesElement = h("div", { class: "largest-changes" });
     this.figureElement = h("div", { class: "card" }, this.output, h("div", { class: "panels two" }, this.panels));
-    this.element = h("div", { class: "experiment" }, h("style", {}, EXPERIMENT_STYLE), this.controls, h("div", { class: "results" }, this.errorElement, this.figureElement, this.changesElement));
+    this.effectGrid = new EffectGrid({ host, attentions, state });
+    this.element = h("div", { class: "experiment" }, h("style", {}, EXPERIMENT_STYLE), this.controls, h("div", { class: "results" }, this.errorElement, this.figureElement, this.changesElement, this.effectGrid.element));
     for (const panel of this.panels) new ResizeObserver(() => this.layout()).observe(panel);
   }
 
@@ -328,6 +330,7 @@ export class ExperimentView {
   /** @param {Set<string> | null} changed */
   async update(changed) {
     const { attention } = this.selected;
+    if (changed === null || changed.has("theme")) this.effectGrid.update();
     await this.attentions.load(attention);
     if (attention !== this.selected.attention) return;
     const { off } = this.state.view;

@@ -1,0 +1,187 @@
+/** Explanations of an output: regard/viewer/explanations and page_explanations.py. */
+
+import { topIndices } from "./search.js";
+
+/**
+ * @typedef {import("./page_engine.js").PageEngine} PageEngine
+ * @typedef {import("./page_engine.js").Look} Look
+ * @typedef {import("./fast_operations.js").Tensor} Tensor
+ * @typedef {import("./program_runner.js").Edits} Edits
+ * @typedef {[number, number, number]} ExplainedStep index of the input, row of the logits, id of the token or label
+ * @typedef {{inputs: number[][][], steps: ExplainedStep[]}} ExplainedOutput
+ */
+
+/** Candidates per layer and position of the logit lens, and its positions. */
+const [LENS_TOP_COUNT, MAX_LENS_POSITIONS] = [5, 64];
+/** The step of central differences: their error is of order ε², that of rounding of order 1 ⁄ ε. */
+const EPSILON = 0.01;
+const SIDES = { 1: ["text"], 2: ["source", "target"] };
+
+/**
+ * The explained output of a look, or null if there is none.
+ * @param {PageEngine} engine @param {Look} look @param {{text: string, steps: {token: string}[]}} output @param {number[]} generated ids of a continuation
+ */
+export function explainOutput(engine, look, output, generated) {
+  const { head, labels } = engine.header;
+  const { streams } = engine.header.programs.forward;
+  const tokens = output.steps.map(({ token }) => token);
+  /** @param {number[][][]} inputs @param {ExplainedStep[]} steps @param {string[]} tokens */
+  const explained = (inputs, steps, tokens) => {
+    const measures = ["effects", ...(streams.length ? ["lens"] : []), "attribution"];
+    return { inputs, steps, tokens, measures, ...Object.fromEntries(measures.map((measure) => [measure, null])) };
+  };
+  /** @param {number} first @param {number[]} columns @returns {ExplainedStep[]} */
+  const stepsFrom = (first, columns) => columns.map((column, i) => [0, first + i, column]);
+  const best = (/** @type {number} */ row) => topIndices(look.pass.logits[row], 1)[0];
+  const textOf = (/** @type {number} */ id) => engine.targetTokenizer.decode([id]) || engine.targetTokenizer.label(id);
+  if (engine.isTranslator) return explained([look.ids], stepsFrom(0, [...look.ids[1].slice(1), engine.special.eos]), tokens);
+  const [ids] = look.ids;
+  if (engine.isGenerator) {
+    const last = ids.length - 1;
+    if (generated.length) return explained([[[...ids, ...generated.slice(0, -1)]]], stepsFrom(last, generated), tokens);
+    return explained([[ids]], stepsFrom(last, [best(last)]), [textOf(best(last))]);
+  }
+  if (head === "classify") return explained([[ids]], [[0, 0, labels.indexOf(output.text)]], [output.text]);
+  if (head !== "mask") return null;
+  const texts = engine.maskedInputs(ids);
+  if (texts) return explained(texts.map((text) => [text]), ids.map((id, i) => [i, i, id]), tokens);
+  const all = ids.map((_, i) => i);
+  const masked = all.filter((i) => ids[i] === engine.special.mask);
+  const steps = (masked.length ? masked : all).map((i) => /** @type {ExplainedStep} */ ([0, i, best(i)]));
+  return explained([[ids]], steps, steps.map(([, , column]) => textOf(column)));
+}
+
+/** Responds to a request for a measure. @param {PageEngine} engine @param {any} request */
+export function explain(engine, request) {
+  const { measure } = request;
+  if (measure === "effects") return { effects: { [request.attention]: headEffects(engine, request, request.attention) } };
+  if (measure === "lens") return { lens: logitLens(engine, request) };
+  if (measure === "attribution") return { attribution: attribution(engine, request, request.side ?? null, request.tokens ?? null) };
+  throw new Error(`Unknown measure ${measure}. Choose one of effects, lens, attribution.`);
+}
+
+/** Log-probability of each step; of a regression, its value. @param {string} problem kind of labels @param {ExplainedStep[]} steps @param {(Float32Array[] | null)[]} logits of each input @returns {number[]} NaN for steps of inputs without logits */
+function stepLogprobs(problem, steps, logits) {
+  return steps.map(([sequence, row, column]) => {
+    const scores = logits[sequence]?.[row];
+    if (!scores) return NaN;
+    if (problem === "regression") return scores[column];
+    if (problem === "multi_label") return -Math.log1p(Math.exp(-scores[column]));
+    return scores[column] - logSum(scores);
+  });
+}
+
+/** @param {Float32Array} logits */
+function logSum(logits) {
+  let maximum = -Infinity;
+  for (const x of logits) if (x > maximum) maximum = x;
+  let total = 0;
+  for (const x of logits) total += Math.exp(x - maximum);
+  return maximum + Math.log(total);
+}
+
+/** Effects of the heads of an attention on each step. @param {PageEngine} engine @param {ExplainedOutput} output @param {string} attention @returns {number[][]} */
+function headEffects(engine, { inputs, steps }, attention) {
+  const { attentions } = engine.header.programs.forward;
+  const one = engine.maps.get(attention) ?? attentions.find((/** @type {any} */ part) => part.attention === attention);
+  if (!one) throw new Error(`The model has no attention ${attention}.`);
+  const run = (/** @type {import("./interventions.js").Intervention[]} */ changes) => {
+    const logits = inputs.map((ids) => engine.forward(ids, new Set(), changes).logits);
+    return stepLogprobs(engine.header.problem_type, steps, logits);
+  };
+  const before = run([]);
+  return Array.from({ length: one.heads }, (_, head) => run([{ change: "head", attention, head }]).map((after, i) => after - before[i]));
+}
+
+/** @param {PageEngine} engine @param {ExplainedOutput} output */
+function logitLens(engine, { inputs, steps }) {
+  const { streams } = engine.header.programs.forward;
+  if (!streams.length) throw new Error("The logit lens needs a model with a residual stream.");
+  if (engine.isGenerator) {
+    const [[ids]] = inputs;
+    steps = [...Array.from({ length: steps[0][1] }, (_, row) => /** @type {ExplainedStep} */ ([0, row, ids[row + 1]])), ...steps];
+  }
+  steps = steps.slice(-MAX_LENS_POSITIONS);
+  const { head, labels } = engine.header;
+  const isLabel = engine.image || head === "classify";
+  const tokenizer = engine.targetTokenizer;
+  const nameOf = (/** @type {number} */ column) => (isLabel ? labels[column] : tokenizer.decode([column]) || tokenizer.label(column));
+  const used = new Set(steps.map(([sequence]) => sequence));
+  // The output layer reads the last stream only: an earlier one in its place gives the lens.
+  /** By layer and input, the logits. @type {Float32Array[][][]} */
+  const logits = streams.map(() => []);
+  for (const sequence of used) {
+    const { values } = engine.forward(inputs[sequence], new Set(streams), []);
+    streams.forEach((/** @type {number} */ slot, /** @type {number} */ layer) => {
+      const [stream] = values.get(slot);
+      const edits = { replaced: new Map([[streams.at(-1), () => stream]]), bypassed: new Map() };
+      logits[layer][sequence] = engine.forward(inputs[sequence], new Set(), [], edits).logits;
+    });
+  }
+  const own = logits.map((of) => stepLogprobs("single_label", steps, of).map(Math.exp));
+  const columns = logits.map((of) => steps.map(([sequence, row]) => topIndices(of[sequence][row], LENS_TOP_COUNT)));
+  const probabilities = columns.map((rows, layer) =>
+    rows.map((best, i) => {
+      const [sequence, row] = steps[i];
+      return stepLogprobs("single_label", best.map((column) => /** @type {ExplainedStep} */ ([sequence, row, column])), logits[layer]).map(Math.exp);
+    }),
+  );
+  const names = Object.fromEntries([...new Set(columns.flat(2))].sort((a, b) => a - b).map((column) => [column, nameOf(column)]));
+  return { layers: streams.length, tokens: steps.map(([, , column]) => nameOf(column)), own, columns, probabilities, names };
+}
+
+/**
+ * Gradient × input by central differences: the derivative of a log-probability with respect to a factor of the embedding of
+ * token i, at 1, is the product of gradient and embedding.
+ * @param {PageEngine} engine @param {ExplainedOutput} output @param {string | null} onlySide @param {[number, number] | null} range of tokens
+ * @returns {Record<string, number[][]>} by side, a row per step; a column per token of the range
+ */
+function attribution(engine, { inputs, steps }, onlySide, range) {
+  const { embeddings } = engine.header.programs.forward;
+  const names = SIDES[embeddings.length];
+  const gates = inputs.map((ids) => reluGates(engine, ids));
+  /** @type {Record<string, number[][]>} */
+  const found = {};
+  names.forEach((name, side) => {
+    if (onlySide !== null && name !== onlySide) return;
+    const [from, to] = range ?? [0, Math.max(...inputs.map((ids) => ids[side].length))];
+    found[name] = steps.map(() => []);
+    for (let token = from; token < to; token++) {
+      const [up, down] = [1 + EPSILON, 1 - EPSILON].map((factor) => {
+        const logits = inputs.map((ids, sequence) => {
+          if (token >= ids[side].length) return null;
+          const { replaced, bypassed } = gates[sequence];
+          const scaled = (/** @type {Tensor} */ value) => scaleRow(value, token, factor);
+          return engine.forward(ids, new Set(), [], { replaced: new Map([...replaced, [embeddings[side], scaled]]), bypassed }).logits;
+        });
+        return stepLogprobs(engine.header.problem_type, steps, logits);
+      });
+      steps.forEach((_, i) => found[name][i].push(Number.isNaN(up[i]) ? 0 : (up[i] - down[i]) / (2 * EPSILON)));
+    }
+  });
+  return found;
+}
+
+/**
+ * Changes of the program by which every ReLU keeps the units of the unchanged input, so that differences do not cross its kink.
+ * @param {PageEngine} engine @param {number[][]} ids @returns {Edits}
+ */
+function reluGates(engine, ids) {
+  const steps = engine.programs.forward.runner.json.steps.filter(({ op }) => op === "relu");
+  const { values } = engine.forward(ids, new Set(steps.map(({ out }) => out)), []);
+  /** @type {Edits} */
+  const edits = { replaced: new Map(), bypassed: new Map(steps.map((step) => [step.out, step.in[0]])) };
+  for (const { out } of steps) {
+    const [{ data: open }] = values.get(out);
+    edits.replaced.set(out, ({ data, shape }) => ({ data: data.map((/** @type {number} */ x, /** @type {number} */ i) => (open[i] > 0 ? x : 0)), shape }));
+  }
+  return edits;
+}
+
+/** Multiplies a row of (1, T, E). @param {Tensor} value @param {number} row @param {number} factor @returns {Tensor} */
+function scaleRow({ data, shape }, row, factor) {
+  const width = shape[shape.length - 1];
+  const out = data.slice();
+  for (let i = row * width; i < (row + 1) * width; i++) out[i] *= factor;
+  return { data: out, shape };
+}

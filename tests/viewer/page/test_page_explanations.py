@@ -1,0 +1,110 @@
+"""Explanations in scenes and in responses to requests of a page."""
+
+import json
+
+import pytest
+
+from regard.errors import RegardError
+from regard.viewer.page import page_explanations
+from regard.viewer.page.image_requests import ImageRequestHandler
+from regard.viewer.page.image_scene import build_image_scene
+from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.text_scene import build_scene
+from tests.viewer import image_models, text_models
+
+FORMS = ["transformer", "luong", "gpt", "bert", "albert", "classify"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_requested_explanations_equal_those_computed_in_advance(form):
+    look = text_models.cached_look(form)
+    header = json.loads(json.dumps(build_scene(look, walk=False, explain=None).header["explained"]))
+    assert header["measures"] == ["effects", *(["lens"] if form != "luong" else []), "attribution"]
+    handler = TextRequestHandler(look.pipeline)
+    request = {"inputs": header["inputs"], "steps": header["steps"]}
+    for measure in header["measures"]:
+        names = list(look.maps) if measure == "effects" else [None]
+        for name in names:
+            response = handler.handle({"explain": request | {"measure": measure, "attention": name}})
+            found = json.loads(json.dumps(response.header))[measure]
+            expected = header[measure] if name is None else {name: header[measure][name]}
+            assert_close(found, expected)
+
+
+def assert_close(found, expected):
+    if isinstance(expected, dict | list):
+        assert len(found) == len(expected)
+        keys = expected if isinstance(expected, dict) else range(len(expected))
+        for key in keys:
+            assert_close(found[key], expected[key])
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, abs=2e-5)
+    else:
+        assert found == expected
+
+
+def test_effects_sum_to_those_of_python():
+    look = text_models.cached_look("transformer")
+    header = build_scene(look, walk=False, explain=None).header["explained"]
+    total = look.head_effects().total["decoder.1.cross"]
+    assert [sum(row) for row in header["effects"]["decoder.1.cross"]] == pytest.approx(total.tolist(), abs=1e-4)
+
+
+def test_expensive_explanations_are_left_out_unless_requested(monkeypatch):
+    look = text_models.cached_look("gpt")
+    monkeypatch.setattr(page_explanations, "MAX_MULTIPLICATIONS", 0)
+    by_default = build_scene(look, walk=False, explain=None).header["explained"]
+    assert [by_default[name] for name in ("effects", "lens", "attribution")] == [None] * 3
+    assert build_scene(look, walk=False, explain=True).header["explained"]["effects"]
+    monkeypatch.undo()
+    monkeypatch.setattr(page_explanations, "MAX_NUMBERS", 60)
+    bounded = build_scene(look, walk=False, explain=None).header["explained"]
+    assert bounded["lens"] is None
+    assert build_scene(look, walk=False).header["explained"]["effects"] is None
+
+
+def test_models_without_an_output_have_no_explanation():
+    assert build_scene(text_models.cached_look("embed"), walk=False, explain=True).header["explained"] is None
+    assert build_image_scene(image_models.cached_look("linear"), walk=False).header["explained"] is None
+
+
+def test_images():
+    look = image_models.cached_look("class")
+    scene = build_image_scene(look, walk=False, explain=True)
+    header = json.loads(json.dumps(scene.header["explained"]))
+    assert header["measures"] == ["effects", "lens"]
+    assert header["tokens"] == [look.label]
+    handler = ImageRequestHandler(look.pipeline, images={"photo": look.run.images[0]})
+    request = {"measure": "effects", "inputs": [[]], "steps": header["steps"], "source": "photo"}
+    found = handler.handle({"explain": request | {"attention": "blocks.1.attention"}}).header["effects"]
+    assert_close(found["blocks.1.attention"], header["effects"]["blocks.1.attention"])
+    blob = scene.header["image"]["labels"][0]["attribution"]
+    assert tuple(blob["shape"]) == look.grid
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"measure": "other"},
+        {"attention": "decoder.7.cross"},
+        {"attention": None},
+        {"inputs": []},
+        {"inputs": [[[1, 2]]]},
+        {"inputs": [[[1, 2], [10**6]]]},
+        {"inputs": [[[1, 2], ["a"]]]},
+        {"inputs": [[[1, 2], []]]},
+        {"inputs": "text"},
+        {"steps": []},
+        {"steps": [[0, 0]]},
+        {"steps": [[1, 0, 0]]},
+        {"steps": [[0, 99, 0]]},
+        {"steps": [[0, 0, 10**6]]},
+        {"steps": [[0, -1, 0]]},
+    ],
+)
+def test_invalid_requests_are_errors(change):
+    handler = TextRequestHandler(text_models.cached_look("transformer").pipeline)
+    request = {"measure": "effects", "attention": "decoder.0.cross", "inputs": [[[1, 2], [1, 2]]], "steps": [[0, 0, 1]]}
+    assert handler.handle({"explain": request}).header["effects"]
+    with pytest.raises(RegardError):
+        handler.handle({"explain": request | change})
