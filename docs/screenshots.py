@@ -1,6 +1,6 @@
 """Take the screenshots of the README and the docs: python docs/screenshots.py MODEL [FOLDER]
 
-MODEL is the model folder that `make demo` trains. The other models are trained here in about two minutes: an image
+MODEL is the model folder that `make demo` trains. The other models are trained here in a few minutes: an image
 classifier, which predicts the color of a ball, a language model and a masked language model. FOLDER, if given, receives
 every first screen at full size: desktop, dark and phone. Requires Chromium and Playwright (requirements-dev.txt).
 """

@@ -62,11 +62,11 @@ def export_argos(translator: Translator, path: str | Path) -> None:
         )
     source, target = translator.languages
     tokenizer = translator.source_tokenizer
-    if tokenizer.kind != FOREIGN_KIND or tokenizer is not translator.target_tokenizer:
+    if tokenizer.kind not in (FOREIGN_KIND, "sentencepiece") or tokenizer is not translator.target_tokenizer:
         problem = f"is of the kind {tokenizer.kind}" if tokenizer is translator.target_tokenizer else "is not shared"
         raise RegardError(
             f"Argos Translate needs one sentencepiece tokenizer for both languages; that of this model {problem}.",
-            "Fine-tune a model with such a tokenizer (regard train --from), or export to ctranslate2.",
+            "Train with --tokenizer.kind sentencepiece, or export to ctranslate2.",
         )
     if translator.special.begin is not None or translator.special.forced is not None:
         raise RegardError(

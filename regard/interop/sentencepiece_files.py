@@ -23,7 +23,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from regard.data.text.tokenizer import SPACE
+from regard.data.text.tokenizer import SPACE, piece_splits
 from regard.errors import RegardError
 from regard.files import read_file, write_atomically
 
@@ -71,9 +71,9 @@ def read_sentencepiece(path: str | Path) -> tokenizers.Tokenizer:
 def write_sentencepiece(tokenizer: tokenizers.Tokenizer, path: str | Path) -> None:
     """Write a sentencepiece file that gives the same ids as the tokenizer.
 
-    Supported are tokenizers from `read_sentencepiece` and others that segment texts in the same way, such as Llama's.
-    All others are an error, including tokenizers that Regard trains: sentencepiece cannot separate words and
-    punctuation.
+    Supported are tokenizers from `read_sentencepiece`, those of the kind `sentencepiece` that Regard trains, and others
+    that segment texts in the same way, such as Llama's. All others are an error, including other kinds: sentencepiece
+    cannot separate words and punctuation.
     """
     write_pieces(to_piece_model(tokenizer, path), path)
 
@@ -332,7 +332,6 @@ def _merges(pieces: Sequence[Piece], path: str | Path) -> list[tuple[str, str]]:
                 f"{path}: {piece.text!r} and {following.text!r} have the same score; the order of merges is ambiguous.",
                 "Use another tokenizer.",
             )
-    merges = []
     for piece in merged:
         missing = set(piece.text) - characters
         if missing:
@@ -340,12 +339,7 @@ def _merges(pieces: Sequence[Piece], path: str | Path) -> list[tuple[str, str]]:
                 f"{path}: the piece {piece.text!r} contains {min(missing)!r}, which is not a piece.",
                 "Use another tokenizer.",
             )
-        merges += [
-            (piece.text[:cut], piece.text[cut:])
-            for cut in range(1, len(piece.text))
-            if piece.text[:cut] in known and piece.text[cut:] in known
-        ]
-    return merges
+    return piece_splits((piece.text for piece in merged), known)
 
 
 def _allow_whole_words(

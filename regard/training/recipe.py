@@ -29,7 +29,7 @@ from regard.training.optim.optimizers import OptimizerName
 from regard.training.optim.schedules import ScheduleName, parse_duration
 from regard.training.registry import TASKS, TaskName, families_for
 
-TokenizerKind = Literal["word", "space", "char", "bpe", "bytes"]
+TokenizerKind = Literal["word", "space", "char", "bpe", "bytes", "sentencepiece"]
 CACHE = "regard-cache"
 
 

@@ -204,3 +204,14 @@ def test_damaged_file_is_an_error_or_a_usable_tokenizer(content, tmp_path):
         else:
             ids_of(library, "The ① café ab 🙂\t<s>")
     assert errors > 10
+
+
+@pytest.mark.parametrize("texts", [TEXTS, [*TEXTS, *["<pad> a<eos> </s> <unk>"] * 50]], ids=["plain", "special names"])
+def test_tokenizers_of_the_kind_sentencepiece_are_written(texts, tmp_path):
+    """Those that Regard trains."""
+    tokenizer = Tokenizer.train(texts, "sentencepiece", 400)
+    write_sentencepiece(tokenizer.backend_tokenizer, tmp_path / "spm.model")
+    other = load_sentencepiece((tmp_path / "spm.model").read_bytes())
+    for text in [*SENTENCES, *SPECIAL_NAMES, "<pad>", "a<eos>b <sos>"]:
+        assert tokenizer.encode(text) == other.encode(text), text
+    assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in TEXTS)

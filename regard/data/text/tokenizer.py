@@ -5,7 +5,7 @@ They wrap the `tokenizers` library and are saved in its format, so that other to
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -46,6 +46,7 @@ _PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
     "char": pre_tokenizers.Split(Regex(r"(?m)."), "isolated"),  # (?m) means here that a dot also matches a newline
     "bpe": _word_pre_tokenizer(_LETTER, _ENTITY, _HYPHEN),  # t-shirt becomes one token if it is frequent
     "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "sentencepiece": pre_tokenizers.Split(SPACE, "merged_with_next"),
 }
 TOKENIZER_KINDS = tuple(_PRE_TOKENIZERS)
 # Tokenizer of an imported model, not trained with Regard.
@@ -56,6 +57,8 @@ _RESTORE = "Restore the tokenizer from a good copy."
 def _make_decoder(kind: str, keep_newlines: bool = False) -> decoders.Decoder:
     if keep_newlines:
         return decoders.Sequence([decoders.Metaspace(SPACE), decoders.Fuse(), decoders.Replace("\n ", "\n")])
+    if kind == "sentencepiece":
+        return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Replace(Regex(r"\A +"), "")])
     return {"char": decoders.Fuse(), "bytes": decoders.ByteLevel()}.get(kind, decoders.Metaspace(SPACE))
 
 
@@ -65,6 +68,11 @@ def _make_normalizer(
     steps: list[normalizers.Normalizer] = []
     if exact:
         return normalizers.Lowercase() if lowercase else None
+    if kind == "sentencepiece":  # the steps that its files can express
+        steps = [normalizers.Lowercase()] if lowercase else []
+        steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A "), "")]
+        steps += [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+        return normalizers.Sequence([*steps, normalizers.Replace(Regex(rf"{SPACE}+\z"), "")])
     if kind not in ("bytes", "space"):  # bytes are exact; with "space", symbols must not be recomposed
         # Characters are decomposed: accents become separate, and thousands of Hangul syllables become a few letters.
         steps.append(normalizers.NFD() if kind == "char" else normalizers.NFC())
@@ -89,11 +97,12 @@ class Tokenizer:
     - `space`: tokens separated by white space (phonemes, text that is already tokenized);
     - `char`: characters;
     - `bpe`: subwords by byte-pair encoding, within words;
-    - `bytes`: byte-level BPE, without unknown tokens.
+    - `bytes`: byte-level BPE, without unknown tokens;
+    - `sentencepiece`: BPE between spaces, across punctuation, which a sentencepiece file can express.
 
-    All but `bytes` normalize runs of white space (and "▁") to one space; `word`, `char` and `bpe` decode to composed
-    characters (NFC). Apart from that, decoding restores the encoded text if all its characters (words) are in the
-    vocabulary.
+    All but `bytes` normalize runs of white space (and "▁") to one space; `sentencepiece` changes spaces only. `word`,
+    `char` and `bpe` decode to composed characters (NFC). Apart from that, decoding restores the encoded text if all its
+    characters (words) are in the vocabulary.
 
     >>> tokenizer = Tokenizer.train(["the cat", "the mouse", "l'homme"], "word")
     >>> tokenizer.encode("the mouse"), tokenizer.decode([4, 8])
@@ -154,8 +163,9 @@ class Tokenizer:
         }
         library: tokenizers.Tokenizer
         trainer: trainers.Trainer
-        if kind in ("bpe", "bytes"):
-            library = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL_TOKEN_NAMES[UNK] if kind == "bpe" else None))
+        if kind in ("bpe", "bytes", "sentencepiece"):
+            unknown = None if kind == "bytes" else SPECIAL_TOKEN_NAMES[UNK]
+            library = tokenizers.Tokenizer(models.BPE(unk_token=unknown, fuse_unk=kind == "sentencepiece"))
             alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else []
             trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
         else:
@@ -165,6 +175,8 @@ class Tokenizer:
         library.pre_tokenizer = _PRE_TOKENIZERS[kind]
         library.decoder = _make_decoder(kind, keep_newlines)
         library.train_from_iterator(texts, trainer)
+        if kind == "sentencepiece":
+            _add_all_merges(library)
         return Tokenizer(library, kind)
 
     @property
@@ -328,6 +340,25 @@ class Tokenizer:
                     )
                 return tokenizer
         raise RegardError(f"{path}: unsupported tokenizer.", hint=f"Supported kinds: {', '.join(TOKENIZER_KINDS)}.")
+
+
+def _add_all_merges(library: tokenizers.Tokenizer) -> None:
+    """Merge each pair whose result is an entry, like sentencepiece, and not only the pairs of the training."""
+    table = json.loads(library.to_str())["model"]
+    known = table["vocab"].keys() - {*SPECIAL_TOKEN_NAMES, MASK_TOKEN}
+    merged = dict.fromkeys(piece for piece in map("".join, table["merges"]) if piece in known)
+    merges = piece_splits(merged, known)
+    library.model = models.BPE(vocab=table["vocab"], merges=merges, unk_token=table["unk_token"], fuse_unk=True)
+
+
+def piece_splits(pieces: Iterable[str], known: Collection[str]) -> list[tuple[str, str]]:
+    """All ways to split each piece into two known ones, in the order of the pieces.
+
+    >>> piece_splits(["ab", "abc"], {"a", "b", "c", "ab", "bc"})
+    [('a', 'b'), ('a', 'bc'), ('ab', 'c')]
+    """
+    cuts = ((piece, cut) for piece in pieces for cut in range(1, len(piece)))
+    return [(piece[:cut], piece[cut:]) for piece, cut in cuts if piece[:cut] in known and piece[cut:] in known]
 
 
 @contextmanager

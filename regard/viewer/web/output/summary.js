@@ -100,7 +100,7 @@ function patchClause({ image, attentions: list }, attentions, selected) {
   if (row === null || selected.head === "mean") return null;
   const { columns } = list.find((/** @type {any} */ one) => one.name === selected.attention);
   const best = argmax(attentions.map(selected, false).exactRow(row).slice(image.first[columns]));
-  return ["; most attention goes to ", h("q", {}, attentions.axesOf(selected.attention, false).columns.labels[image.first[columns] + best])];
+  return ["; most attention goes to ", h("strong", {}, `patch ${Math.floor(best / image.grid[1])},${best % image.grid[1]}`)];
 }
 
 /**
