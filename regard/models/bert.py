@@ -197,7 +197,10 @@ class Bert(nn.Module):
 
     def features(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows E"]:
         """The input of the output layer: one row per token, or for classification one row per text."""
-        x = self.encode(tokens, segments)
+        return self.head_features(self.encode(tokens, segments), tokens)
+
+    def head_features(self, x: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "rows E"]:
+        """`features`, from the output of the encoder."""
         if self.mask_head is not None:
             return self.mask_head(x)
         if self.config.head == "tag":
