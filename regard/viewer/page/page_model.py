@@ -322,7 +322,7 @@ def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
         if id(originals[name]) in weights.rounded:
             parameter.copy_(weights.rounded[id(originals[name])])
     if isinstance(look, Look) and isinstance(look.pipeline, TextEncoder) and model.config.head == "none":
-        encoders = look.pipeline, replace(look.pipeline, model=rounded)
+        encoders = look.pipeline, replace(look.pipeline, model=rounded)  # type: ignore[arg-type]
         first, second = (one.embed(look.source, truncate=True) for one in encoders)
         return float(abs(first - second).max())
     inputs = [look.run.images] if isinstance(look, ImageLook) else [look.pipeline.pack([ids]) for ids in look.ids]
