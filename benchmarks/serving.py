@@ -43,7 +43,7 @@ def make_folder(folder: Path) -> None:
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word", vocab_size=len(WORDS) + 8)
     size = tokenizer.vocab_size
     config = transformer_small(source_vocab=size, target_vocab=size, shared_vocab=True)
-    translator = Translator(make_model(config).eval(), tokenizer, tokenizer, languages=("en", "fr"))
+    translator = Translator(make_model(config).eval(), tokenizer, tokenizer)
     save(folder, translator)
 
 

@@ -141,6 +141,7 @@ PUBLIC = {
         "text_scores",
     ],
     "regard.interop": [
+        "export_argos",
         "export_ctranslate2",
         "export_huggingface",
         "export_onnx",
@@ -173,6 +174,7 @@ PUBLIC = {
         "PIPELINES",
         "Pipeline",
         "SequenceScore",
+        "TaggedWord",
         "TextEncoder",
         "TextGenerator",
         "TextLoss",

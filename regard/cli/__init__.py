@@ -35,6 +35,7 @@ COMMANDS = {
     "generate": Command("regard.cli.inference.generate", "Generate text from a prompt"),
     "classify": Command("regard.cli.inference.classify", "Classify texts or images"),
     "segment": Command("regard.cli.inference.segment", "Label every pixel of an image"),
+    "tag": Command("regard.cli.inference.tag", "Tag the words of texts, such as named entities"),
     "answer": Command("regard.cli.inference.answer", "Answer questions about a text"),
     "embed": Command("regard.cli.inference.embed", "Embed texts as vectors"),
     "evaluate": Command("regard.cli.inference.evaluate", "Evaluate a model on test data"),

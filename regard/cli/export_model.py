@@ -16,11 +16,11 @@ from regard.pipelines import Translator, load
 class Options:
     """Export a model to another format: regard export MODEL --to ctranslate2 --out folder
 
-    onnx: graphs for ONNX Runtime, any model family. ctranslate2: translators. huggingface: a folder for transformers,
-    as the class with exactly the same computation. argos: a package for Argos Translate and LibreTranslate, of a
-    translator with one sentencepiece tokenizer. int8: a model folder of a quarter of the size, any family. A model that
-    the format does not support is an error, and nothing is written; `regard train --for` trains a model that the format
-    supports.
+    onnx: graphs for ONNX Runtime, any model family. ctranslate2: translators, language models, and encoders without a
+    task head. huggingface: a folder for transformers, as the class with exactly the same computation. argos: a package
+    for Argos Translate and LibreTranslate, of a translator with one sentencepiece tokenizer. int8: a model folder of a
+    quarter of the size, any family. A model that the format does not support is an error, and nothing is written;
+    `regard train --for` trains a model that the format supports.
     """
 
     model: Model
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
         print_note(f"Wrote {options.out}. Install it with: argospm install {options.out}")
         return 0
     if options.to == "ctranslate2":
-        export_ctranslate2(load(options.model, "cpu", expect=Translator), options.out)
+        export_ctranslate2(load(options.model, "cpu"), options.out)
         print_note(f"Wrote {options.out}, a CTranslate2 model with its tokenizer.")
     else:
         export_onnx(load(options.model, "cpu"), options.out)

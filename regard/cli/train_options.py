@@ -116,8 +116,8 @@ RECIPE = ("RECIPE", "recipe file (.toml), or the name of a packaged recipe (see 
 TASK_NOTES = (
     "Tasks and their data: translate (sentence pairs), text2text (pairs of several tasks, each with a prefix), "
     "language (plain text, for generation), mask (plain text, for encoders), classify (texts and labels), answer "
-    "(questions in SQuAD format), classify-images (images and labels), segment (images and masks), mask-images "
-    "(images)."
+    "(questions in SQuAD format), tag (words and tags in CoNLL format), classify-images (images and labels), segment "
+    "(images and masks), mask-images (images)."
 )
 
 

@@ -14,7 +14,7 @@ from regard.decode.coverage import coverage_term, step_with_attention
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import CandidateStatus, NBest, RefusedToken, SearchHistory, SearchStep
 from regard.decode.lexical_constraints import LexicalConstraints, LexicalTracker, allocate_beam
-from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens, continues_source
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.sampling import gather_hypotheses
 
 
@@ -119,16 +119,7 @@ def beam(
     True
     """
     config = config or DecodeConfig()
-    constraints = Constraints.from_config(
-        source,
-        config,
-        special,
-        prefixes,
-        max_total_len,
-        lexical,
-        shortlist,
-        continues_source=continues_source(model),
-    )
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical, shortlist, model)
     B, K, device = len(constraints.limit), config.beam, constraints.limit.device
     if B == 0:
         return []

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.lexical_constraints import LexicalConstraints, LexicalTracker
-from regard.decode.protocol import SourceBatch, SpecialTokens
+from regard.decode.protocol import SourceBatch, SpecialTokens, continues_source
 from regard.decode.token_rules import TokenRules
 from regard.errors import RegardError
 
@@ -48,15 +49,14 @@ class Constraints:
         max_total_len: int | None = None,
         lexical: Sequence[LexicalConstraints] | None = None,
         shortlist: Bool[Tensor, "B V"] | None = None,
-        *,
-        continues_source: bool = False,
+        model: Any = None,
     ) -> "Constraints":
         """The constraints for a batch, from the decoding options, with one forced prefix per sentence and the required
         and forbidden phrases of each.
 
-        `max_total_len` limits the length of source and output together, for models whose output continues the source
-        (`continues_source`). A prefix raises the limit of its sentence if necessary; a prefix beyond `max_total_len` is
-        an error. So are required phrases that do not fit.
+        `max_total_len` limits the length of source and output together, for models whose output continues the source;
+        rules about repetition need the `model`, to know whether it is one. A prefix raises the limit of its sentence if
+        necessary; a prefix beyond `max_total_len` is an error. So are required phrases that do not fit.
         """
         lengths = source.offsets.lengths.tolist()
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
@@ -80,7 +80,8 @@ class Constraints:
                     )
             limits = [max(0, min(limit, max_total_len - length)) for limit, length in zip(limits, lengths)]
         device = source.offsets.starts.device
-        begin = int(special.forced is not None and not continues_source)
+        is_causal = continues_source(model)
+        begin = int(special.forced is not None and not is_causal)
         return cls(
             prefix=torch.tensor(padded, dtype=torch.long, device=device).view(len(lengths), prefix_len),
             limit=torch.tensor(limits, dtype=torch.long, device=device),
@@ -91,7 +92,7 @@ class Constraints:
             shortlist=None if shortlist is None else shortlist.to(device),
             suppressed=frozenset(one for one, *others in config.suppress_sequences if not others),
             rules=TokenRules.from_config(
-                config, source_sequences(source) if continues_source else [[special.sos]] * len(lengths), device, begin
+                config, source_sequences(source) if is_causal else [[special.sos]] * len(lengths), device, begin
             ),
             is_beam_search=config.method == "beam",
         )

@@ -11,7 +11,7 @@ from regard.decode.constraints import Constraints, check_no_nan
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import Hypothesis, NBest
 from regard.decode.lexical_constraints import LexicalConstraints, check_no_required
-from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens, continues_source
+from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.search_history import SearchRecorder
 
 # Removing finished sentences from the batch copies the caches of the others, which costs about as much as one step. It
@@ -51,16 +51,7 @@ def greedy(
     """
     config = config or DecodeConfig(method="greedy")
     check_no_required(lexical, config.method)
-    constraints = Constraints.from_config(
-        source,
-        config,
-        special,
-        prefixes,
-        max_total_len,
-        lexical,
-        shortlist,
-        continues_source=continues_source(model),
-    )
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical, shortlist, model)
     recorder = SearchRecorder(config, special, len(constraints.limit), 1) if history else None
     return _decode_stepwise(
         model, source, config, constraints, lambda log_p, t, rows: log_p.argmax(-1), 1, on_token, recorder
@@ -96,16 +87,7 @@ def sample(
     """
     config = config or DecodeConfig(method="sample")
     check_no_required(lexical, config.method)
-    constraints = Constraints.from_config(
-        source,
-        config,
-        special,
-        prefixes,
-        max_total_len,
-        lexical,
-        shortlist,
-        continues_source=continues_source(model),
-    )
+    constraints = Constraints.from_config(source, config, special, prefixes, max_total_len, lexical, shortlist, model)
     B = len(constraints.limit)
     if B == 0:
         return []

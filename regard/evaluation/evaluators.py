@@ -22,6 +22,7 @@ from regard.data.text.labeled_texts import label_ids, read_labeled_texts
 from regard.data.text.language_pairs import files_per_pair, parse_language_pairs
 from regard.data.text.questions import read_squad
 from regard.data.text.readers import read_pairs
+from regard.data.text.tagged_texts import check_tags, read_tagged_texts
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import (
@@ -34,6 +35,7 @@ from regard.evaluation.alignment import (
     sharpest_layer,
 )
 from regard.evaluation.label_metrics import class_scores, label_scores, mask_scores
+from regard.evaluation.tag_metrics import tag_scores
 from regard.evaluation.teacher_forcing import attention_names
 from regard.evaluation.text_metrics import confusion_counts, squad_scores, text_scores
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
@@ -74,6 +76,7 @@ def evaluate(
     - A text classifier: accuracy, F1, calibration error; `columns` name text and label.
     - A question-answering model: exact match and F1 on a file in SQuAD's format, normalized for `language`;
       `allow_empty` permits empty answers.
+    - A tagging model: accuracy of the tags and, if they are BIO tags, F1 of the entities, on a file in CoNLL format.
     - An image model: accuracy, or intersection over union of masks; `label` is the column or array of the labels.
 
     `truncate` cuts texts to the trained length. Without `quiet`, progress is shown on standard error.
@@ -94,6 +97,8 @@ def evaluate(
             metrics = _evaluate_text_classifier(model, files, columns, truncate, quiet)
         case TextEncoder() if model.model.config.head == "answer":
             metrics = _evaluate_answers(model, files, language, allow_empty, quiet)
+        case TextEncoder() if model.model.config.head == "tag":
+            metrics = _evaluate_tags(model, files, quiet)
         case ImageModel() if model.model.config.head in ("classify", "segment"):
             metrics = _evaluate_image_model(model, files, label, quiet)
         case TextEncoder() | ImageModel():
@@ -293,6 +298,23 @@ def _evaluate_answers(
             answers |= {question.id: answer for question, answer in zip(chunk, predicted)}
     exact, f1 = squad_scores(answers, questions, language)
     return {"questions": len(questions), "without_answer": unanswerable, "exact_match": exact, "f1": f1}
+
+
+def _evaluate_tags(encoder: TextEncoder, files: Sequence[str], quiet: bool) -> dict[str, Any]:
+    names, texts = encoder.model.config.labels, read_tagged_texts(files)
+    words = len(check_tags(texts, names))
+    predicted: list[list[str]] = []
+    with show_progress("tagging", silent=quiet) as on_progress:
+        for rows in _chunks(len(texts), on_progress):
+            tagged = encoder.tag([texts[i].words for i in rows])
+            predicted += [[word.tag for word in one] for one in tagged]
+    scores = tag_scores(predicted, [text.tags for text in texts], names)
+    metrics: dict[str, Any] = {"texts": len(texts), "words": words, "accuracy": scores.accuracy}
+    if scores.entities is not None:
+        entities = scores.entities
+        metrics |= {"precision": entities.precision, "recall": entities.recall, "f1": entities.f1}
+        metrics["per_class"] = {label: vars(one) for label, one in scores.labels.items()}
+    return metrics
 
 
 def _evaluate_image_model(model: ImageModel, files: Sequence[str], label: str, quiet: bool) -> dict[str, Any]:

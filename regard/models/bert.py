@@ -20,7 +20,7 @@ from regard.layers.packed import Padded, Tokens
 from regard.models.config_checks import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Rate, check_ranges
 
-Head = Literal["none", "mask", "classify", "answer"]
+Head = Literal["none", "mask", "classify", "answer", "tag"]
 ProblemType = Literal["single_label", "multi_label", "regression"]
 
 
@@ -49,7 +49,7 @@ class BertConfig:
     score: ScoreName = "scaled_dot"
     qk_norm: bool = False
     head: Head = "mask"
-    """output: features only (none), masked tokens (mask), a label per text (classify), answer start and end (answer)"""
+    """output: features (none), masked tokens (mask), text label (classify), answer span (answer), token labels (tag)"""
     pooling: Literal["first", "query"] = "first"
     """input of the classifier: the first token (first), or attention pooling with a learned query (query)"""
     pooler: Literal["none", "tanh", "relu"] = "none"
@@ -75,7 +75,7 @@ class BertConfig:
             )
         if self.head == "classify" and self.pooler == "none" and self.pooling == "first":
             raise RegardError("A model that classifies needs a pooler.", "Set model.pooler to tanh or relu.")
-        if self.pooling == "query" and self.head in ("mask", "answer"):
+        if self.pooling == "query" and self.head in ("mask", "answer", "tag"):
             raise RegardError(
                 f'model.pooling is "query", which is for classification; the head {self.head} reads every token.',
                 'Set model.pooling to "first".',
@@ -163,7 +163,8 @@ class Bert(nn.Module):
         self.query_pool = AttentionPooling(block, config.score) if config.pooling == "query" else None
         self.pooler = nn.Linear(config.width, config.width) if config.pooler != "none" else None
         self.dropout = Dropout(config.dropout)
-        outputs = {"none": 0, "mask": config.vocab, "classify": len(config.labels), "answer": 2}[config.head]
+        labels = len(config.labels)
+        outputs = {"none": 0, "mask": config.vocab, "classify": labels, "answer": 2, "tag": labels}[config.head]
         self.mask_head = None
         if config.head == "mask":
             self.mask_head = MaskHead(config.width, inner, config.activation, norm(inner))
@@ -196,12 +197,17 @@ class Bert(nn.Module):
 
     def features(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows E"]:
         """The input of the output layer: one row per token, or for classification one row per text."""
-        x = self.encode(tokens, segments)
+        return self.head_features(self.encode(tokens, segments), tokens)
+
+    def head_features(self, x: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "rows E"]:
+        """`features`, from the output of the encoder."""
         if self.mask_head is not None:
             return self.mask_head(x)
+        if self.config.head == "tag":
+            return self.dropout(x)
         return self.dropout(self.pool(x, tokens)) if self.config.head == "classify" else x
 
     def forward(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
-        """Logits by head: of the token at each position, of the label of each text, or of answer start and end."""
+        """Logits by head: of the token or tag at each position, of the label of each text, or of the answer's ends."""
         x = self.features(tokens, segments)
         return x if self.output is None else self.output(x)

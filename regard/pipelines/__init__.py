@@ -19,7 +19,7 @@ from regard.pipelines.model_folder import (
     write_tokenizers,
 )
 from regard.pipelines.pipeline import Pipeline
-from regard.pipelines.scoring import Classification, SequenceScore
+from regard.pipelines.scoring import Classification, SequenceScore, TaggedWord
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import Continuation, TextGenerator, TextLoss
 from regard.pipelines.translation import Translation
@@ -33,6 +33,7 @@ __all__ = [
     "ImageModel",
     "Pipeline",
     "SequenceScore",
+    "TaggedWord",
     "TextEncoder",
     "TextGenerator",
     "TextLoss",

@@ -83,7 +83,7 @@ PIPELINES = {
         TextGenerator, 1, CAUSAL_LM_TOKENS, "a language model", "regard generate, evaluate, look, info"
     ),
     "text_encoder": PipelineKind(
-        TextEncoder, 1, ENCODER_TOKENS, "a text encoder", "regard embed, classify, answer, look, info"
+        TextEncoder, 1, ENCODER_TOKENS, "a text encoder", "regard embed, classify, tag, answer, look, info"
     ),
     "image_model": PipelineKind(
         ImageModel, 0, SpecialTokens(), "an image model", "regard classify, segment, evaluate, look, info"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -40,6 +41,16 @@ class Classification:
         """
         best = max(range(len(labels)), key=lambda i: probabilities[i])
         return cls(labels[best], probabilities[best], dict(zip(labels, probabilities)))
+
+
+class TaggedWord(NamedTuple):
+    """A word with its tag, the tag's probability, and its (start, end) in the text."""
+
+    text: str
+    tag: str
+    probability: float
+    start: int
+    end: int
 
 
 def format_classification(result: Classification, all_labels: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Text encoder pipeline: embeddings, classification, question answering, masked tokens."""
+"""Text encoder pipeline: embeddings, classification, question answering, tagging, masked tokens."""
 
 import hashlib
 import io
@@ -19,6 +19,7 @@ from regard.data.batching.sequences import Sequences
 from regard.data.batching.text_batches import EncodedTexts, EncoderInputs, LengthGroupedBatches, encode_texts
 from regard.data.text.questions import Question, QuestionWindows
 from regard.data.text.special_tokens import ENCODER_TOKENS, MASK_TOKEN, SpecialTokens
+from regard.data.text.tagged_texts import TaggingWindows, join_words, split_words
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert
@@ -33,7 +34,7 @@ from regard.pipelines.large_files.file_processing import (
 from regard.pipelines.large_files.input_items import InputItems, find_shards
 from regard.pipelines.large_files.ray_workers import Cluster, make_processors
 from regard.pipelines.pipeline import TextPipeline
-from regard.pipelines.scoring import Classification, format_classification
+from regard.pipelines.scoring import Classification, TaggedWord, format_classification
 from regard.pipelines.sentence_embedding import SentenceEmbedding
 from regard.ranges import MAX_INT
 
@@ -317,6 +318,44 @@ class TextEncoder(TextPipeline):
             for i, rows in zip(indices, logits.split(lengths)):
                 scores[i] = rows.log_softmax(0).cpu().numpy()
         return pieces.extract_answers(questions, scores, empty=empty)
+
+    @overload
+    def tag(self, texts: str) -> list[TaggedWord]: ...
+    @overload
+    def tag(self, texts: Sequence[str | Sequence[str]]) -> list[list[TaggedWord]]: ...
+    @torch.no_grad()
+    def tag(self, texts: str | Sequence[str | Sequence[str]]) -> Any:
+        """The words of each text with their tags; one list for a string.
+
+        A text is a string, which is split into words and punctuation characters, or a list of words. The tag of a word
+        is that of its first token. Long texts are processed in pieces.
+        """
+        if isinstance(texts, str):
+            return self.tag([texts])[0]
+        config = self.model.config
+        if config.head != "tag":
+            raise RegardError(
+                "This model has no token classification head.", "Fine-tune it: regard train --task tag --from …"
+            )
+        if not texts:
+            return []
+        strings, spans = zip(*((t, split_words(t)) if isinstance(t, str) else join_words(t) for t in texts))
+        windows = TaggingWindows.from_spans(
+            strings, spans, self.tokenizer, self.special, max_len=config.max_len, segments=config.segments > 1
+        )
+        # A word of which the tokenizer leaves nothing has the first tag, with probability 0.
+        results = [
+            [TaggedWord(text[start:end], config.labels[0], 0.0, start, end) for start, end in words]
+            for text, words in zip(strings, spans)
+        ]
+        for indices, logits in self._outputs(windows.texts):
+            lengths = [len(windows.texts.ids[i]) for i in indices]
+            for i, rows in zip(indices, logits.split(lengths)):
+                probabilities, tags = (x.tolist() for x in rows.softmax(-1).max(-1))
+                for text, word, position in windows.positions[i]:
+                    tag, probability = config.labels[tags[position]], probabilities[position]
+                    results[text][word] = results[text][word]._replace(tag=tag, probability=probability)
+        return results
 
     @torch.no_grad()
     def fill(self, text: str, count: int = 5) -> list[list[tuple[str, float]]]:

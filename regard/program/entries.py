@@ -109,7 +109,8 @@ def batch_entries(model: nn.Module) -> dict[str, EntryPoint]:
             inputs = _tokens() | (
                 {"segments": torch.zeros(3, 5, dtype=torch.long)} if model.config.segments > 1 else {}
             )
-            return {"model": EntryPoint(_bert, inputs, dict.fromkeys(inputs, ("B", "S")))}
+            outputs = ("output",) if model.output is None else ("output", "encoded")
+            return {"model": EntryPoint(_bert, inputs, dict.fromkeys(inputs, ("B", "S")), outputs)}
         case ViT():
             config = model.config
             images = {"images": torch.zeros(3, config.channels, config.image_height, config.image_width)}
@@ -143,8 +144,11 @@ def _padded(ids: Tensor, mask: Tensor) -> Padded:
     return Padded(ids, mask.sum(1))
 
 
-def _bert(model: Bert, ids: Tensor, mask: Tensor, segments: Tensor | None = None) -> Tensor:
-    return model(_padded(ids, mask), segments)
+def _bert(model: Bert, ids: Tensor, mask: Tensor, segments: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """The output of the model, and with a head that of its encoder, for embeddings."""
+    tokens = _padded(ids, mask)
+    encoded = model.encode(tokens, segments)
+    return encoded if model.output is None else (model.output(model.head_features(encoded, tokens)), encoded)
 
 
 def _transformer_entries(model: Transformer) -> dict[str, EntryPoint]:

@@ -58,7 +58,8 @@ def make_libretranslate_router(service: Service) -> APIRouter:
         if body.alternatives:
             response["alternatives"] = alternatives[0] if is_single else alternatives
         if body.source == "auto":
-            fallback = model.languages[0] if model.languages else "auto"
+            sources = [one for one, target in model.language_pairs if target == body.target]
+            fallback = sources[0] if sources else "auto"
             found = detected or {"confidence": 0, "language": fallback}
             response["detectedLanguage"] = found if is_single else [found] * len(texts)
         return response
@@ -114,9 +115,9 @@ def _find_translator(service: Service, source: str, target: str) -> ServedModel:
     if len(translators) == 1 and not translators[0].language_pairs:
         return translators[0]
     for model in translators:
-        if any(pair.target == target and source in ("auto", pair.source) for pair in model.language_pairs):
+        if any(pair[1] == target and source in ("auto", pair[0]) for pair in model.language_pairs):
             return model
-    known = ", ".join(str(pair) for model in translators for pair in model.language_pairs) or "none"
+    known = ", ".join("-".join(pair) for model in translators for pair in model.language_pairs) or "none"
     message = f"No model translates from {source[:40]!r} to {target[:40]!r}."
     raise RequestError(message, f"Language pairs: {known}.", status=400)
 

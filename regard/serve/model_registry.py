@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from regard.data.text.language_pairs import LanguagePair
 from regard.decode import DecodeConfig
 from regard.decode.engine.model_precision import copy_modules
 from regard.errors import RegardError, did_you_mean
@@ -70,14 +69,9 @@ class ServedModel:
         return [*([pipeline.model.config.head] if pipeline.labels else []), "attention"]
 
     @property
-    def languages(self) -> tuple[str, ...]:
-        """The codes of the languages of a translator; empty if they are not known."""
-        return getattr(self.pipeline, "languages", ())
-
-    @property
-    def language_pairs(self) -> tuple[LanguagePair, ...]:
-        """The source and target languages that a translator translates between; empty if they are not known."""
-        return getattr(self.pipeline, "language_pairs", ())
+    def language_pairs(self) -> tuple[tuple[str, str], ...]:
+        """The codes of source and target language of every pair of a translator; empty if they are not known."""
+        return tuple((pair[0], pair[1]) for pair in getattr(self.pipeline, "language_pairs", ()))
 
     @property
     def detects_languages(self) -> bool:
@@ -92,9 +86,10 @@ def _is_language_code(label: str) -> bool:
     return label.isascii() and label.isalpha() and label.islower() and 2 <= len(label) <= _LANGUAGE_CODE_LENGTH
 
 
-def has_chat_template(pipeline: Any) -> bool:
+def has_chat_template(pipeline: TextGenerator) -> bool:
     """Whether a language model has a chat template."""
-    return bool(getattr(pipeline, "chat_template", None))
+    imported = pipeline.training.get("imported")
+    return isinstance(imported, dict) and bool(imported.get("chat_template"))
 
 
 class ModelRegistry:
@@ -245,10 +240,8 @@ def warm_up(model: ServedModel) -> None:
     """Run a few texts: kernels are compiled, and the throughput is known, before the first request."""
     pipeline = model.pipeline
     if isinstance(pipeline, Translator):
-        translator = pipeline.with_target(next(iter(pipeline.target_languages), None))
-        requests = [
-            translator.prepare(["a b c d"], DecodeConfig(max_len=8), truncate=True) for _ in range(_WARM_UP_TEXTS)
-        ]
+        config, to = DecodeConfig(max_len=8), next(iter(pipeline.target_languages), None)
+        requests = [pipeline.prepare(["a b c d"], config, truncate=True, to=to) for _ in range(_WARM_UP_TEXTS)]
     elif isinstance(pipeline, TextGenerator):
         config = DecodeConfig(method="sample", max_len=4)
         requests = [pipeline.prepare(["a b c d"], config, truncate=True) for _ in range(_WARM_UP_TEXTS)]

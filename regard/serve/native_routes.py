@@ -33,10 +33,9 @@ def make_native_router(service: Service) -> APIRouter:
     async def translate(body: TranslateBody, request: Request) -> dict[str, Any]:
         """The n-best translations of each text, with scores."""
         model, timeout = find_model(service, request, body.model, "translate")
-        options: dict[str, Any] = {"prefixes": body.prefixes, "to": body.to}
-        options |= {"required": body.required, "forbidden": body.forbidden}
+        options = {"prefixes": body.prefixes, "required": body.required, "forbidden": body.forbidden, "to": body.to}
         _check_count("prefixes", body.prefixes, len(body.texts))
-        config = body.options.to_config()
+        config = body.options.to_config(model.pipeline.decoding)
         prepared = await service.prepare(
             body.texts,
             lambda: model.pipeline.prepare(body.texts, config, split=body.split, truncate=body.truncate, **options),
@@ -48,7 +47,7 @@ def make_native_router(service: Service) -> APIRouter:
     async def generate(body: GenerateBody, request: Request) -> Any:
         """Continuations of each prompt, with scores; with `stream`, pieces of text as server-sent events."""
         model, timeout = find_model(service, request, body.model, "generate")
-        config = body.options.to_config(method="sample")
+        config = body.options.to_config(model.pipeline.decoding)
         options = {"forbidden": body.forbidden, "truncate": body.truncate}
         prepared = await service.prepare(body.prompts, lambda: model.pipeline.prepare(body.prompts, config, **options))
         if not body.stream:
@@ -115,7 +114,7 @@ def make_native_router(service: Service) -> APIRouter:
         if inputs is None:
             needed = "pairs of source and target" if is_translator else "texts"
             raise RequestError(f"{model.name} scores {needed}.", f"Pass {'pairs' if is_translator else 'texts'}.")
-        scores = await service.score(model, list(inputs), body.truncate, timeout)
+        scores = await service.score(model, list(inputs), body.truncate, timeout, body.to)
         return {"model": model.name, "scores": [{"logprob": one.logprob, "tokens": one.tokens} for one in scores]}
 
     @router.post("/attention", response_model=None)
@@ -147,7 +146,7 @@ async def _look(service: Service, model: ServedModel, body: AttentionBody, read:
     if model.pipeline.tokenizers:
         if body.text is None or body.image is not None:
             raise RequestError(f"{model.name} processes texts.", "Pass text, and no image.")
-        return await service.look(model, body.text, read, timeout, target=body.target, context=body.context)
+        return await service.look(model, body.text, read, timeout, body.to, target=body.target, context=body.context)
     if body.image is None or body.text is not None:
         raise RequestError(f"{model.name} processes images.", "Pass image, and no text.")
     (image,) = await _decode_images(service, [body.image])

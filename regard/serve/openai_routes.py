@@ -72,7 +72,7 @@ def make_openai_router(service: Service) -> APIRouter:
         """Answer a conversation with a language model that has a chat template."""
         model, timeout = find_model(service, request, body.model, "chat")
         messages = [message.model_dump() for message in body.messages]
-        prompt = model.pipeline.apply_chat_template(messages)
+        prompt = model.pipeline.chat_prompt(messages)
         tokens = body.max_completion_tokens or body.max_tokens or DEFAULT_CHAT_TOKENS
         call = await _prepare_call(service, model, [prompt], body, tokens)
         if body.stream:
@@ -106,7 +106,7 @@ def make_openai_router(service: Service) -> APIRouter:
 def describe_model(model: ServedModel) -> dict[str, Any]:
     """A model in the list of models."""
     description = {"id": model.name, "object": "model", "created": int(model.loaded_at), "owned_by": "regard"}
-    return {**description, "tasks": model.tasks, "languages": list(model.languages)}
+    return {**description, "tasks": model.tasks, "language_pairs": [list(pair) for pair in model.language_pairs]}
 
 
 @dataclass
@@ -150,9 +150,10 @@ async def _prepare_call(
     if body.stream and count > 1:
         raise RequestError(f"stream supports n = 1 (got {count}).", "Leave out stream, or n.")
     generator: TextGenerator = model.pipeline
-    request = await service.prepare(prompts, lambda: generator.prepare(prompts, config))
+    is_chat = isinstance(body, ChatBody)  # the template writes special tokens; elsewhere they are text
+    request = await service.prepare(prompts, lambda: generator.prepare(prompts, config, special_tokens=is_chat))
     limits = length_limits(request.sources, request.config, request.special, None, request.max_total_len)
-    prefix = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
+    prefix = "chatcmpl" if is_chat else "cmpl"
     stop = StopSequences.from_field(body.stop)
     return _Call(model, request, limits, stop, f"{prefix}-{uuid.uuid4().hex}", int(time.time()))
 

@@ -1,5 +1,6 @@
 """Bodies of requests, validated by pydantic; the OpenAPI description shows them."""
 
+import dataclasses
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -23,6 +24,8 @@ def check_text(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(check_text)]
 ModelName = Annotated[Text | None, Field(description="name of the model; not needed if only one has this task")]
+
+TargetLanguage = Annotated[Text | None, Field(description="target language, for a translator of several")]
 
 
 class Body(BaseModel):
@@ -48,18 +51,19 @@ class DecodeOptions(BaseModel):
     seed: int | None = None
     shortlist: bool | None = None
 
-    def to_config(self, **defaults: Any) -> DecodeConfig:
+    def to_config(self, defaults: DecodeConfig) -> DecodeConfig:
         """The decoding configuration; fields that are not set have their defaults.
 
-        >>> DecodeOptions(beam=2).to_config().beam
-        2
+        >>> config = DecodeOptions(beam=2).to_config(DecodeConfig(length_penalty=0.6))
+        >>> config.beam, config.length_penalty
+        (2, 0.6)
         """
-        return DecodeConfig(**{**defaults, **self.model_dump(exclude_none=True)})
+        return dataclasses.replace(defaults, **self.model_dump(exclude_none=True))
 
 
 class TranslateBody(Body):
     texts: list[Text]
-    to: Text | None = Field(None, description="code of the target language, for a model of several")
+    to: TargetLanguage = None
     options: DecodeOptions = DecodeOptions()
     prefixes: list[Text] | None = Field(None, description="forced beginning of each translation")
     required: list[Text] | None = Field(None, description="phrases that every translation must contain")
@@ -105,12 +109,14 @@ class EmbedBody(Body):
 class ScoreBody(Body):
     texts: list[Text] | None = Field(None, description="texts to score with a language model")
     pairs: list[tuple[Text, Text]] | None = Field(None, description="source and target, to score with a translator")
+    to: TargetLanguage = None
     truncate: bool = False
 
 
 class AttentionBody(Body):
     text: Text | None = Field(None, description="text that the model processes")
     target: Text | None = Field(None, description="output to force; by default a translator translates")
+    to: TargetLanguage = None
     context: Text | None = Field(None, description="for question answering, the text that the question is about")
     image: str | None = Field(None, description="image file in base64")
     format: Literal["page", "arrays"] = Field("page", description="an HTML page, or the weights as JSON")

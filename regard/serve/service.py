@@ -16,11 +16,13 @@ from PIL import Image
 from regard.data.images.image_decoding import image_errors
 from regard.data.text.questions import Question
 from regard.decode import NBest
+from regard.pipelines import Translator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.text_generator import StreamDecoder
 from regard.serve.authentication import Authentication
 from regard.serve.metrics import RequestMetrics
 from regard.serve.model_registry import ModelRegistry, ServedModel
+from regard.serve.serve_errors import RequestError
 from regard.serve.serve_limits import ServeLimits
 from regard.viewer import look
 
@@ -85,25 +87,34 @@ class Service:
         answer = model.pipeline.answer
         return await self.call(model, ("answer", empty), lambda batch: answer(batch, empty=empty), questions, timeout)
 
-    async def score(self, model: ServedModel, inputs: Sequence[Any], truncate: bool, timeout: float) -> list[Any]:
-        """Score texts, or pairs of source and target."""
+    async def score(
+        self, model: ServedModel, inputs: Sequence[Any], truncate: bool, timeout: float, to: str | None = None
+    ) -> list[Any]:
+        """Score texts, or pairs of source and target; `to` is the target language of a translator of several."""
         self.limits.check_texts([text for one in inputs for text in _texts_of(one)])
-        score = model.pipeline.score
+        score = _with_target(model.pipeline, to).score
         return await self.call(
-            model, ("score", truncate), lambda batch: score(batch, truncate=truncate), list(inputs), timeout
+            model, ("score", truncate, to), lambda batch: score(batch, truncate=truncate), list(inputs), timeout
         )
 
     async def segment(self, model: ServedModel, images: Sequence[Any], timeout: float) -> list[Any]:
         return await self.call(model, "segment", model.pipeline.segment, list(images), timeout)
 
     async def look(
-        self, model: ServedModel, source: Any, read: Callable[[Any], T], timeout: float, **options: Any
+        self,
+        model: ServedModel,
+        source: Any,
+        read: Callable[[Any], T],
+        timeout: float,
+        to: str | None = None,
+        **options: Any,
     ) -> T:
         """What `read` makes of the recorded attention of a model on an input."""
 
         def run(inputs: list[Any]) -> list[T]:
             with model.look_lock:
-                return [read(look(model.viewed_pipeline, inputs[0], name=model.name, **options))]
+                pipeline = _with_target(model.viewed_pipeline, to)
+                return [read(look(pipeline, inputs[0], name=model.name, **options))]
 
         if isinstance(source, str):
             self.limits.check_texts([source, *(text for text in options.values() if isinstance(text, str))])
@@ -138,6 +149,15 @@ class Service:
             yield results
         finally:
             future.cancel()
+
+
+def _with_target(pipeline: Any, to: str | None) -> Any:
+    """A translator into this language; other pipelines as they are."""
+    if isinstance(pipeline, Translator):
+        return pipeline.with_target(to)
+    if to is not None:
+        raise RequestError("Only a translator has a target language.", "Leave out the field to.")
+    return pipeline
 
 
 def _texts_of(value: Any) -> Sequence[str]:

@@ -135,6 +135,8 @@ def _encoder_outcome(encoder: TextEncoder, seen: Look) -> Outcome:
     head, (ids,) = encoder.model.config.head, seen.ids
     if head == "classify":
         return label_outcome(encoder.classify([seen.source], truncate=True)[0].probabilities, seen)
+    if head == "tag":
+        return Outcome(" ".join(f"{word.text}/{word.tag}" for word in encoder.tag(seen.source)), None, [], seen)
     if head == "answer":
         return Outcome(seen.translation, None, [], seen)
     if head != "mask":
@@ -227,6 +229,6 @@ def output_header(outcome: Outcome) -> dict[str, Any]:
     elif isinstance(pipeline, TextGenerator):
         kind = "continuation"
     elif isinstance(pipeline, TextEncoder):
-        kinds = {"classify": "labels", "answer": "answer", "mask": "mask"}
+        kinds = {"classify": "labels", "answer": "answer", "tag": "answer", "mask": "mask"}
         kind = kinds.get(pipeline.model.config.head, "embedding")
     return {"kind": kind, **outcome_header(outcome), "input_steps": []}

@@ -1,12 +1,18 @@
 """`regard import` and `regard export`."""
 
 import json
+import re
 import sys
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from regard.cli import main
 from regard.pipelines import load
+from tests.pipelines.test_image_model import make_image_model
+from tests.pipelines.test_text_encoder import make_encoder
+from tests.pipelines.test_text_generator import make_generator
 
 LINES = ["one two three", "four five", "nine"]
 
@@ -66,6 +72,36 @@ def test_commands_run_onnx_graphs(tmp_path, graphs, transformer_folder, capsys):
     model, onnx = metrics
     assert model.keys() - onnx.keys() == {"alignment_error_rate", "alignment_layer"}
     assert (onnx["bleu"], onnx["loss"]) == pytest.approx((model["bleu"], model["loss"]), abs=1e-4)
+
+
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in NUMBER.findall(text)]
+
+
+@pytest.mark.parametrize("command", ["classify", "embed", "generate", "classify images"])
+def test_commands_run_graphs_of_every_family(command, tmp_path, capsys):
+    texts = ["the cat", "the mouse"]
+    pipeline: Any
+    if command == "generate":
+        pipeline, options = make_generator(), ["--method", "greedy", "--max-len", "6"]
+    elif command == "classify images":
+        pipeline, texts, options = make_image_model(), [str(tmp_path / "image.png")], []
+        Image.new("RGB", (16, 16), (200, 30, 90)).save(texts[0])
+    else:
+        pipeline, options = make_encoder("classify"), ["--all"] * (command == "classify")
+    pipeline.save(tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), "--to", "onnx", "--out", str(tmp_path / "graphs")]) == 0
+    capsys.readouterr()
+    outputs = []
+    for folder in ("model", "graphs"):
+        assert main([command.split()[0], str(tmp_path / folder), *texts, *options, "--device", "cpu"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert numbers(outputs[0])
+    assert numbers(outputs[1]) == pytest.approx(numbers(outputs[0]), abs=1.1e-4)  # printed with four decimals
+    assert NUMBER.sub("", outputs[0]) == NUMBER.sub("", outputs[1])
 
 
 def test_unsupported_options_for_onnx_graphs(run_error, monkeypatch, graphs, transformer_folder):

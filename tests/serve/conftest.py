@@ -78,9 +78,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory, transformer_folder: Path) 
     parent = tmp_path_factory.mktemp("served")
     translator = load(transformer_folder, "cpu")
     translator.language_pairs = (LanguagePair("en", "fr"),)
+    chat = make_generator(max_len=512)
+    template = "{% for one in messages %}{{ one.role }}: {{ one.content }} {% endfor %}"
+    chat.training["imported"] = {"chat_template": template, "special_tokens": {}}
     pipelines = {
         "numbers": translator,
         "letters": make_generator(max_len=512),
+        "talk": chat,
         "moods": make_encoder("classify"),
         "langid": make_encoder("classify", labels=("de", "en", "fr")),
         "answers": make_encoder("answer"),

@@ -22,6 +22,12 @@ def test_openai(server, local):
     assert client.completions.create(**options).choices[0].text == expected
     stream = client.completions.create(**options, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == expected
+    messages = [{"role": "user", "content": "Un chat"}]
+    answer = client.chat.completions.create(model="talk", messages=messages, max_tokens=12, temperature=0)
+    expected = local["talk"].chat(messages, DecodeConfig(method="greedy", max_len=12))
+    assert answer.choices[0].message.content == expected
+    stream = client.chat.completions.create(model="talk", messages=messages, max_tokens=12, temperature=0, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
     vectors = client.embeddings.create(model="moods", input=["the cat"])  # this client asks for base64
     np.testing.assert_allclose(vectors.data[0].embedding, local["moods"].embed("the cat"), atol=1e-5)
     with pytest.raises(openai.NotFoundError, match="There is no model 'other'"):

@@ -122,6 +122,16 @@ def test_chat_needs_a_template(server):
     )
 
 
+def test_chat(server, local):
+    messages = [{"role": "user", "content": "Un chat"}]
+    body = {"model": "talk", "messages": messages, "max_tokens": 12, "temperature": 0}
+    response = server.post("/v1/chat/completions", body)
+    expected = local["talk"].chat(messages, DecodeConfig(method="greedy", max_len=12))
+    assert response["choices"][0]["message"] == {"role": "assistant", "content": expected}
+    events = read_events(server, "/v1/chat/completions", body | {"stream": True})
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == expected
+
+
 def test_embeddings(server, local):
     texts = ["the cat", "owls"]
     expected = local["moods"].embed(texts)
@@ -183,12 +193,18 @@ def test_attention(server, local):
         ("/api/classify", {"model": "moods", "images": ["x"]}, 422, "moods classifies texts."),
         ("/api/classify", {"model": "animals", "images": ["/etc/passwd"]}, 422, "image 1: not a readable image"),
         ("/api/segment", {"images": ["*"]}, 422, "the base64 is invalid"),
-        ("/api/generate", {"prompts": ["a"], "options": {"max_len": 300}}, 422, "max_len must be at most 256"),
+        (
+            "/api/generate",
+            {"model": "letters", "prompts": ["a"], "options": {"max_len": 300}},
+            422,
+            "max_len must be at most 256",
+        ),
         ("/v1/completions", {"model": "letters", "prompt": "a", "n": 40}, 422, "n_best must be at most 16 (got 40)."),
         ("/v1/completions", {"model": "letters", "prompt": "a", "n": 2, "temperature": 0}, 422, "n must be 1"),
         ("/v1/completions", {"model": "numbers", "prompt": "a"}, 422, "'numbers' cannot generate"),
         ("/v1/completions", {"model": "letters", "prompt": ["a"] * 2, "stream": True}, 422, "stream supports one"),
         ("/v1/embeddings", {"model": "moods", "input": "a", "dimensions": 3}, 422, "dimensions must be 16"),
+        ("/api/translate", {"texts": ["one"], "to": "xx"}, 422, "Unknown target language 'xx'."),
         ("/translate", {"q": "one"}, 400, "target: Field required."),
         ("/translate", b"{", 400, "The body is neither JSON nor a form"),
         ("/nothing", {}, 404, "There is no such path."),

@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[type[Any], set[str]]] = {
     "mask": (TextEncoder, set()),
     "classify": (TextEncoder, {"accuracy"}),
     "answer": (TextEncoder, {"exact_match", "f1"}),
+    "tag": (TextEncoder, {"f1", "accuracy"}),
     "text2text": (Translator, {"bleu", "chrf", "exact_match"}),
 }
 
@@ -77,6 +78,12 @@ def _answer(folder: Path) -> Recipe:
     return Recipe("answer", DataConfig(files), TokenizerConfig("word"), BERT, TRAIN)
 
 
+def _tag(folder: Path) -> Recipe:
+    rows = [[f"{word}\t{'B-ANIMAL' if word in ANIMALS else 'O'}" for word in text.split()] for text in sentences(100)]
+    files = (write_text(folder / "tagged.tsv", [line for row in rows for line in (*row, "")]),)
+    return Recipe("tag", DataConfig(files), TokenizerConfig("bpe", vocab_size=60), BERT, TRAIN)
+
+
 def _text2text(folder: Path) -> Recipe:
     same = [f"{text}\t{text}" for text in sentences(40, seed=1)]
     upper = [f"{text}\t{text.upper()}" for text in sentences(40, seed=2)]
@@ -90,6 +97,7 @@ _RECIPES: dict[str, Callable[[Path], Recipe]] = {
     "mask": _mask,
     "classify": _classify,
     "answer": _answer,
+    "tag": _tag,
     "text2text": _text2text,
 }
 
@@ -110,4 +118,6 @@ def outputs(task: str, pipeline: Any) -> Any:
         return pipeline.classify([text])
     if task == "answer":
         return pipeline.answer([Question("1", "who", text)])
+    if task == "tag":
+        return pipeline.tag([text])
     return [pipeline("same: " + text), pipeline.score([("loud: " + text, text.upper())])]

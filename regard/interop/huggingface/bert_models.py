@@ -153,7 +153,7 @@ def _read_bert(
     settings.require("pruned_heads", {})
     if head == "mask":
         settings.require("tie_word_embeddings", True)
-    labels = read_labels(settings) if head == "classify" else ()
+    labels = read_labels(settings) if head in ("classify", "tag") else ()
     has_pooler = head == "none" and pooler == "tanh" and settings.get_bool("add_pooling_layer", True)
     return BertConfig(
         **read_fields(keys, settings),
@@ -165,7 +165,11 @@ def _read_bert(
     )
 
 
-def _write_classifier(config: BertConfig) -> dict[str, Any]:
+def _write_label_keys(config: BertConfig, head: Head) -> dict[str, Any]:
+    if head == "tag":
+        return write_labels(config.labels)
+    if head != "classify":
+        return {}
     return write_labels(config.labels) | write_problem_type(config.problem_type, config.labels)
 
 
@@ -175,7 +179,7 @@ def _write_bert(config: BertConfig, head: Head, keys: ConfigKeys = _BERT_KEYS) -
         **write_fields(keys, config),
         "type_vocab_size": config.segments or 1,
         "attention_probs_dropout_prob": 0.0,
-        **(_write_classifier(config) if head == "classify" else {}),
+        **_write_label_keys(config, head),
     }
 
 
@@ -211,7 +215,7 @@ def _write_distilbert(config: BertConfig, head: Head) -> dict[str, Any]:
         "model_type": "distilbert",
         **write_fields(_DISTILBERT_KEYS, config),
         "attention_dropout": 0.0,
-        **(_write_classifier(config) if head == "classify" else {}),
+        **_write_label_keys(config, head),
     }
 
 
@@ -232,6 +236,9 @@ def _write_albert(config: BertConfig, head: Head) -> dict[str, Any]:
 # -- classes ----------------------------------------------------------------------------------------------------------
 
 
+_CLASSIFIER = weight_and_bias("output", "classifier")
+
+
 def _classes(
     name: str, read: Any, write: Any, table: MappingTable, mask: MappingTable, classify: MappingTable
 ) -> dict[str, ForeignClass]:
@@ -241,6 +248,7 @@ def _classes(
         ("ForMaskedLM", "mask"): mask,
         ("ForSequenceClassification", "classify"): classify,
         ("ForQuestionAnswering", "answer"): table.with_head(*weight_and_bias("output", "qa_outputs")),
+        ("ForTokenClassification", "tag"): table.with_head(*_CLASSIFIER),
     }
     return {
         name + suffix: ForeignClass(head_table, partial(read, head=head), partial(write, head=head))
@@ -248,7 +256,6 @@ def _classes(
     }
 
 
-_CLASSIFIER = weight_and_bias("output", "classifier")
 # RoBERTa's classification head has its own hidden layer where BERT has the pooler.
 _ROBERTA_CLASSIFY = _ROBERTA._replace(rows=_EMBEDDINGS).with_head(
     *weight_and_bias("pooler", "classifier.dense"), *weight_and_bias("output", "classifier.out_proj")

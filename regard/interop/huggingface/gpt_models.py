@@ -165,8 +165,10 @@ def _read_neox(settings: ForeignConfig) -> GPTConfig:
     # Names of earlier versions.
     old_names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
     old_keys = {new: settings.table[old] for new, old in old_names.items() if settings.table.get(old) is not None}
+    fields = read_fields(_NEOX_KEYS, settings)
+    settings.require("head_dim", fields["width"] // fields["heads"])  # transformers would use it for the rates only
     return GPTConfig(
-        **read_fields(_NEOX_KEYS, settings),
+        **fields,
         **read_rope(settings.replace(old_keys), partial=0.25),
         norm_kind="layer",
         positions="rotary",

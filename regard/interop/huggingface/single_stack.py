@@ -215,7 +215,9 @@ def _computation_fields(config: Any) -> dict[str, Any]:
     if "groups" in fields:
         fields["groups"] = config.groups or config.layers
         if config.head != "classify":
-            del fields["labels"], fields["problem_type"]
-        if config.head in ("mask", "answer"):  # their output does not depend on the pooler
+            del fields["problem_type"]
+        if config.head not in ("classify", "tag"):
+            del fields["labels"]
+        if config.head in ("mask", "answer", "tag"):  # their output does not depend on the pooler
             del fields["pooler"]
     return fields

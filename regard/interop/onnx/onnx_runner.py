@@ -42,10 +42,11 @@ class OnnxModel:
         """No modules: attention inside a graph cannot be recorded."""
         return iter(())
 
-    def run(self, graph: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run a graph; return its outputs by name."""
+    def run(self, graph: str, inputs: dict[str, np.ndarray], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
+        """Run a graph; return its outputs, or those with these names, by name."""
         session = self.sessions[graph]
-        return dict(zip((output.name for output in session.get_outputs()), session.run(None, inputs)))
+        names = names or [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, inputs)))
 
 
 def _pad(source: Packed) -> dict[str, np.ndarray]:
@@ -67,6 +68,22 @@ class OnnxEncoder(OnnxModel):
     """A text encoder."""
 
     def __call__(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
+        output, mask = self._run(tokens, segments, "output")
+        return output if self.config.head == "classify" else output[mask]
+
+    def encode(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
+        name = "output" if self.config.head == "none" else "encoded"
+        known = [output.name for output in self.sessions["model"].get_outputs()]
+        if name not in known or self.config.pooling == "query":
+            raise RegardError(
+                f"This ONNX graph has no embeddings (outputs: {', '.join(known)}; pooling = {self.config.pooling!r}).",
+                "Export the model again, or embed with the model folder that it was exported from.",
+            )
+        encoded, mask = self._run(tokens, segments, name)
+        return encoded[mask]
+
+    def _run(self, tokens: Packed, segments: Int[Tensor, "N"] | None, name: str) -> tuple[Tensor, Tensor]:
+        """An output of the graph, and the mask of the tokens that are not padding."""
         inputs = _pad(tokens)
         mask = torch.from_numpy(inputs["mask"])
         if self.config.segments > 1:
@@ -74,16 +91,7 @@ class OnnxEncoder(OnnxModel):
             if segments is not None:
                 segment_ids[mask] = segments
             inputs["segments"] = segment_ids.numpy()
-        output = torch.from_numpy(self.run("model", inputs)["output"])
-        return output if self.config.head == "classify" else output[mask]
-
-    def encode(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
-        if self.config.head != "none" or self.config.pooling == "query":
-            raise RegardError(
-                f"This ONNX graph has no embeddings (head = {self.config.head!r}, pooling = {self.config.pooling!r}).",
-                "Embed with the model folder that it was exported from, or export a model without a head.",
-            )
-        return self(tokens, segments)
+        return torch.from_numpy(self.run("model", inputs, [name])[name]), mask
 
 
 @dataclass

@@ -4,7 +4,7 @@ const models = new Map();
 
 // Tasks with a result to show, in order of preference: the label of the input, and the request.
 const TASKS = {
-  translate: { label: "Text", run: (model, text) => send("/api/translate", { model, texts: text.split("\n") }) },
+  translate: { label: "Text", run: translate },
   generate: { label: "Prompt", run: generate },
   classify: { label: "Text", run: (model, text) => send("/api/classify", { model, texts: [text] }) },
   answer: { label: "Question", run: answer },
@@ -29,6 +29,11 @@ async function request(path, body) {
 }
 
 const send = async (path, body) => format(await (await request(path, body)).json());
+
+async function translate(model, text) {
+  const to = find("to").value;
+  return send("/api/translate", { model, texts: text.split("\n"), ...(to && { to }) });
+}
 
 async function answer(model, question) {
   return send("/api/answer", { model, questions: [{ question, context: find("context").value }] });
@@ -79,7 +84,10 @@ function selected() {
 }
 
 function showFields() {
-  const { task, isImage } = selected();
+  const { model, task, isImage } = selected();
+  const targets = [...new Set((model?.language_pairs ?? []).map((pair) => pair[1]))];
+  find("to").replaceChildren(...(targets.length > 1 ? targets : []).map((code) => new Option(code, code)));
+  find("to-row").hidden = targets.length < 2;
   find("image-row").hidden = !isImage;
   find("text-row").hidden = isImage;
   find("context-row").hidden = task !== "answer";
@@ -120,10 +128,10 @@ async function loadModels() {
   const chosen = find("model").value;
   models.clear();
   for (const model of data) models.set(model.id, model);
-  find("model").replaceChildren(...data.map(({ id, languages }) => {
+  find("model").replaceChildren(...data.map(({ id, language_pairs: pairs }) => {
     const option = document.createElement("option");
     option.value = id;
-    option.textContent = languages.length ? `${id} (${languages.join(" → ")})` : id;
+    option.textContent = pairs.length ? `${id} (${pairs.map((pair) => pair.join(" → ")).join(", ")})` : id;
     return option;
   }));
   if (models.has(chosen)) find("model").value = chosen;

@@ -17,6 +17,7 @@ from regard.training.tasks.language_task import LanguageTask
 from regard.training.tasks.mask_images_task import MaskImagesTask
 from regard.training.tasks.mask_task import MaskTask
 from regard.training.tasks.segment_task import SegmentTask
+from regard.training.tasks.tag_task import TagTask
 from regard.training.tasks.text2text_task import Text2TextTask
 from regard.training.tasks.translate_task import TranslateTask
 
@@ -27,6 +28,7 @@ for _name, _task in {
     "mask": MaskTask(),
     "classify": ClassifyTask(),
     "answer": AnswerTask(),
+    "tag": TagTask(),
     "classify-images": ClassifyImagesTask(),
     "segment": SegmentTask(),
     "mask-images": MaskImagesTask(),

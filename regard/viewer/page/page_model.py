@@ -92,6 +92,8 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         maps: Mapping[str, AttentionMap] = {name: with_axes(one) for name, one in look.maps.items()}
     else:
         model = look.pipeline.model
+        if getattr(model.config, "head", "") == "tag":
+            raise RegardError("A page cannot contain a tagging model.", "Use --no-with-model.")
         if not look.maps:
             raise RegardError("A page cannot contain a model without attention.", "Use --no-with-model.")
         programs, maps = page_programs(model), look.maps

@@ -87,6 +87,10 @@ class TextWalkBuilder:
             columns = computation.add_softmax(("vocabulary",), "label")
             self.names = {i: model.config.labels[column] for i, column in enumerate(columns) if column is not None}
             return "Label"
+        if head == "tag":
+            columns = computation.add_softmax((side, "vocabulary"), "tag")
+            self.names = {i: model.config.labels[column] for i, column in enumerate(columns) if column is not None}
+            return "Tag of each token"
         top = computation.top_columns(computation.values[computation.output.name])
         columns = computation.add_softmax((side, "vocabulary"))
         self.names = {i: self.token(column) for i, column in enumerate(columns) if column in top}

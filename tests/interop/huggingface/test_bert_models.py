@@ -92,6 +92,24 @@ def test_encoder_matches_transformers(transformers, tmp_path, family, index):
     assert torch.equal(hf_output(family, exported).last_hidden_state, expected.last_hidden_state)
 
 
+@pytest.mark.parametrize("family", CONFIGS)
+def test_tagger_matches_transformers(transformers, tmp_path, family):
+    names = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label2id": {"O": 0, "B-PER": 1, "I-PER": 2}}
+    hf_model = make_hf_model(transformers, family, -1, "ForTokenClassification", tmp_path / "in", **names)
+    expected = hf_output(family, hf_model)
+    pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
+    logits = assert_same_attention(pipeline.model, expected.attentions, segments_of(family))
+    assert_close(logits, remove_padding(expected.logits))
+    assert torch.equal(hf_output(family, exported).logits, expected.logits)
+    assert exported.config.id2label == names["id2label"]
+    ids = torch.tensor([pipeline.special.add_special_tokens(ROWS[0])])
+    with torch.no_grad():
+        best = hf_model(input_ids=ids).logits[0, 1:-1].softmax(-1).max(-1)
+    words = pipeline.tag(" ".join(f"w{i}" for i in ROWS[0]))
+    assert [word.tag for word in words] == [names["id2label"][i] for i in best.indices.tolist()]
+    assert [word.probability for word in words] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "Albert"])
 def test_encoder_without_pooler_matches_transformers(transformers, tmp_path, family):
     hf_model = make_hf_model(transformers, family, 0, "Model", tmp_path)

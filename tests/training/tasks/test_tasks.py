@@ -163,6 +163,7 @@ def test_file_of_empty_lines_is_an_error(tmp_path, task):
             "mask": f"{first}: there is no text.",
             "classify": f"{first}: there is no text.",
             "answer": f"{first}, line 3: not JSON",
+            "tag": f"{first}: there is no text",
             "text2text": f"{first}: no pair is left after cleaning.",
         }[task]
     )

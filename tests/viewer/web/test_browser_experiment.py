@@ -214,9 +214,11 @@ def live(browser, transformer) -> Iterator[Any]:
 
 
 def request(page: Any, act: Any) -> dict[str, Any]:
-    """The model's response to the request that `act` triggers, after the page shows it."""
+    """The model's response to the experiment that `act` triggers, after the page shows it."""
     page.wait_for_selector(QUIET)  # nothing is redrawn between mouse down and mouse up
-    with page.expect_response(lambda reply: reply.url.endswith("/request")) as answer:
+    with page.expect_response(
+        lambda reply: reply.url.endswith("/request") and '"experiment"' in (reply.request.post_data or "")
+    ) as answer:
         act()
     response = answer.value.json()
     page.wait_for_selector(SETTLED)
@@ -279,7 +281,7 @@ def test_disabled_heads_of_other_layers_are_listed(live, transformer):
     assert response["after"]["logprob"] == pytest.approx(
         run_experiment(transformer, "one two three", off).after.logprob, abs=1e-5
     )
-    other = live.get_by_role("button", name="Enable decoder.1.cross, head 1")
+    other = live.get_by_role("button", name="Enable Cross-attention, layer 1, head 1")
     response = request(live, other.click)
     assert response["after"]["logprob"] == pytest.approx(
         run_experiment(transformer, "one two three", off[:1]).after.logprob, abs=1e-5

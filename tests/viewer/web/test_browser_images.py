@@ -331,6 +331,27 @@ def test_axe_finds_no_violations(opened, seen, segmented, scheme, over):
     assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
 
 
+def test_explanations_of_a_label_side_by_side(opened, seen):
+    page = opened(build_image_scene(seen, explain=None), viewport={"width": 390, "height": 700})
+    page.locator(".why > summary").click()
+    page.wait_for_selector(".lens table")
+    label = LABELS[1]
+    page.get_by_label("Label to explain").select_option(label=label)
+    values = seen.attribution(label)
+    row, column = np.unravel_index(np.abs(values).argmax(), values.shape)
+    page.wait_for_selector(f'.patch-frame[aria-label*="Gradient × input, largest: patch {row},{column} "]')
+    canvas = page.locator(".patch-frame .over").nth(2)
+    address = canvas.evaluate("(canvas) => canvas.toDataURL()")
+    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(address.split(",")[1])))).astype(float)
+    is_blue = pixels[..., 2] > pixels[..., 0]
+    large = np.abs(values) > np.abs(values).max() / 3
+    assert (is_blue == (values > 0))[large].all()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_role("tab", name="Experiment").click()
+    page.wait_for_selector(".effect")
+    assert page.locator(".effect").count() == sum(map(len, seen.head_effects().total.values()))
+
+
 def test_small_screen_scrolls_only_vertically(opened, seen, segmented):
     for scene in (build_image_scene(seen), build_image_scene(segmented, label="cat")):
         page = opened(scene, viewport={"width": 390, "height": 700})

@@ -398,6 +398,7 @@ def test_address_restores_the_view():
         "view": "steps",
         "selected": {"attention": "decoder.1.cross", "head": 3},
         "other": {"attention": "a:b & c", "head": "mean"},
+        "added": [{"attention": "encoder.0.attention", "head": 1}],
         "form": "lines",
         "words": True,
         "pin": [4, 17],

@@ -29,14 +29,19 @@ export function kindsOf(attentions) {
   return new Set(attentions.map((one) => one.kind));
 }
 
+/** The label of an attention, given all attentions of the model. @param {any[]} attentions @param {any} attention */
+export function attentionLabel(attentions, attention) {
+  const isAmbiguous = attentions.filter((one) => one.kind === attention.kind && one.layer === attention.layer).length > 1;
+  const layer = attention.layer === null || isAmbiguous ? attention.name : `layer ${attention.layer}`;
+  return `${kindLabel(attention.kind, kindsOf(attentions))}, ${layer}`;
+}
+
 /** The full label of a head. @param {any[]} attentions @param {HeadRef} ref */
 export function headLabel(attentions, ref) {
   const attention = attentions.find((one) => one.name === ref.attention);
-  const isAmbiguous = attentions.filter((one) => one.kind === attention.kind && one.layer === attention.layer).length > 1;
-  const layer = attention.layer === null || isAmbiguous ? attention.name : `layer ${attention.layer}`;
   const head =
     ref.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${ref.head}` : "single head";
-  return `${kindLabel(attention.kind, kindsOf(attentions))}, ${layer}, ${head}`;
+  return `${attentionLabel(attentions, attention)}, ${head}`;
 }
 
 export class Overview {

@@ -7,7 +7,7 @@ import { HeatMap } from "./heatmap.js";
 import { Lines } from "./lines.js";
 import { ShadedText } from "./shaded_text.js";
 import { Table } from "./table.js";
-import { headLabel, kindLabel, kindsOf } from "./overview.js";
+import { attentionLabel, headLabel, kindLabel, kindsOf } from "./overview.js";
 import { LookChooser } from "../comparison/comparison.js";
 import { icon } from "../core/shell.js";
 
@@ -158,13 +158,6 @@ export class Panel {
     new ResizeObserver(() => this.figure?.layout()).observe(this.container);
   }
 
-  /** @param {any} one @param {any[]} list @param {Set<string>} kinds */
-  attentionLabel(one, list, kinds) {
-    const isAmbiguous = list.filter((other) => other.kind === one.kind && other.layer === one.layer).length > 1;
-    const name = kindLabel(one.kind, kinds);
-    return one.layer === null || isAmbiguous ? `${name}, ${one.name}` : `${name}, layer ${one.layer}`;
-  }
-
   /** The attentions of the look on display. */
   get attentions() {
     return this.parent.looks.attentionsOf(this.selected);
@@ -185,7 +178,7 @@ export class Panel {
           { label: kindLabel(kind, kinds) },
           list
             .filter((one) => one.kind === kind)
-            .map((one) => h("option", { value: one.name }, this.attentionLabel(one, list, kinds))),
+            .map((one) => h("option", { value: one.name }, attentionLabel(list, one))),
         ),
       ),
     );

@@ -11,7 +11,7 @@ import { h, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.
 import { Axis, formatShort, formatWeight } from "../core/tokens.js";
 import { HeatMap } from "../attention/heatmap.js";
 import { describeCell } from "../attention/figure_data.js";
-import { headLabel, kindLabel, kindsOf } from "../attention/overview.js";
+import { attentionLabel, headLabel, kindLabel, kindsOf } from "../attention/overview.js";
 import { toTsv } from "../attention/table.js";
 import { isDark, toggle } from "../core/shell.js";
 import { FixedMap, InterventionMap } from "./intervention_maps.js";
@@ -101,7 +101,7 @@ export class ExperimentView {
       "select",
       { "aria-label": "Attention", onchange: () => this.choose({ attention: this.attention.value, head: 0 }) },
       [...kinds].map((kind) =>
-        h("optgroup", { label: kindLabel(kind, kinds) }, list.filter((one) => one.kind === kind).map((one) => h("option", { value: one.name }, one.name))),
+        h("optgroup", { label: kindLabel(kind, kinds) }, list.filter((one) => one.kind === kind).map((one) => h("option", { value: one.name }, attentionLabel(list, one)))),
       ),
     );
     this.head = h("select", { "aria-label": "Head", onchange: () => this.choose({ attention: this.selected.attention, head: Number(this.head.value) }) });
@@ -183,6 +183,14 @@ export class ExperimentView {
       h("code", {}, this.scene.image ? "regard look MODEL IMAGE --live" : "regard look MODEL --live"),
       ".",
     );
+  }
+
+  /** The label of a disabled head, attention or feed-forward network. @param {string} name */
+  componentLabel(name) {
+    const [attention, head] = name.split(":");
+    if (head !== undefined) return headLabel(this.scene.attentions, { attention, head: Number(head) });
+    const found = this.attentions.byName.get(attention);
+    return found ? attentionLabel(this.scene.attentions, found) : name;
   }
 
   /** The selected head; the mean of heads cannot be modified. @returns {{attention: string, head: number}} */
@@ -435,7 +443,7 @@ export class ExperimentView {
       this.others,
       elsewhere.map((name) => {
         const set = this.disabled.heads.has(name) ? this.disabled.heads : this.disabled.layers;
-        const label = set === this.disabled.heads ? name.replace(/:(\d+)$/, ", head $1") : name;
+        const label = this.componentLabel(name);
         return h("li", {}, h("button", { type: "button", class: "small", onclick: () => this.setInSet(set, name, false), "aria-label": `Enable ${label}` }, `${label} disabled ×`));
       }),
     );

@@ -47,9 +47,12 @@ export class Contributions {
     );
   }
 
-  /** The least certain output token: the gradient of a certain one is nearly zero. */
+  /** The least certain word of a translation, because the gradient of a certain one is nearly zero; the next token of a text. */
   initialStep() {
-    const probabilities = (this.scene.output?.steps ?? []).slice(0, this.explained.steps.length).map((/** @type {any} */ one) => one.probability ?? 1);
+    const { output, sides } = this.scene;
+    if (output?.kind === "continuation") return 0;
+    const words = (sides.predicted ?? sides.text)?.words ?? [];
+    const probabilities = (output?.steps ?? []).slice(0, this.explained.steps.length).map((/** @type {any} */ one, /** @type {number} */ i) => (words[i] < 0 ? 1 : (one.probability ?? 1)));
     return probabilities.length ? probabilities.indexOf(Math.min(...probabilities)) : 0;
   }
 

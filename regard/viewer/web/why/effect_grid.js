@@ -36,7 +36,7 @@ export class EffectGrid {
     );
     this.element = h(
       "section",
-      { class: "card effects", "aria-label": "Effect of every head" },
+      { class: "why-sheet effects", "aria-label": "Effect of every head" },
       h("style", {}, WHY_STYLE),
       h("h2", {}, "Effect of every head on ", tokens.length > 1 ? this.choice : "the output"),
       h("p", { class: "secondary" }, "Change of the log-probability if one head is turned off. Orange: the head makes the output more likely. Heads that can replace each other all seem unimportant."),

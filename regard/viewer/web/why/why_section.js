@@ -2,6 +2,7 @@
 
 import { h } from "../core/dom.js";
 import { Contributions } from "./contributions.js";
+import { ImageContributions } from "./image_contributions.js";
 import { ExplanationSource } from "./explanations_source.js";
 import { LensTable } from "./lens_table.js";
 import WHY_STYLE from "./why.css";
@@ -16,27 +17,28 @@ export class WhySection {
   /** @param {import("../core/shell.js").Context} context */
   constructor(context) {
     const source = ExplanationSource.of(context.host);
-    this.contributions = context.host.scene.image ? null : new Contributions(source, context);
+    const isImage = Boolean(context.host.scene.image);
+    /** @type {Contributions | ImageContributions} */
+    this.contributions = isImage ? new ImageContributions(context) : new Contributions(source, context);
     this.lens = new LensTable(source, context.state);
     this.element = h(
       "details",
       { class: "why", ontoggle: () => this.update(null) },
-      h("summary", {}, h("h2", {}, "Why this output?"), h("span", { class: "secondary" }, this.contributions ? "the input tokens that mattered, and what each layer would predict" : "what each layer would predict")),
+      h("summary", {}, h("h2", {}, "Why this output?"), h("span", { class: "secondary" }, `the ${isImage ? "patches" : "input tokens"} that mattered${source.supports("lens") ? ", and what each layer would predict" : ""}`)),
       h("style", {}, WHY_STYLE),
-      h("div", { class: "card" }, this.contributions?.element ?? null, this.lens.element),
+      h("div", { class: "why-sheet" }, this.contributions.element, this.lens.element),
     );
-    this.element.hidden = !this.contributions && Boolean(this.lens.element.hidden);
   }
 
   /** @param {Set<string> | null} changed */
   async update(changed) {
     if (!this.element.open) return;
     if (changed && !["selected", "theme", "view"].some((key) => changed.has(key))) return;
-    await Promise.all([this.contributions?.update(), changed === null || changed.has("theme") ? this.lens.update() : null]);
+    await Promise.all([this.contributions.update(), changed === null || changed.has("theme") ? this.lens.update() : null]);
   }
 
   /** Selects an output token. @param {number | null} step */
   point(step) {
-    if (this.element.open && step !== null) this.contributions?.choose(step);
+    if (this.element.open && step !== null && this.contributions instanceof Contributions) this.contributions.choose(step);
   }
 }
