@@ -11,7 +11,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Packages without which tests are skipped. In .ci/run that is an error.
-OPTIONAL = ["triton", "numba", "pyarrow", "datasets", "ray", "wandb", "zstandard", "ctranslate2", "onnx"]
+OPTIONAL = ["triton", "numba", "pyarrow", "datasets", "ray", "wandb", "zstandard", "ctranslate2", "onnx", "gguf"]
 SERVING = ["fastapi", "uvicorn", "openai", "schemathesis", "libretranslatepy"]
 missing = [name for name in (*OPTIONAL, *SERVING) if not importlib.util.find_spec(name)]
 if os.environ.get("REGARD_BROWSER") == "1" and missing:

@@ -8,7 +8,7 @@ import tyro
 
 from regard.cli.common import Quiet, parse, print_note
 from regard.errors import RegardError
-from regard.interop import import_huggingface, import_llama2c
+from regard.interop import import_gguf, import_huggingface, import_llama2c
 from regard.pipelines import pipeline_kind, save
 
 
@@ -18,8 +18,9 @@ class Options:
 
     Hugging Face: a folder with config.json, safetensors and tokenizer of BERT, RoBERTa, XLM-RoBERTa, CamemBERT,
     DistilBERT, ALBERT, GPT-2, Llama, Qwen2, Qwen3, BART, Marian, T5, ViT or DeiT. timm: a Vision Transformer, as a
-    folder with config.json or a safetensors file. llama2.c: a checkpoint file, with --tokenizer. No code of the folder
-    is executed, and the network is not used. A missing or unknown tensor is an error that names it.
+    folder with config.json or a safetensors file. GGUF: a .gguf file of a language model; quantized weights become
+    float32. llama2.c: a checkpoint file, with --tokenizer. No code of the model is executed, and the network is not
+    used. A missing or unknown tensor is an error that names it.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -38,10 +39,8 @@ def run(argv: list[str]) -> int:
             f"{options.out} already contains a model.", "Choose another --out, or delete that folder first."
         )
     if options.model.suffix == ".gguf":
-        raise RegardError(
-            f"{options.model}: GGUF files are not supported.", "Import the model's Hugging Face folder instead."
-        )
-    if options.model.is_file() and options.model.suffix != ".safetensors":
+        pipeline = import_gguf(options.model)
+    elif options.model.is_file() and options.model.suffix != ".safetensors":
         if options.tokenizer is None:
             raise RegardError(
                 f"{options.model} is a file; a llama2.c checkpoint requires --tokenizer.", "Pass --tokenizer FILE."

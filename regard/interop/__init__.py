@@ -1,11 +1,12 @@
 """Import and export of model formats.
 
-Imports Hugging Face and timm folders and llama2.c checkpoints; exports to Hugging Face, CTranslate2, ONNX and Argos
-Translate.
+Imports Hugging Face and timm folders, GGUF files and llama2.c checkpoints; exports to Hugging Face, CTranslate2, ONNX
+and Argos Translate.
 """
 
 from regard.interop.argos_export import export_argos
 from regard.interop.ctranslate2_export import export_ctranslate2
+from regard.interop.gguf.gguf_import import import_gguf
 from regard.interop.huggingface.hf_folder import export_huggingface, import_huggingface
 from regard.interop.llama2c import import_llama2c
 from regard.interop.onnx.onnx_export import export_onnx
@@ -17,6 +18,7 @@ __all__ = [
     "export_ctranslate2",
     "export_huggingface",
     "export_onnx",
+    "import_gguf",
     "import_huggingface",
     "import_llama2c",
     "load_onnx",

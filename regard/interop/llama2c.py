@@ -66,12 +66,15 @@ def import_llama2c(model_file: str | Path, tokenizer_file: str | Path) -> TextGe
 # -- model ------------------------------------------------------------------------------------------------------------
 
 
-def _to_half_split(weight: Tensor, head_width: int) -> Tensor:
+def to_half_split(weight: Tensor, head_width: int) -> Tensor:
     """Reorder the rows of each head as 0, 2, 4, …, 1, 3, 5, …
 
-    Rotary positions rotate the channel pairs (i, i + D/2) in Regard and (2i, 2i + 1) in llama2.c.
+    Rotary positions rotate the channel pairs (i, i + D/2) in Regard and (2i, 2i + 1) in llama2.c and llama.cpp.
+
+    >>> to_half_split(torch.arange(4), 4)
+    tensor([0, 2, 1, 3])
     """
-    return weight.view(-1, head_width // 2, 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+    return weight.unflatten(0, (-1, head_width // 2, 2)).transpose(1, 2).reshape(weight.shape)
 
 
 def _to_interleaved(weight: Tensor, head_width: int) -> Tensor:
@@ -90,11 +93,11 @@ def llama2c_table(head_width: int) -> MappingTable:
         return [_to_interleaved(k, head_width), v]
 
     query = Conversion(
-        lambda foreign: [_to_half_split(foreign[0], head_width)],
+        lambda foreign: [to_half_split(foreign[0], head_width)],
         lambda native: [_to_interleaved(native[0], head_width)],
     )
     key_value = Conversion(
-        lambda foreign: CONCATENATED.read([_to_half_split(foreign[0], head_width), foreign[1]]), split
+        lambda foreign: CONCATENATED.read([to_half_split(foreign[0], head_width), foreign[1]]), split
     )
     return MappingTable(
         [

@@ -103,9 +103,7 @@ def read_pieces(path: str | Path) -> PieceModel:
         raise RegardError(
             f"{path}: not a sentencepiece file, or damaged ({error}).", "Replace it with an intact copy."
         ) from None
-    problem = _find_problem(model)
-    if problem:
-        raise RegardError(f"{path}: the file has {problem}.", "Replace it with an intact copy.")
+    check_pieces(model, path)
     for is_unsupported, feature in (
         (model.type not in (UNIGRAM, BPE), f"type {model.type}, neither unigram nor BPE"),
         (not is_escaped, "spaces that are not escaped as ▁"),
@@ -231,6 +229,13 @@ def _encode_varint(value: int) -> bytes:
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_pieces(model: PieceModel, path: str | Path) -> None:
+    """Raise an error if the pieces are invalid."""
+    problem = _find_problem(model)
+    if problem:
+        raise RegardError(f"{path}: the file has {problem}.", "Replace it with an intact copy.")
 
 
 def _find_problem(model: PieceModel) -> str:

@@ -13,7 +13,7 @@ tokenizer_config.json and special_tokens_map.json define the roles of special to
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,8 +126,7 @@ def read_tokenizer(folder: str | Path) -> ImportedTokenizer:
                 "Such a tokenizer cannot be imported.",
             )
         special = ids
-        library.add_special_tokens(_tokens_to_mark_special(library, special.values()))
-        _encode_special_names_as_text(library)
+        mark_special_tokens(library, special.values())
         if path.name != "tokenizer.json":
             begin = _boundary_role(settings, "add_bos_token", "bos", tokens.begin)
             end = _boundary_role(settings, "add_eos_token", "eos", tokens.end)
@@ -350,8 +349,9 @@ def _tokens_to_mark_special(library: tokenizers.Tokenizer, ids: Iterable[int]) -
     ]
 
 
-def _encode_special_names_as_text(library: tokenizers.Tokenizer) -> None:
-    """Make texts that contain the name of a special token encode as text, never as the special token."""
+def mark_special_tokens(library: tokenizers.Tokenizer, ids: Iterable[int]) -> None:
+    """Make tokens special. A text that contains the name of a special token is encoded as text, never as that token."""
+    library.add_special_tokens(_tokens_to_mark_special(library, ids))
     library.encode_special_tokens = True
     special = {token.content: index for index, token in library.get_added_tokens_decoder().items() if token.special}
     try:
@@ -504,16 +504,28 @@ def _read_byte_level(path: Path, family: str, settings: ForeignConfig) -> tokeni
     merges_path = path.parent / "merges.txt"
     lines = _read_text(merges_path).split("\n")
     rows = [line.removesuffix("\r") for line in lines if line.strip() and not line.startswith("#version:")]
-    merges = [(left, right) for left, _, right in (row.partition(" ") for row in rows)]
-    vocab = {name: index for index, name in enumerate(names)}
-    for merge in merges:
-        if not {*merge, "".join(merge)} <= vocab.keys():
-            raise RegardError(
-                f"{merges_path}: {' '.join(merge)!r} does not match {path.name}.",
-                "Check that both belong to the model.",
-            )
-    library = tokenizers.Tokenizer(models.BPE(vocab, merges))
+    library = build_byte_level(names, rows, merges_path, path.name)
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get_bool("add_prefix_space", False))
+    return library
+
+
+def build_byte_level(
+    names: Sequence[str], rows: Iterable[str], path: Path, vocab: str = "the vocabulary"
+) -> tokenizers.Tokenizer:
+    """Build byte-level BPE from the names of tokens and the merges, as "left right"; errors name `path` and `vocab`.
+
+    >>> build_byte_level(["a", "b", "ab"], ["a b"], Path("merges.txt")).encode("abb").tokens
+    ['ab', 'b']
+    """
+    merges = [(left, right) for left, _, right in (row.partition(" ") for row in rows)]
+    ids = {name: index for index, name in enumerate(names)}
+    for merge in merges:
+        if not {*merge, "".join(merge)} <= ids.keys():
+            raise RegardError(
+                f"{path}: {' '.join(merge)!r} does not match {vocab}.", "Check that both belong to the model."
+            )
+    library = tokenizers.Tokenizer(models.BPE(ids, merges))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     return library
 

@@ -88,6 +88,7 @@ def main(argv: list[str] | None = None) -> None:
         signal.signal(one, lambda *_: stop.set())
     stop.wait()
     serve.shutdown()
+    require_package("ray", "ray").shutdown()
 
 
 if __name__ == "__main__":

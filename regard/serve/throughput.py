@@ -3,7 +3,7 @@
 import math
 
 # Time constant of the moving average, in seconds of work.
-TIME_CONSTANT = 2.0
+TIME_CONSTANT = 1.0
 
 
 class ThroughputMeter:

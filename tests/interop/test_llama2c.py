@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from regard.cli.import_model import run as run_import
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.interop import import_llama2c
@@ -156,9 +155,3 @@ def test_damaged_tokenizers_are_an_error(tmp_path):
         bad.write_bytes(damaged)
         with pytest.raises(RegardError, match=message):
             import_llama2c(tmp_path / "model.bin", bad)
-
-
-def test_gguf_files_are_an_error_of_their_own(tmp_path):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(RegardError, match="GGUF files are not supported"):
-        run_import([str(tmp_path / "model.gguf"), "--out", str(tmp_path / "out")])

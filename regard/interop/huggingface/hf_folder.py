@@ -15,7 +15,7 @@ The config.json of a timm folder has other keys, among them `architecture`.
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,25 +139,11 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     else:
         library = tokenizer.backend_tokenizer
         imported = ImportedTokenizer(library, library, special_ids(library, folder))
-    tokens, other_eos = _special_tokens(table, imported)
+    tokens, other_eos = read_special_tokens(table, imported)
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
     if not isinstance(config, BertConfig):
         special = dataclasses.replace(special, other_eos=other_eos)
-    sizes = vocab_sizes(config)
-    for library, size in zip((imported.source, imported.target), sizes):
-        entries = Tokenizer(library, FOREIGN_KIND).largest_id + 1
-        if entries > size:
-            raise RegardError(
-                f"{folder}: the tokenizer has {entries} entries, but the model has a vocabulary of {size}.",
-                "Check that tokenizer and weights belong to the same model.",
-            )
-    size = min(sizes)
-    roles: dict[str, Any] = dataclasses.asdict(special) | {"other_eos": None}
-    named = [*roles.items(), *(("eos", index) for index in special.other_eos)]
-    invalid = [(key, index) for key, index in named if index is not None and index >= size]
-    if invalid:
-        ids = ", ".join(f"{key} = {index}" for key, index in invalid)
-        raise RegardError(f"{folder}: special ids outside the vocabulary of {size}: {ids}.", "Fix config.json.")
+    check_vocabulary(config, special, (imported.source, imported.target), str(folder))
     model = model_from_weights(config, weights, folder)
     source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
     target = source if imported.target is imported.source else Tokenizer(imported.target, FOREIGN_KIND)
@@ -166,11 +152,12 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     if not isinstance(config, BertConfig):
         is_causal = isinstance(config, GPTConfig)
         base = TextGenerator.decoding if is_causal else Translator.decoding
-        settings = read_generation_settings(table, special, sizes[-1], path, base=base, continues_source=is_causal)
+        settings = read_generation_settings(
+            table, special, vocab_sizes(config)[-1], path, base=base, continues_source=is_causal
+        )
         provenance["generation"] = settings.stored
     if (template := read_chat_template(folder)) is not None:
-        names = {f"{role}_token": imported.source.id_to_token(index) for role, index in imported.special.items()}
-        provenance |= {"chat_template": template, "special_tokens": names}
+        provenance |= describe_chat_template(template, imported)
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
         tokenizer_config = read_json(folder / "tokenizer_config.json")
@@ -186,6 +173,35 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     if settings is not None:
         pipeline.decoding = settings.decoding
     return dataclasses.replace(pipeline, special=special)
+
+
+def describe_chat_template(template: Any, imported: ImportedTokenizer) -> dict[str, Any]:
+    """The keys of training.json that a chat template needs."""
+    names = {f"{role}_token": imported.source.id_to_token(index) for role, index in imported.special.items()}
+    return {"chat_template": template, "special_tokens": names}
+
+
+def check_vocabulary(
+    config: Any, special: SpecialTokens, libraries: Sequence[tokenizers.Tokenizer], origin: str
+) -> None:
+    """Raise an error if tokenizers or special ids are outside the vocabulary of a model."""
+    sizes = vocab_sizes(config)
+    for library, size in zip(libraries, sizes):
+        entries = Tokenizer(library, FOREIGN_KIND).largest_id + 1
+        if entries > size:
+            raise RegardError(
+                f"{origin}: the tokenizer has {entries} entries, but the model has a vocabulary of {size}.",
+                "Check that tokenizer and weights belong to the same model.",
+            )
+    size = min(sizes)
+    roles: dict[str, Any] = dataclasses.asdict(special) | {"other_eos": None}
+    named = [*roles.items(), *(("eos", index) for index in special.other_eos)]
+    invalid = [(key, index) for key, index in named if index is not None and index >= size]
+    if invalid:
+        ids = ", ".join(f"{key} = {index}" for key, index in invalid)
+        raise RegardError(
+            f"{origin}: special ids outside the vocabulary of {size}: {ids}.", "Fix the special ids of the model."
+        )
 
 
 def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
@@ -326,7 +342,9 @@ def _add_normalizer(library: tokenizers.Tokenizer, first: normalizers.Normalizer
         library.normalizer = normalizers.Sequence(steps)
 
 
-def _special_tokens(table: Mapping[str, Any], imported: ImportedTokenizer) -> tuple[dict[str, int], tuple[int, ...]]:
+def read_special_tokens(
+    table: Mapping[str, Any], imported: ImportedTokenizer
+) -> tuple[dict[str, int], tuple[int, ...]]:
     """Special ids by role, and those of further tokens that end an output.
 
     `begin`, `end` and `between` are those that the tokenizer adds to texts.

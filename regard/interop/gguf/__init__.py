@@ -1,0 +1,1 @@
+"""Import of GGUF files, the format of llama.cpp."""
