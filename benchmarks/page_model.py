@@ -1,11 +1,16 @@
 """Models inside pages: size of the page, and time per run in Chromium and in PyTorch.
 
-    python benchmarks/page_model.py --model DEMO --out runs/page_model
+    python benchmarks/page_model.py --model DEMO --encoder MINILM --generator STORIES --out runs/page_model
 
-DEMO is the folder of `regard demo`. The other models have random weights and the sizes of MiniLM (text encoder of 6
-layers of width 384, 30,522 tokens) and stories15M (language model of 6 layers of width 288, 32,000 tokens). Each page
-is opened offline from its file. A run lasts from the click on *Run* to the title of the new scene: tokenizing, search
-(beam 5) or one forward pass, and attention maps. PyTorch runs the same request between the runs of the page.
+DEMO is the folder of `regard demo`, MINILM an imported all-MiniLM-L6-v2, STORIES an imported stories15M (llama2.c).
+Each page is opened offline from its file. A run lasts from the request to the response of the page's worker:
+
+    translator   translation of 12 words (beam 5) and the scene with all views
+    encoder      cosine similarity of two sentences
+    generator    scene of a prompt with 20 generated tokens (greedy)
+
+PyTorch (one thread) runs the same request between the runs of the page. `change` is the effect of rounding that the
+page states: on log-probabilities, for the encoder on the numbers of the embedding.
 """
 
 import argparse
@@ -13,66 +18,98 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import regard
-from regard.data import Tokenizer
-from regard.models import GPT, Bert, BertConfig, GPTConfig
-from regard.pipelines import TextEncoder, TextGenerator
-from regard.viewer import look
+from regard.viewer import look, outcomes
+from regard.viewer.experiments import run_experiment
 
 REPEATS = 7
+GENERATED_TOKENS = 20
 SENTENCES = (
     "The old woman and the little boy saw a big dog yesterday.",
     "The little girl and the old man did not eat the green apples.",
 )
+PAIRS = ("A man is playing a guitar on the stage.", "Someone performs music in front of an audience.")
+PROMPTS = ("Once upon a time, there was a little girl named", "One day, a boy and his dog went to the park to")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 IDLE = ".regard:not([data-busy])"
-RUN = """(text) => new Promise((done) => {
-  const form = document.querySelector(".request-form");
-  form.elements.source.value = text;
-  if (form.elements.target) form.elements.target.value = "";
-  const before = document.title;
+# Sends a request to the worker of the page and waits for its response; the page's own worker is recorded at its start.
+RECORD_WORKER = """
+const Original = Worker;
+window.Worker = class extends Original { constructor(...options) { super(...options); window.pageWorker = this; } };
+"""
+RUN = """(request) => new Promise((done, fail) => {
   const start = performance.now();
-  new MutationObserver((_, observer) => {
-    if (document.title === before) return;
-    observer.disconnect();
-    done(performance.now() - start);
-  }).observe(document.querySelector("title"), { childList: true });
-  form.requestSubmit();
+  const id = `benchmark ${start}`;
+  const { onmessage } = window.pageWorker;
+  window.pageWorker.onmessage = (event) => {
+    if (event.data.id !== id) return onmessage(event);
+    window.pageWorker.onmessage = onmessage;
+    if (event.data.error) fail(new Error(event.data.error));
+    else done(performance.now() - start);
+  };
+  window.pageWorker.postMessage({ id, request });
 })"""
 
 
-def make_models(demo: Path) -> dict[str, tuple[Any, tuple[str, str]]]:
-    """Pipelines with two inputs each."""
-    torch.manual_seed(0)
-    words = [f"w{i}" for i in range(31990)]
-    texts = (" ".join(words[:62]), " ".join(words[100:162]))
-    encoder_tokens = Tokenizer.train([" ".join(words[:30500])], "word", 30522, mask=True)
-    bert = BertConfig(width=384, heads=12, feedforward=1536, layers=6, head="none", vocab=encoder_tokens.vocab_size)
-    tokens = Tokenizer.train([" ".join(words)], "word", 32000)
-    sizes: dict[str, Any] = dict(width=288, heads=6, layers=6, feedforward=768, activation="swiglu", qk_norm=False)
-    gpt = GPTConfig(**sizes, vocab=tokens.vocab_size)
-    return {
-        "demo, 12 words, beam 5": (regard.load(demo), SENTENCES),
-        "size of MiniLM, 64 tokens": (TextEncoder(Bert(bert).eval(), encoder_tokens), texts),
-        "size of stories15M, 63 tokens": (TextGenerator(GPT(gpt).eval(), tokens), texts),
-    }
+class Case(NamedTuple):
+    """A model with the text of its page, requests, and the same runs in PyTorch."""
+
+    name: str
+    pipeline: Any
+    text: str
+    requests: list[dict[str, Any]]
+    runs: list[Callable[[], Any]]
 
 
-def measure(page: Any, run: Callable[[str], Any], texts: tuple[str, str]) -> tuple[list[float], list[float]]:
+def make_cases(options: argparse.Namespace) -> list[Case]:
+    translator = regard.load(options.model)
+    cases = [
+        Case(
+            "demo, 12 words, beam 5",
+            translator,
+            SENTENCES[1],
+            [{"look": {"source": text}} for text in SENTENCES],
+            [lambda text=text: outcomes.output_header(look(translator, text)) for text in SENTENCES],
+        )
+    ]
+    if options.encoder:
+        encoder = regard.load(options.encoder)
+        pairs = [PAIRS, PAIRS[::-1]]
+        cases.append(
+            Case(
+                "all-MiniLM-L6-v2, similarity of two sentences",
+                encoder,
+                PAIRS[0],
+                [{"experiment": {"source": first, "instead": second}} for first, second in pairs],
+                [lambda a=a, b=b: run_experiment(encoder, a, instead=b) for a, b in pairs],
+            )
+        )
+    if options.generator:
+        generator = regard.load(options.generator)
+        cases.append(
+            Case(
+                f"stories15M, {GENERATED_TOKENS} generated tokens",
+                generator,
+                PROMPTS[0],
+                [{"look": {"source": text}} for text in PROMPTS],
+                [lambda text=text: outcomes.output_header(look(generator, text)) for text in PROMPTS],
+            )
+        )
+    return cases
+
+
+def measure(page: Any, case: Case) -> tuple[list[float], list[float]]:
     """Milliseconds per run of the page and of PyTorch, alternating."""
     in_page, in_torch = [], []
     for i in range(REPEATS + 1):
-        text = texts[i % 2]
-        page.wait_for_selector(IDLE)
-        in_page.append(page.evaluate(RUN, text))
+        in_page.append(page.evaluate(RUN, case.requests[i % 2]))
         start = time.perf_counter()
-        run(text)
+        case.runs[i % 2]()
         in_torch.append(1e3 * (time.perf_counter() - start))
     return in_page[1:], in_torch[1:]
 
@@ -82,31 +119,43 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--encoder", type=Path)
+    parser.add_argument("--generator", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    print("| model | weights | page, MB | first view, ms | run in the page, ms | PyTorch, ms | ratio |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    torch.set_num_threads(1)
+    ours = f"CONTINUATION_TOKENS] = [5, {outcomes.CONTINUATION_TOKENS}]"
+    outcomes.CONTINUATION_TOKENS = GENERATED_TOKENS
+    columns = ("model", "weights", "change", "page, MB", "written in, s", "first view, ms", "run in the page, ms")
+    print(f"| {' | '.join(columns)} | PyTorch, ms | ratio |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        for name, (pipeline, texts) in make_models(options.model).items():
-            file = (options.out / f"{len(name)}.html").resolve()
-            look(pipeline, texts[1]).save(file, with_model=True)
+        for case in make_cases(options):
+            file = (options.out / f"{case.name.split(',')[0]}.html").resolve()
+            start = time.perf_counter()
+            look(case.pipeline, case.text).save(file, with_model=True)
+            written = time.perf_counter() - start
+            content = file.read_text("utf-8")
+            assert ours in content
+            file.write_text(content.replace(ours, f"CONTINUATION_TOKENS] = [5, {GENERATED_TOKENS}]"), "utf-8")
             context = browser.new_context()
             context.set_offline(True)
             page = context.new_page()
             page.set_default_timeout(120_000)
+            page.add_init_script(RECORD_WORKER)
             start = time.perf_counter()
             page.goto(file.as_uri())
             page.wait_for_selector(IDLE)
             opened = 1e3 * (time.perf_counter() - start)
-            run = partial(look, pipeline)
-            in_page, in_torch = (statistics.median(one) for one in measure(page, run, texts))
-            weights = page.evaluate("JSON.parse(document.getElementById('model').textContent).precision")
-            size = file.stat().st_size / 1e6
+            page.wait_for_function("() => window.pageWorker")
+            in_page, in_torch = (statistics.median(one) for one in measure(page, case))
+            header = page.evaluate("JSON.parse(document.getElementById('model').textContent)")
+            change = "" if header["change"] is None else f"{header['change']:.2g}"
             print(
-                f"| {name} | {weights} | {size:.2f} | {opened:.0f} | {in_page:.0f} | {in_torch:.0f} "
-                f"| {in_page / in_torch:.1f} |",
+                f"| {case.name} | {header['precision']} | {change} | {file.stat().st_size / 1e6:.2f} | {written:.1f} "
+                f"| {opened:.0f} | {in_page:.0f} | {in_torch:.0f} | {in_page / in_torch:.1f} |",
                 flush=True,
             )
             context.close()

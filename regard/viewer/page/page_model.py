@@ -7,7 +7,7 @@ import copy
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,6 @@ from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.decode.token_rules import has_token_rules
 from regard.errors import RegardError
-from regard.kernels.cpu.int8_linear_cpu import quantize_weight
 from regard.models import family_name
 from regard.pipelines import TextEncoder
 from regard.program import Program, build_program, capture, forward_program
@@ -44,6 +43,8 @@ logger = logging.getLogger("regard")
 Precision = Literal["float32", "float16", "int8"]
 # Bytes of float16 weights up to which a page contains its model by default, and up to which weights are float16.
 MAX_DEFAULT_BYTES, MAX_FLOAT16_BYTES = 4 << 20, 8 << 20
+# Numbers of a row that share a scale (int8).
+GROUP_SIZE = 32
 # Programs of decoding, besides that of `forward`.
 _DECODING = ("encoder", "prompt", "decoder_step")
 
@@ -137,7 +138,7 @@ def _text_input(look: Look) -> dict[str, Any]:
 
 
 def _image_input(look: ImageLook, weights: "PageWeights") -> dict[str, Any]:
-    """The image of the page, on which experiments run: a page cannot open other files."""
+    """The first image of the page, on which experiments run; the reader may open others."""
     assert isinstance(look.run.images, Tensor)
     image = weights.add(look.run.images)
     weights.round("float32")
@@ -244,7 +245,7 @@ def _write_attention(
 def round_tensor(tensor: Tensor, precision: Precision) -> RoundedTensor:
     """A tensor in the precision of a page. Vectors (biases, gains, rates) stay float32.
 
-    int8 has a scale per row: first all scales as float32, then the numbers.
+    int8 has a scale per 32 numbers of a row: first all scales as float16, then the numbers.
 
     >>> round_tensor(torch.tensor([[1.0, 1 / 3]]), "float16").rounded[0, 1].item()
     0.333251953125
@@ -257,9 +258,16 @@ def round_tensor(tensor: Tensor, precision: Precision) -> RoundedTensor:
         if not half.isfinite().all():
             raise RegardError("Some weights exceed the range of float16.", 'Pass with_model="int8" or "float32".')
         return RoundedTensor("float16", half.numpy().astype("<f2").tobytes(), half.float())
-    numbers, scales = quantize_weight(x.flatten(1))
-    raw = scales.numpy().astype("<f4").tobytes() + numbers.numpy().tobytes()
-    return RoundedTensor("int8", raw, (numbers.float() * scales[:, None]).view_as(x))
+    rows = x.flatten(1)
+    groups = F.pad(rows, (0, -rows.shape[1] % GROUP_SIZE)).unflatten(1, (-1, GROUP_SIZE))
+    scales = (groups.abs().amax(-1, keepdim=True) / 127).half()
+    if not scales.isfinite().all():
+        raise RegardError("Some weights exceed the range of int8 with float16 scales.", 'Pass with_model="float32".')
+    steps = scales.float().clamp(min=2**-24)  # the smallest positive float16
+    numbers = (groups / steps).round().clamp(-127, 127)
+    raw = steps.half().numpy().astype("<f2").tobytes()
+    raw += numbers.to(torch.int8).flatten(1)[:, : rows.shape[1]].contiguous().numpy().tobytes()
+    return RoundedTensor("int8", raw, (numbers * steps).flatten(1)[:, : rows.shape[1]].reshape(x.shape))
 
 
 # Parts of tokenizers that web/engine/tokenizer supports, besides sequences of them.
@@ -306,13 +314,17 @@ def _search_options(look: Look) -> dict[str, Any]:
 @torch.no_grad()
 def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
     """The largest change, by the rounding of weights, of the log-probabilities of the most likely outputs at each
-    position of the look; of a model without a head or a regression, of a number of its output."""
+    position of the look; of a model without a head or a regression, of a number of its output (the embedding)."""
     model = look.run.model if isinstance(look, ImageLook) else look.pipeline.model
     rounded = copy.deepcopy(model)
     originals = dict(model.named_parameters())
     for name, parameter in rounded.named_parameters():
         if id(originals[name]) in weights.rounded:
             parameter.copy_(weights.rounded[id(originals[name])])
+    if isinstance(look, Look) and isinstance(look.pipeline, TextEncoder) and model.config.head == "none":
+        encoders = look.pipeline, replace(look.pipeline, model=rounded)  # type: ignore[arg-type]
+        first, second = (one.embed(look.source, truncate=True) for one in encoders)
+        return float(abs(first - second).max())
     inputs = [look.run.images] if isinstance(look, ImageLook) else [look.pipeline.pack([ids]) for ids in look.ids]
     if isinstance(look, Look) and look.segments is not None:
         inputs.append(torch.tensor(look.segments, device=look.pipeline.device))

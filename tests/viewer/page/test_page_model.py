@@ -82,15 +82,19 @@ def test_unsupported_tokenizers_are_refused():
 
 
 def test_precisions_round_matrices_only():
-    matrix, vector = torch.randn(5, 7), torch.randn(7)
-    for precision, size, error in (("float32", 140, 0), ("float16", 70, 1e-3), ("int8", 5 * 4 + 35, 0.02)):
+    matrix, vector = torch.randn(5, 70), torch.randn(7)
+    matrix[:, 64:] *= 1e-3
+    for precision, size, error in (("float32", 1400, 0), ("float16", 700, 1e-3), ("int8", 5 * 3 * 2 + 350, 0.005)):
         stored = round_tensor(matrix, precision)
+        assert (stored.rounded - matrix)[:, 64:].abs().max() <= error * 1e-3 * matrix.abs().max()
         assert (stored.kind, len(stored.raw)) == (precision, size)
         assert (stored.rounded - matrix).abs().max() <= error * matrix.abs().max()
         assert round_tensor(vector, precision).kind == "float32"
         assert torch.equal(round_tensor(vector, precision).rounded, vector)
-    with pytest.raises(RegardError, match="range of float16"):
-        round_tensor(torch.full((2, 2), 1e6), "float16")
+    assert round_tensor(torch.full((2, 2), 1e-12), "int8").rounded.abs().max() < 1e-7
+    for value, precision in ((1e6, "float16"), (1e9, "int8")):
+        with pytest.raises(RegardError, match=f"range of {precision}"):
+            round_tensor(torch.full((2, 2), value), precision)
 
 
 def test_page_stores_the_model_and_allows_its_worker(tmp_path):

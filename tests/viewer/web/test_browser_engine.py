@@ -9,9 +9,12 @@ from regard.decode import DecodeConfig
 from regard.viewer import look
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.html_page import render_page
+from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.page_model import build_page_model
 from regard.viewer.page.text_scene import build_scene
 from tests.viewer.browser import AXE, QUIET, missing
+from tests.viewer.image_helpers import photo
+from tests.viewer.image_models import cached_look as cached_image_look
 from tests.viewer.text_models import SOURCE, make_pipeline
 
 SENTENCE = "four three three one two"
@@ -88,6 +91,29 @@ def test_error_of_the_model_is_shown(engine_page):
     page.click(".request-form button[type=submit]")
     page.wait_for_selector(".request-form[data-failed]")
     assert "The text is empty" in page.locator(".request-status").text_content()
+
+
+def test_new_image_file(opened, monkeypatch, tmp_path):
+    """A file of the exact input size gives the numbers of Python; other files are scaled and cropped."""
+    seen = cached_image_look("class")
+    model = build_page_model(seen, "float32")
+    monkeypatch.setattr("tests.viewer.conftest.html", lambda scene: render_page(scene, model))
+    page = opened(build_image_scene(seen, walk=False))
+    height, width, _ = seen.pixels.shape
+    expected = look(seen.pipeline, photo(tmp_path / "exact.png", height, width))
+    page.set_input_files(".file-form input", tmp_path / "exact.png")
+    page.wait_for_function("() => document.title.startsWith('exact.png')")
+    page.wait_for_selector(QUIET)
+    best = sorted(expected.probabilities.values(), reverse=True)
+    bars = page.evaluate(
+        "[...document.querySelectorAll('.predictions .bar')].map((bar) => parseFloat(bar.style.width))"
+    )
+    assert [width / 100 for width in bars] == pytest.approx(best, abs=1e-4)
+    page.set_input_files(".file-form input", photo(tmp_path / "large.png", 50, 40))
+    page.wait_for_function("() => document.title.startsWith('large.png')")
+    page.set_input_files(".file-form input", {"name": "no.png", "mimeType": "image/png", "buffer": b"no image"})
+    page.wait_for_selector(".file-form[data-failed]")
+    assert "not an image" in page.locator(".request-status").text_content()
 
 
 def run_axe(page) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from regard.attention import ScaledDot
 from regard.decode import DecodeConfig
 from regard.decode.sampling import draw
 from regard.models import make_model
@@ -39,6 +40,7 @@ ROUNDED: dict[str, tuple[str, Precision]] = {
     "transformer, int8": ("transformer", "int8"),
 }
 MAX_OUTPUT = 12
+NEW_IMAGE = "new.png"
 CONTEXT = "four two three, one one four two"
 IMAGE_FORMS = ["distilled", "query", "convolution", "stem", "rotary", "gray, post", "linear", "queries"]
 # Forms whose page has the step-by-step view; that of recurrent models depends on the length of the input.
@@ -73,6 +75,7 @@ for (const n of Array(COUNT).keys()) {
     return requests.map((request) => {
       if (request.explain && !fast) return { body: null };
       try {
+        if (request.look?.pixels) request.look.pixels = Uint8Array.from(request.look.pixels);
         const { body, blobs } = respond(engine, scene, request);
         if (body.scene) body.scene.walk = walkValues(engine, body.scene.walk);
         return { body, blobs: blobs.map((blob) => Buffer.from(blob).toString("base64")) };
@@ -189,9 +192,17 @@ def make_image_requests(seen: Any) -> list[dict[str, Any]]:
         [{"change": "positions"}],
         [{"change": "row", "attention": last.name, "head": 0, "row": 0, "weights": weights}],
     ]
+    if isinstance(last.recorded.calls[0].score, ScaledDot):
+        changes.append([{"change": "scale"}])
     shown = {"attention": last.name, "head": "mean"}
     requests = [{"experiment": {"source": seen.name, "changes": one, "shown": shown}} for one in changes]
-    return requests + explain_requests(build_image_scene(seen, walk=False))
+    pixels = new_pixels(seen).flatten().tolist()
+    new_image = [{"look": {"image": NEW_IMAGE, "pixels": pixels}}, {"experiment": {"source": NEW_IMAGE, "changes": []}}]
+    return [*requests, *explain_requests(build_image_scene(seen, walk=False)), *new_image]
+
+
+def new_pixels(seen: Any) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 256, seen.pixels.shape, np.uint8)
 
 
 def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
@@ -366,6 +377,22 @@ def test_page_responds_like_python(answers, form):
                 assert differences(expected["similarity"], found["similarity"]) == [], request
 
 
+def compare_image_scenes(scene: Any, found: dict[str, Any], blobs: list[str]) -> None:
+    """Compare the scene of a new image with Python's; what needs gradients is missing."""
+    expected = json.loads(json.dumps(scene.header)) | {"decode": None}
+    compare_blobs(expected, scene.blobs, found, blobs)
+    for label in expected["image"]["labels"]:
+        for gradients in ("rollout", "attribution"):
+            label.pop(gradients, None)
+    for name in ("pixels", "mask"):
+        one, two = expected["image"].pop(name), found["image"].pop(name)
+        assert (one is None) == (two is None)
+        if one is not None:
+            assert scene.blobs[one.pop("at")] == base64.b64decode(blobs[two.pop("at")])
+            assert one == two
+    assert differences(expected, found) == []
+
+
 def tokens_of(outcome: dict[str, Any]) -> list[str]:
     return [step["token"] for step in outcome["steps"]]
 
@@ -373,11 +400,19 @@ def tokens_of(outcome: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("form", IMAGE_FORMS)
 def test_page_runs_experiments_on_images_like_python(answers, form):
     seen, requests, *runs = answers[form]
+    new_look = replace(look(seen.pipeline, new_pixels(seen)), name=NEW_IMAGE)
     for i, request in enumerate(requests):
+        if "look" in request:
+            scene = build_image_scene(new_look, walk=False)
+            for results in runs:
+                compare_image_scenes(scene, results[i]["body"]["scene"], results[i]["blobs"])
+            continue
         if "explain" in request:
             expected = handle_explanation(seen, request["explain"])
         else:
-            expected = handle_experiment(seen.pipeline, request["experiment"], seen.run.images[0])
+            is_new = request["experiment"]["source"] == NEW_IMAGE
+            image = new_look.run.images[0] if is_new else seen.run.images[0]
+            expected = handle_experiment(seen.pipeline, request["experiment"], image)
         for results in runs[: 1 if "explain" in request else 2]:
             assert differences(expected, results[i]["body"]) == [], request
 

@@ -72,11 +72,14 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
     fields,
     search ?? "",
     button,
-    host.note ? dropDown(h("span", { class: "visually-hidden" }, "About the model"), icon("M12 11v6M12 7v.5M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18Z"), "menu-items request-note", h("p", {}, host.note)) : "",
+    host.note ? noteMenu(host.note) : "",
     status,
   );
   return form;
 }
+
+/** A button that shows a note on the model in the page. @param {string} note */
+export const noteMenu = (note) => dropDown(h("span", { class: "visually-hidden" }, "About the model"), icon("M12 11v6M12 7v.5M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18Z"), "menu-items request-note", h("p", {}, note));
 
 /** Returns the texts of the request that a scene answers. @param {any} scene @returns {Record<string, string>} */
 function requestTexts(scene) {

@@ -52,7 +52,7 @@ export function readPageModel(scene, decode) {
 
 /** @param {string} precision @param {number | null} change of the page's own output @param {string} head of the model */
 function describeRounding(precision, change, head) {
-  const outputs = head === "none" ? "numbers of the output" : "log-probabilities";
+  const outputs = head === "none" ? "numbers of the embedding" : "log-probabilities";
   const effect = change === null ? "" : ` Rounding them changed the ${outputs} on the original input by at most ${change.toPrecision(2)}.`;
   return `The model runs in this page, with ${precision} weights.${effect}`;
 }

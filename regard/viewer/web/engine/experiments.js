@@ -50,7 +50,7 @@ export function sceneOutput(engine, look) {
  */
 function runOutcome(engine, source, { target, context, prefix, changes, shown, scene }) {
   if (engine.image) {
-    const look = { ...engine.lookAtImage(changes), axes: scene.sides };
+    const look = engine.lookAtImage(source, changes, scene.sides);
     return { outcome: { ...readImageOutcome(engine, look), map: shownMap(engine, look, shown) }, look };
   }
   const look = engine.isGenerator ? engine.look(source + prefix, { changes }) : engine.look(source, { target, context, prefix, changes });
@@ -116,7 +116,7 @@ function maskedLogits(engine, look, changes) {
 }
 
 /** Probabilities of labels, or the values of a regression model. @param {PageEngine} engine @param {Float32Array} logits @returns {Float32Array} */
-function labelScores({ header: { problem_type: problem } }, logits) {
+export function labelScores({ header: { problem_type: problem } }, logits) {
   if (problem === "regression") return logits;
   return problem === "multi_label" ? logits.map((x) => 1 / (1 + Math.exp(-x))) : logSoftmax(logits).map(Math.exp);
 }

@@ -46,7 +46,7 @@ export class PageEngine {
     this.targetTokenizer = tokenizers[tokenizers.length - 1];
     this.isTranslator = header.kind === "Translator";
     this.isGenerator = header.kind === "TextGenerator";
-    /** The input of an image model. @type {Tensor | null} */
+    /** The input of an image model: the image of the page, or the last one that the reader opened. @type {Tensor | null} */
     this.image = header.image === undefined ? null : this.tensors[header.image];
     const { attentions } = header.programs.forward;
     /** Slots of each map: the calls of a module that layers share are separate maps. @type {Map<string, import("./interventions.js").AttentionPart>} */
@@ -97,10 +97,10 @@ export class PageEngine {
 
   // Runs of the model
 
-  /** Runs an image model on the image of the page. @param {Intervention[]} changes @returns {Look} */
-  lookAtImage(changes) {
-    const recorded = new Set([...this.maps.values()].map(({ weights }) => weights));
-    return { source: "", target: "", ids: [], axes: {}, pass: this.forward([], recorded, changes), search: null, options: this.header.search };
+  /** Runs an image model on its image. @param {string} name @param {Intervention[]} changes @param {any} axes @returns {Look} */
+  lookAtImage(name, changes, axes) {
+    const pass = this.forward([], this.recordedSlots, changes);
+    return { source: name, target: "", ids: [], axes, pass, search: null, options: this.header.search };
   }
 
   /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @param {import("./program_runner.js").Edits} [edits] other changes of the program @returns {Pass} */

@@ -2,6 +2,7 @@
 
 import { explain } from "./explanations.js";
 import { runExperiment, sceneOutput } from "./experiments.js";
+import { lookAtPixels } from "./image_scenes.js";
 
 /** @typedef {import("./page_engine.js").PageEngine} PageEngine */
 
@@ -10,7 +11,8 @@ import { runExperiment, sceneOutput } from "./experiments.js";
  * @returns {{body: any, blobs: ArrayBuffer[]}}
  */
 export function respond(engine, template, request) {
-  if (request.look && !engine.image) {
+  if (request.look && engine.image) return lookAtPixels(engine, request.look, template);
+  if (request.look) {
     const { source, target, context, search } = request.look;
     const look = engine.look(source, { target: target?.trim() ? target : null, context, options: search });
     const { scene, blobs } = engine.buildScene(look, template);

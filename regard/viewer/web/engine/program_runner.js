@@ -10,7 +10,8 @@ import { MatrixKernel } from "./matrix_kernel.js";
  *   frees?: number[]}} Step
  * @typedef {{inputs: number[], steps: Step[], outputs: number[]}} Body
  * @typedef {{inputs: {name: string, slot: number, shape: any[]}[], tensors: [number, number][], steps: Step[],
- *   outputs: Record<string, number>, slots: number, positions?: [number, number][]}} ProgramJson
+ *   outputs: Record<string, number>, slots: number, positions?: [number, number][], layers?: Record<string, number[]>,
+ *   attentions?: import("./interventions.js").AttentionPart[]}} ProgramJson
  * @typedef {{replaced: Map<number, (value: Tensor, iteration: number) => Tensor>, bypassed: Map<number, number>}} Edits
  * changes of a run, by slot: functions of a step's value, and slots whose value replaces that of a step
  */
@@ -23,8 +24,9 @@ export class ProgramRunner {
     /** @type {(Tensor | undefined)[]} */
     this.constants = new Array(json.slots);
     for (const [slot, tensor] of json.tensors) this.constants[slot] = tensors[tensor];
-    /** Steps that an edit may bypass are never computed in advance. */
-    this.variable = new Set((json.positions ?? []).map(([slot]) => slot));
+    /** Steps that an edit may change are never computed in advance. */
+    const parts = (json.attentions ?? []).flatMap(({ scale, masks, weights, context }) => [scale, ...masks, weights, context]);
+    this.variable = new Set([...(json.positions ?? []).map(([slot]) => slot), ...parts, ...Object.values(json.layers ?? {}).flat()]);
     this.steps = this.prepare(json.steps);
     const lastUse = new Map();
     this.steps.forEach((step, n) => {
@@ -73,7 +75,7 @@ export class ProgramRunner {
       });
     }
     /** @type {Map<number, Tensor[]>} */
-    const collected = new Map([...recorded].map((slot) => [slot, []]));
+    const collected = new Map([...recorded].map((slot) => [slot, this.constants[slot] ? [this.constants[slot]] : []]));
     this.runSteps(this.steps, values, sizes, collected, edits, 0);
     const outputs = Object.fromEntries(Object.entries(this.json.outputs).map(([name, slot]) => [name, values[slot]]));
     return { outputs, values: collected };

@@ -1,6 +1,9 @@
-/** Weights of a page's model: float32, float16, or int8 with a scale per row. */
+/** Weights of a page's model: float32, float16, or int8 with a float16 scale per 32 numbers of a row. */
 
 /** @typedef {import("./fast_operations.js").Tensor} Tensor */
+
+/** Numbers of a row that share a scale. */
+const GROUP_SIZE = 32;
 
 /** @param {{shape: number[], type: string, at: number}[]} headers @param {ArrayBuffer} buffer @returns {Tensor[]} */
 export function readTensors(headers, buffer) {
@@ -8,11 +11,14 @@ export function readTensors(headers, buffer) {
     const size = shape.reduce((product, n) => product * n, 1);
     if (type === "float32") return { data: new Float32Array(buffer, at, size), shape };
     if (type === "float16") return { data: decodeFloat16(new Uint16Array(buffer, at, size)), shape };
-    const scales = new Float32Array(buffer, at, shape[0]);
-    const numbers = new Int8Array(buffer, at + 4 * shape[0], size);
     const width = size / shape[0];
+    const groups = shape[0] * Math.ceil(width / GROUP_SIZE);
+    const scales = decodeFloat16(new Uint16Array(buffer, at, groups));
+    const numbers = new Int8Array(buffer, at + 2 * groups, size);
     const data = new Float32Array(size);
-    for (let row = 0, i = 0; row < shape[0]; row++) for (const end = i + width; i < end; i++) data[i] = numbers[i] * scales[row];
+    for (let row = 0, i = 0, group = 0; row < shape[0]; row++) {
+      for (const end = i + width; i < end; group++) for (const stop = Math.min(end, i + GROUP_SIZE); i < stop; i++) data[i] = numbers[i] * scales[group];
+    }
     return { data, shape };
   });
 }

@@ -173,10 +173,10 @@ export class ImageView {
         "pixel-labels",
         (label) => this.state.set({ label, overlayKind: this.imageQuery.overlayKind === "rollout" && this.imageAttention.segmenter.length ? "rollout" : "mask" }),
       );
-    } else if (labels.some((/** @type {any} */ one) => one.rollout)) {
+    } else if (labels.some((/** @type {any} */ one) => one.probability !== undefined)) {
       this.list = new LabelList(
         "Predictions",
-        "Select a label to see the evidence for it.",
+        this.imageQuery.labelRollouts.size ? "Select a label to see the evidence for it." : "The evidence for a label needs gradients, which a page computes only for its first image.",
         labels.map((/** @type {any} */ one) => ({ number: one.number, name: one.name, share: one.probability })),
         "predictions",
         (label) => this.state.set({ label, overlayKind: "rollout" }),
