@@ -110,8 +110,8 @@ class ImageEmbedding(nn.Module):
     """Patch embeddings plus positional encodings, with `prefix` learned tokens prepended (Dosovitskiy et al. 2021).
 
     Input pixels are between 0 and 1; normalization by `mean` and `std` happens here only. `grid` is the patch grid of
-    the default image size; images of other sizes work too. The first `prefix_positions` tokens of the prefix (None: all)
-    have learned positions too.
+    the default image size; images of other sizes work too. The first `prefix_positions` tokens of the prefix (None:
+    all) have learned positions too.
 
     >>> embedding = ImageEmbedding(3, 16, patch=4, grid=(2, 3), prefix=1, head_width=8)
     >>> embedding(torch.rand(5, 3, 8, 12)).x.shape
