@@ -10,6 +10,7 @@ at random times at 70 % of the engine's throughput. Runs alternate. The goal is 
 import argparse
 import random
 import statistics
+import sys
 import time
 from concurrent.futures import Future
 
@@ -21,7 +22,7 @@ from regard.decode import DecodeConfig
 from regard.layers.packed import pack
 from regard.models.transformer import Transformer, transformer_base, transformer_tiny
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.serve.scheduler import Scheduler
+from regard.serve.scheduler import SWITCH_INTERVAL, Scheduler
 
 VOCAB = 32_000
 
@@ -62,9 +63,10 @@ def run_at_rate(scheduler: Scheduler, requests: list[DecodingRequest], rate: flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sentences", type=int, default=4096)
+    parser.add_argument("--sentences", type=int, default=16384)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
+    sys.setswitchinterval(SWITCH_INTERVAL)  # as in the server
     is_gpu = options.device.startswith("cuda")
     sizes = {"source_vocab": VOCAB, "target_vocab": VOCAB} if is_gpu else {"source_vocab": 2000, "target_vocab": 2000}
     torch.manual_seed(0)

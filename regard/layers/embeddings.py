@@ -110,7 +110,8 @@ class ImageEmbedding(nn.Module):
     """Patch embeddings plus positional encodings, with `prefix` learned tokens prepended (Dosovitskiy et al. 2021).
 
     Input pixels are between 0 and 1; normalization by `mean` and `std` happens here only. `grid` is the patch grid of
-    the default image size; images of other sizes work too.
+    the default image size; images of other sizes work too. The first `prefix_positions` tokens of the prefix (None:
+    all) have learned positions too.
 
     >>> embedding = ImageEmbedding(3, 16, patch=4, grid=(2, 3), prefix=1, head_width=8)
     >>> embedding(torch.rand(5, 3, 8, 12)).x.shape
@@ -133,7 +134,7 @@ class ImageEmbedding(nn.Module):
         head_width: int,
         kind: PatchKind = "linear",
         positions: GridPositionKind = "learned",
-        prefix_positions: bool = True,
+        prefix_positions: int | None = None,
         mean: tuple[float, ...] = (0.5,),
         std: tuple[float, ...] = (0.5,),
         dropout: float = 0.0,
@@ -146,7 +147,8 @@ class ImageEmbedding(nn.Module):
         self.prefix = nn.Parameter(torch.empty(prefix, width)) if prefix else None
         if self.prefix is not None:
             nn.init.normal_(self.prefix, std=0.02)
-        self.learned = LearnedGrid(width, grid, prefix if prefix_positions else 0) if positions == "learned" else None
+        count = prefix if prefix_positions is None else prefix_positions
+        self.learned = LearnedGrid(width, grid, count) if positions == "learned" else None
         self.sinusoidal = SinusoidalGrid(width) if positions == "sinusoidal" else None
         self.rotary = RotaryGrid(head_width) if positions == "rotary" else None
         # Precomputed for the default grid.
@@ -206,7 +208,8 @@ class ImageEmbedding(nn.Module):
         if self.prefix is not None:
             prefix: Tensor = self.prefix
             if self.learned is not None and self.learned.prefix:
-                prefix = prefix + self.learned.weight[: self.learned.prefix]
+                count = self.learned.prefix
+                prefix = torch.cat((prefix[:count] + self.learned.weight[:count], prefix[count:]))
             x, offsets = prepend_prefix(prefix, x, offsets)
         return ImageTokens(self.dropout(x), offsets, rotary)
 

@@ -86,8 +86,11 @@ class ViTConfig:
     """learned positions also for class, distillation and register tokens (timm's no_embed_class: false)"""
     registers: Natural = 0
     """number of register tokens (Darcet et al. 2024)"""
-    pooling: Literal["class", "mean", "query"] = "class"
-    """image features: the class token, the mean of the patches, or attention pooling with a learned query"""
+    register_positions: bool = True
+    """learned positions also for register tokens, if prefix_positions is set (DINOv2: false)"""
+    pooling: Literal["class", "mean", "query", "class_mean"] = "class"
+    """image features: the class token, the mean of the patches, attention pooling with a learned query, or class token
+    and mean of the patches side by side (DINOv2)"""
     pooled_norm: bool = False
     """final norm after pooling instead of before (timm's fc_norm)"""
     pooled_map: bool = False
@@ -122,7 +125,11 @@ class ViTConfig:
     @property
     def prefix(self) -> int:
         """Number of tokens before the patches: class, distillation, registers."""
-        return (self.pooling == "class") + self.distilled + self.registers
+        return self.has_class_token + self.distilled + self.registers
+
+    @property
+    def has_class_token(self) -> bool:
+        return self.pooling in ("class", "class_mean")
 
     @property
     def max_len(self) -> int:
@@ -182,6 +189,11 @@ class ViTConfig:
         if self.distilled and self.pooling != "class":
             raise RegardError(
                 f"model.pooling is {self.pooling}; a distilled model needs class.", "Set model.pooling to class."
+            )
+        if self.pooling == "class_mean" and (self.pooled_norm or self.pooled_map):
+            raise RegardError(
+                "model.pooling is class_mean; pooled_norm and pooled_map are not supported with it.",
+                "Set them to false, or model.pooling to class.",
             )
         if self.head == "segment" and not self.labels:
             raise RegardError("model.labels is empty; segmentation needs labels.", "Pass the labels.")
@@ -246,7 +258,8 @@ class ViT(nn.Module):
             head_width=config.width // config.heads,
             kind=config.patches,
             positions=config.positions,
-            prefix_positions=config.prefix_positions,
+            prefix_positions=config.prefix_positions
+            * (config.prefix - config.registers * (not config.register_positions)),
             mean=config.mean,
             std=config.std,
             dropout=config.dropout,
@@ -280,7 +293,7 @@ class ViT(nn.Module):
             self.pooler = AttentionPooling(block, config.score) if config.pooling == "query" else None
             self.pooled_map = nn.Linear(config.width, config.width) if config.pooled_map else None
         if config.head == "classify" and labels:
-            self.output = nn.Linear(config.width, labels)
+            self.output = nn.Linear(config.width * (1 + (config.pooling == "class_mean")), labels)
             self.distilled = nn.Linear(config.width, labels) if config.distilled else None
         elif config.head == "segment" and config.segmenter == "linear":
             self.output = nn.Linear(config.width, labels)
@@ -331,6 +344,9 @@ class ViT(nn.Module):
         else:
             x = remove_prefix(encoded, config.prefix, offsets)
             x = self.pooler(x, offsets) if self.pooler is not None else _mean(x, offsets)
+        if config.pooling == "class_mean":
+            extended_offsets = None if offsets is None else extend_offsets(offsets, config.prefix)
+            x = torch.cat((first_tokens(encoded, extended_offsets, 1).reshape(-1, config.width), x), dim=-1)
         return self._apply_pooled_map(self.norm(x) if self.norm_is_last else x)
 
     def _apply_pooled_map(self, pooled: Float[Tensor, "B *two E"]) -> Float[Tensor, "B *two E"]:

@@ -42,6 +42,12 @@ TARGET_SHARE = 0.6
 # Units of work that are always accepted: an idle server never refuses.
 MIN_ITEMS = 4
 
+# Seconds after which Python lets another thread run, in a server: the thread of a model waits for the device often,
+# and must not wait for the threads that accept requests each time.
+SWITCH_INTERVAL = 0.0005
+# Different options of requests that are remembered.
+MAX_KINDS = 256
+
 OnToken = Callable[[int, int], None]
 """called with the index of a source and each of its tokens; in the thread of the scheduler"""
 
@@ -61,6 +67,30 @@ class SchedulerCounts:
     rows: int = 0
     """sentences in the batch, summed over steps"""
     busy_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _RequestKind:
+    """What requests with the same model and options have in common."""
+
+    model: Any
+    plain_reason: str
+    """why the reference search decodes them; "" if the engine does"""
+    lane_config: DecodeConfig
+    """the options that sentences of one batch must share: length limits and seeds belong to each sentence"""
+    models: tuple[int, ...]
+
+    @staticmethod
+    def of(request: DecodingRequest[Any]) -> "_RequestKind":
+        reason = plain_search_reason(
+            request.model,
+            request.config,
+            history=request.history,
+            lexical=request.lexical is not None,
+            special=request.special,
+        )
+        config = replace(request.config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
+        return _RequestKind(request.model, reason, config, tuple(id(model) for model in member_models(request.model)))
 
 
 @dataclass(eq=False)
@@ -122,6 +152,7 @@ class Scheduler:
     def __init__(self, *, latency_target: float = 0.5, name: str = "model") -> None:
         self.latency_target = latency_target
         self.counts = SchedulerCounts()
+        self._kinds: dict[Hashable, _RequestKind] = {}
         self._meters: dict[Hashable, ThroughputMeter] = {}
         self._outstanding: dict[Hashable, float] = {}
         self._outstanding_items = 0
@@ -149,14 +180,8 @@ class Scheduler:
         Cancel the future to stop the work. `on_token` is called for every token, except in beam search; with several
         samples, for the first only.
         """
-        reason = plain_search_reason(
-            request.model,
-            request.config,
-            history=request.history,
-            lexical=request.lexical is not None,
-            special=request.special,
-        )
-        if reason:  # the reference search decodes it, alone
+        kind = self._kind_of(request)
+        if kind.plain_reason:  # the reference search decodes it, alone
             run = lambda inputs: inputs[0].decode(on_token=on_token)  # noqa: E731
             return self._submit_call(("plain", next(self._numbers)), run, [request], len(request.sources), timeout)
         limits = length_limits(
@@ -174,7 +199,8 @@ class Scheduler:
             results=[None] * len(request.sources),
             remaining=len(request.sources),
         )
-        key, vocab, token_lists = _lane_key(request)
+        vocab, token_lists = _token_lists(request)
+        key = (kind.lane_config, request.special, vocab, kind.models)
         sentences = []
         for i, (source, limit) in enumerate(zip(request.sources, limits)):
             prefix = () if request.prefixes is None else request.prefixes[i]
@@ -192,7 +218,7 @@ class Scheduler:
             sentences.append(_Sentence(job, live, shape))
 
         def make_decoder(shape: LiveShape) -> LiveDecoder:
-            return LiveDecoder(request.model, _lane_config(request.config), request.special, shape, vocab=vocab)
+            return LiveDecoder(request.model, kind.lane_config, request.special, shape, vocab=vocab)
 
         def start() -> None:
             self._start(job)
@@ -204,6 +230,17 @@ class Scheduler:
 
         self._accept(job, start)
         return job.future
+
+    def _kind_of(self, request: DecodingRequest[Any]) -> "_RequestKind":
+        """What requests with the same model and options have in common, computed once."""
+        options = (request.config, request.special, request.history, request.lexical is not None)
+        key = (id(request.model), *options)
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= MAX_KINDS:
+                self._kinds.clear()
+            kind = self._kinds[key] = _RequestKind.of(request)
+        return kind
 
     def call(
         self,
@@ -334,16 +371,20 @@ class Scheduler:
     def _place_sentences(self) -> None:
         """Move waiting sentences into lanes with room, or into new lanes."""
         for key, heap in list(self._waiting.items()):
+            lane, room = None, 0
             while heap:
                 sentence = heap[0][2]
                 if not sentence.job.is_finished:
-                    try:
-                        lane = self._find_lane(key, sentence.shape)
-                    except Exception as error:
-                        self._fail(sentence.job, error)
-                        continue
-                    if lane is None:
-                        break
+                    if not room or lane is None or not lane.decoder.shape.contains(sentence.shape):
+                        try:
+                            lane = self._find_lane(key, sentence.shape)
+                        except Exception as error:
+                            self._fail(sentence.job, error)
+                            continue
+                        if lane is None:
+                            break
+                        room = lane.decoder.room
+                    room -= 1
                     index = lane.decoder.add(sentence.live)
                     sentence.job.placed.append((lane, index))
                 heapq.heappop(heap)
@@ -500,18 +541,9 @@ def _meter_kind(kind: Hashable) -> Hashable:
     return "plain" if isinstance(kind, tuple) and kind and kind[0] == "plain" else kind
 
 
-def _lane_config(config: DecodeConfig) -> DecodeConfig:
-    """The options that sentences of one batch must share: length limits and seeds belong to each sentence."""
-    return replace(config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
-
-
-def _lane_key(request: DecodingRequest[Any]) -> tuple[Hashable, int, Any]:
-    """What requests of one lane share; and the vocabulary and token lists of a request with a shortlist."""
-    vocab, token_lists = 0, None
-    if request.config.shortlist and request.shortlist is not None:
-        vocab = request.shortlist.target_vocab
-        token_lists = token_lists_of(
-            request.shortlist, request.sources, request.special, request.prefixes, request.lexical
-        )
-    models = tuple(id(model) for model in member_models(request.model))
-    return (_lane_config(request.config), request.special, vocab, models), vocab, token_lists
+def _token_lists(request: DecodingRequest[Any]) -> tuple[int, Any]:
+    """The vocabulary and the token lists of a request with a shortlist."""
+    if not request.config.shortlist or request.shortlist is None:
+        return 0, None
+    token_lists = token_lists_of(request.shortlist, request.sources, request.special, request.prefixes, request.lexical)
+    return request.shortlist.target_vocab, token_lists

@@ -3,12 +3,14 @@
 import logging
 import signal
 import socket
+import sys
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from regard.errors import RegardError
+from regard.serve.scheduler import SWITCH_INTERVAL
 from regard.serve.service import Service
 
 logger = logging.getLogger("regard.serve")
@@ -38,6 +40,7 @@ def run_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
 
     >>> run_server(make_application(ModelRegistry(["model"])))  # doctest: +SKIP
     """
+    sys.setswitchinterval(SWITCH_INTERVAL)
     service: Service = app.state.service
     config = uvicorn.Config(
         app,

@@ -277,7 +277,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
 
     def has_single_query(self, shown: PatchMap) -> bool:
         """Whether the first query alone (class token or pooling query) represents the image."""
-        class_token = self.run.model.config.pooling == "class" and self.run.model.config.head != "segment"
+        class_token = self.run.model.config.has_class_token and self.run.model.config.head != "segment"
         return shown.name == POOLER or (class_token and shown.name.startswith(BLOCKS))
 
     def _query_name(self, shown: PatchMap | None, patch: PatchCoordinates | None) -> str:
@@ -333,7 +333,7 @@ def look_at_image(model: ImageModel | ViT, image: ImageLike | Tensor, model_name
         images = pixels_to_float(torch.tensor(pixels)[None].to(model.device), pixels.shape[2])
     run = run_model(model.model, images)
     config, grid = model.model.config, run.grids[0]
-    prefix = ["class token"] * (config.pooling == "class") + ["distillation token"] * config.distilled
+    prefix = ["class token"] * config.has_class_token + ["distillation token"] * config.distilled
     prefix += [f"register {i}" for i in range(config.registers)]
     patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
     axes = {

@@ -154,7 +154,7 @@ def rollout_of_run(run: ImageRun) -> Rollout:
     config, grids = model.config, run.grids
     matrix = _multiply(_add_residual(recording[name].weights().mean(1)) for name in _layer_names(run, "blocks"))
     patches, queries = matrix[:, config.prefix :], None
-    if config.pooling == "class" and config.head != "segment":
+    if config.has_class_token and config.head != "segment":
         pooled = matrix[:, : 1 + config.distilled].mean(1)
     elif "pooler.attention" in recording:
         pooled = _trace_back(recording["pooler.attention"].weights().mean(1), patches)[:, 0]
@@ -182,7 +182,8 @@ def _gradient_rollout(run: ImageRun, labels: Sequence[int]) -> Rollout:
         return _normalize_rows((gradients[name] * recording[name].weights()).clamp(min=0).mean(1))
 
     matrix = _multiply(_add_residual(relevance(name)) for name in _layer_names(run, "blocks"))
-    patches = matrix[:, config.prefix :]
+    first = 0 if config.pooling == "class_mean" else config.prefix  # the first token that the output reads
+    patches = matrix[:, first:]
     if config.pooling == "class":
         pooled = matrix[:, : 1 + config.distilled].mean(1)
     else:
@@ -191,7 +192,7 @@ def _gradient_rollout(run: ImageRun, labels: Sequence[int]) -> Rollout:
         else:
             # The mean is an attention of equal weights: weight times gradient is the gradient times the patch itself.
             (gradient,) = torch.autograd.grad(logits, run.encoded, retain_graph=True)
-            per_token = _pad((gradient * run.encoded).sum(-1), run)[:, None, config.prefix :]
+            per_token = _pad((gradient * run.encoded).sum(-1), run)[:, None, first:]
             weights = _normalize_rows(per_token.clamp(min=0))
         pooled = _trace_back(weights, patches)[:, 0]
     return Rollout(matrix, pooled, None, config.prefix, grids)

@@ -1,6 +1,7 @@
 """Random Vision Transformers of transformers, and comparison of their outputs and attention with imported models."""
 
 import json
+import re
 
 import torch
 
@@ -20,10 +21,31 @@ CONFIGS = [
 ]
 
 
+_DINO_SIZES = dict(hidden_size=24, num_attention_heads=2, num_hidden_layers=2, image_size=12, patch_size=4)
+TOWER_CONFIGS = {
+    "Dinov2": [
+        dict(_DINO_SIZES, use_mask_token=False),
+        dict(_DINO_SIZES, use_mask_token=False, use_swiglu_ffn=True, mlp_ratio=3, layerscale_value=0.1, image_size=8),
+        dict(_DINO_SIZES, use_mask_token=False, qkv_bias=False, num_channels=1, hidden_act="relu", layer_norm_eps=1e-3),
+    ],
+    "Dinov2WithRegisters": [
+        dict(_DINO_SIZES),
+        dict(_DINO_SIZES, num_register_tokens=1, use_swiglu_ffn=True),
+        dict(_DINO_SIZES, num_register_tokens=3, mlp_ratio=2, patch_size=6, hidden_act="gelu_new"),
+    ],
+}
+
+
 def make_hf_model(transformers, name, index, folder, **changes):
     """A random model of transformers, saved to a folder."""
-    config = getattr(transformers, f"{'DeiT' if name.startswith('DeiT') else 'ViT'}Config")
-    model = random_model(getattr(transformers, name), config(**CONFIGS[index] | changes), folder)
+    family = re.split("Model|For", name)[0]
+    config = getattr(transformers, f"{family}Config")
+    sizes = TOWER_CONFIGS.get(family, CONFIGS)[index]
+    model = random_model(getattr(transformers, name), config(**sizes | changes), folder)
+    masks = [parameter for key, parameter in model.named_parameters() if key.endswith("mask_token")]
+    if masks:  # read in pre-training only; exported as zeros
+        torch.nn.init.zeros_(masks[0])
+        model.save_pretrained(folder)
     write_preprocessor(folder, model.config.num_channels)
     return model
 

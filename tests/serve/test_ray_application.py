@@ -1,14 +1,11 @@
 """The server on a Ray cluster of one machine. It needs ray[serve], whose many packages the tests do not install."""
 
-import contextlib
 import importlib.util
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
@@ -24,22 +21,14 @@ def test_replicas_serve_the_same_application(folders, local):
         port = sock.getsockname()[1]
     options = ["--port", str(port), "--replicas", "2", "--cpus", "0.5", "--latency-target", "30"]
     command = [sys.executable, "-m", "regard.serve.ray_application", str(folders["numbers"]), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
+        assert process.stdout is not None
+        assert any("listening on" in line for line in process.stdout)
         body = json.dumps({"q": "one two three", "source": "en", "target": "fr"}).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/translate", body, {"content-type": "application/json"}
-        )
-        deadline = time.monotonic() + 200
-        result = None
-        while result is None:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            with contextlib.suppress(OSError):  # not ready: refused, timed out, or an error status
-                with urllib.request.urlopen(request, timeout=30) as response:
-                    result = json.load(response)["translatedText"]
-                break
-            time.sleep(1)
+        address, headers = f"http://127.0.0.1:{port}/translate", {"content-type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=30) as response:
+            result = json.load(response)["translatedText"]
         assert result == local["numbers"]("one two three")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0

@@ -104,13 +104,11 @@ class _ArrivingSentences(DecodingJob):
         """Set by the constructor of the base class only."""
 
     def remove(self, index: int) -> LiveSentence | None:
-        """Forget a sentence; None if it is not known any more."""
+        """Forget a sentence that is not pending; None if it is not known any more."""
         sentence = self.sentences.pop(index, None)
         if sentence is not None:
             for column in self._columns:
                 del column[index]
-            if index in self.pending:
-                self.pending.remove(index)
             self._count_streaming(sentence, -1)
         return sentence
 
@@ -184,7 +182,9 @@ class LiveDecoder:
         if self.is_graph:
             self.max_slots = 1 << (self.max_slots.bit_length() - 1)
             sizes = (shape.capacity, shape.source_capacity, shape.prefix_len)
-            self.decoder: SlotDecoder = GraphSlotDecoder(model, self.job, self.max_slots, *sizes)
+            self.decoder: SlotDecoder = GraphSlotDecoder(
+                model, self.job, self.max_slots, *sizes, is_refilled_often=True
+            )
             self.decoder.use_job(self.job)
             self._in_flight: deque[tuple[int, torch.cuda.Event]] = deque()
             self._events = [torch.cuda.Event() for _ in range(GRAPHS_AHEAD + 1)]
@@ -213,7 +213,10 @@ class LiveDecoder:
     def cancel(self, index: int) -> None:
         """Drop a sentence, without a result; nothing happens if it is finished."""
         if self.job.remove(index) is not None:
-            self.decoder.drop(index)
+            if index in self.job.pending:
+                self.job.pending.remove(index)
+            else:
+                self.decoder.drop(index)
 
     @property
     def is_idle(self) -> bool:

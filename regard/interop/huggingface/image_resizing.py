@@ -14,7 +14,12 @@ logger = logging.getLogger("regard")
 
 _FILTERS: tuple[Resample, ...] = get_args(Resample)
 # Defaults of the image processors: whether they crop, filter of the resizing, side before the crop.
-_DEFAULTS: dict[str, tuple[bool, Resample, int]] = {"vit": (False, "bilinear", 224), "deit": (True, "bicubic", 256)}
+_DEFAULTS: dict[str, tuple[bool, Resample, int]] = {
+    "vit": (False, "bilinear", 224),
+    "deit": (True, "bicubic", 256),
+    "bit": (True, "bicubic", 224),
+    "dinov2": (True, "bicubic", 224),  # a folder without a processor class
+}
 
 
 def read_resizing(preprocessor: ForeignConfig, config: ViTConfig, class_name: str) -> Resizing | None:
@@ -28,7 +33,9 @@ def read_resizing(preprocessor: ForeignConfig, config: ViTConfig, class_name: st
     if not table:
         return None
     kind = str(table.get("image_processor_type") or table.get("feature_extractor_type") or class_name)
-    crops, resample, side = _DEFAULTS["deit" if kind.lower().startswith("deit") else "vit"]
+    crops, resample, side = next(
+        (values for name, values in _DEFAULTS.items() if kind.lower().startswith(name)), _DEFAULTS["vit"]
+    )
     if preprocessor.get_bool("do_center_crop", crops):
         crop = _sides(preprocessor.get("crop_size", 224), allow_shortest=False)
     else:

@@ -1,4 +1,7 @@
-"""ViT and DeiT of transformers: mapping tables for old and new tensor names, configs in both directions."""
+"""ViT and DeiT of transformers: mapping tables for old and new tensor names, configs in both directions.
+
+DINOv2 is in `vision_towers`.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -6,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, read_fields, replace_defaults, write_fields
@@ -18,6 +22,7 @@ from regard.interop.huggingface.single_stack import (
     write_labels,
     write_single_stack,
 )
+from regard.interop.huggingface.vision_towers import DINOV2_MASK_TOKEN, TOWER_CLASSES
 from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, token_sequence, weight_and_bias
 from regard.models.vit import VisionHead, ViTConfig
 
@@ -141,8 +146,8 @@ def _classes(layer: Sequence[MappingRow]) -> dict[str, ForeignClass]:
     }
 
 
-VIT_CLASSES = _classes(_LAYER)
-_NEWER_VIT_CLASSES = _classes(_NEWER_LAYER)
+VIT_CLASSES = {**_classes(_LAYER), **TOWER_CLASSES}
+_NEWER_VIT_CLASSES = {**_classes(_NEWER_LAYER), **TOWER_CLASSES}
 
 
 def read_vit_model(
@@ -174,6 +179,9 @@ def write_vit_model(
         ignored |= dict(labels=())
     exported, weights = _to_convolution_patches(replace(config, **ignored), weights)
     name, table, tensors = write_single_stack(VIT_CLASSES, exported, weights)
+    if name.startswith("Dinov2WithRegisters"):  # always present, used in pre-training only
+        prefix = "" if config.head == "none" else "dinov2_with_registers."
+        tensors[prefix + DINOV2_MASK_TOKEN] = torch.zeros(1, config.width)
     if table.pop("add_pooling_layer", None) is False:  # an argument of the class, which must not be in its config
         logger.warning(
             "The exported model has no pooler: load it with %s.from_pretrained(…, add_pooling_layer=False)", name

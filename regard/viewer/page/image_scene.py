@@ -157,7 +157,7 @@ def _image_header(look: ImageLook, label: str | None, blobs: list[bytes]) -> dic
         "first": {"patches": 0, **{AXIS_NAMES[prefix][0]: first for prefix, first in first_patches.items()}},
         "single_query": {name: 0 if look.has_single_query(one) else None for name, one in look.maps.items()},
         # For rollout: the tokens of the last block from which the label is predicted; None: see "single_query".
-        "read": list(range(1 + config.distilled)) if config.pooling == "class" and config.head != "segment" else None,
+        "read": list(range(1 + config.distilled)) if config.has_class_token and config.head != "segment" else None,
         "answer": "" if look.label is None else f"{look.label}, {100 * look.probabilities[look.label]:.1f} %",
         "labels": _label_headers(look, label, blobs),
         "mask": _mask_header(look, blobs) if _has_mask(look) else None,

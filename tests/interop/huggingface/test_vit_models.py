@@ -11,13 +11,16 @@ from safetensors.torch import load_file, save_file
 from regard.cli import main
 from regard.errors import RegardError
 from regard.interop import export_huggingface, import_huggingface
+from regard.layers.patches import pack_images
 from regard.models.vit import ViT, ViTConfig
 from regard.pipelines import ImageModel, load
+from regard.viewer.rollout import attention_rollout
 from tests.interop.image_model_comparison import (
     CONFIGS,
     MEAN,
     NAMES,
     STD,
+    TOWER_CONFIGS,
     assert_close,
     assert_same_attention,
     make_hf_model,
@@ -41,10 +44,13 @@ def edit_tensors(folder, edit):
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
+TOWER_CASES = [(family, i) for family, configs in TOWER_CONFIGS.items() for i in range(len(configs))]
+
+
 # -- transformers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "index"), CASES)
+@pytest.mark.parametrize(("family", "index"), [*CASES, *TOWER_CASES])
 def test_encoder_matches_transformers(transformers, tmp_path, family, index):
     hf_model = make_hf_model(transformers, f"{family}Model", index, tmp_path / "in")
     images = random_images(hf_model)
@@ -78,10 +84,15 @@ def test_encoder_without_pooler_matches_transformers(transformers, tmp_path, cap
     assert not any(report.values()), report
 
 
-@pytest.mark.parametrize("index", range(len(CONFIGS)))
+_CLASSIFIERS = ["ViTForImageClassification", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"]
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["ViTForImageClassification", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"],
+    ("name", "index"),
+    [
+        *((name, i) for name in _CLASSIFIERS for i in range(len(CONFIGS))),
+        *((f"{family}ForImageClassification", i) for family, i in TOWER_CASES),
+    ],
 )
 def test_classifier_matches_transformers(transformers, tmp_path, name, index):
     hf_model = make_hf_model(transformers, name, index, tmp_path / "in", id2label=NAMES)
@@ -345,3 +356,41 @@ def test_export_and_import_commands(tmp_path, capsys):
     [actual], [expected] = back.classify([image]), pipeline.classify([image])
     assert actual.probabilities == pytest.approx(expected.probabilities, abs=1e-6)
     assert back.training == {"imported": {"class": "ViTForImageClassification", "folder": "hf"}}
+
+
+# -- DINOv2 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("layerscale_value", 0.0),
+        ("image_size", [8, 12]),
+        ("patch_size", [4, 2]),
+        ("hidden_act", "mish"),
+        ("head_dim", 5),
+        ("problem_type", "regression"),
+    ],
+)
+def test_unsupported_settings_of_dinov2_are_an_error_that_names_the_key(transformers, tmp_path, key, value):
+    make_hf_model(transformers, "Dinov2ForImageClassification", 0, tmp_path)
+    edit_config(tmp_path, **{key: value})
+    with pytest.raises(RegardError, match=f"{key} = .* is unsupported"):
+        import_huggingface(tmp_path)
+
+
+def test_packed_images_give_the_logits_of_dinov2(transformers, tmp_path):
+    hf_model = make_hf_model(transformers, "Dinov2WithRegistersForImageClassification", 0, tmp_path)
+    images = random_images(hf_model)
+    model = import_huggingface(tmp_path).model
+    with torch.no_grad():
+        assert_close(model(pack_images(list(images), model.config.patch)), run_hf_model(hf_model, images).logits)
+
+
+def test_rollout_of_class_token_and_patches_is_a_distribution(transformers, tmp_path):
+    hf_model = make_hf_model(transformers, "Dinov2ForImageClassification", 0, tmp_path)
+    model = import_huggingface(tmp_path).model
+    images = random_images(hf_model)
+    for rollout in (attention_rollout(model, images), attention_rollout(model, images, [0, 1])):
+        assert rollout.pooled.shape == (2, model.config.max_len)
+        torch.testing.assert_close(rollout.pooled.sum(1), torch.ones(2))

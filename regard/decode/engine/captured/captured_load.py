@@ -36,18 +36,23 @@ class CapturedLoad:
         self.graph: Any = None
 
     @staticmethod
-    def shape_of(lengths: list[int], slots: int, max_len: int, is_encoder_decoder: bool) -> tuple[int, int, int]:
+    def shape_of(
+        lengths: list[int], slots: int, max_len: int, is_encoder_decoder: bool, is_coarse: bool = False
+    ) -> tuple[int, int, int]:
         """The rounded shape of a load: number of sentences, of tokens, and length of the longest.
+
+        With `is_coarse` there are fewer shapes, for batches that are refilled at any time: every shape is captured.
 
         >>> CapturedLoad.shape_of([5, 9, 7], slots=64, max_len=32, is_encoder_decoder=True)
         (4, 64, 32)
         """
-        count = min(slots, 1 << (len(lengths) - 1).bit_length())
+        bits = (len(lengths) - 1).bit_length()
+        count = min(slots, 1 << (bits + bits % 2 if is_coarse else bits))
         if not is_encoder_decoder:  # prompts without their last token, as rectangles
             longest = min(-(-max(1, max(lengths) - 1) // 32) * 32, max_len)
             return count, count * longest, longest
         real = sum(lengths) + (count - len(lengths)) * lengths[-1]
-        granule = max(64, (1 << (real - 1).bit_length()) // 8)
+        granule = max(64, (1 << (real - 1).bit_length()) // (1 if is_coarse else 8))
         return count, -(-real // granule) * granule, max_len
 
     def run(self, slots: list[int], sources: list[list[int]], job: Any, taken: list[int]) -> None:

@@ -16,6 +16,8 @@ from regard.models.transformer import Transformer
 UNROLLED_STEPS, GRAPHS_AHEAD = 4, 1
 # Graphs that load new sentences, by shape; and the tokens of prompts up to which their processing is captured.
 KEPT_LOADS, MAX_CAPTURED_PROMPT = 8, 8192
+# The same, for batches that are refilled at any time.
+KEPT_COARSE_LOADS = 32
 
 
 class GraphSlotDecoder(SlotDecoder):
@@ -24,12 +26,21 @@ class GraphSlotDecoder(SlotDecoder):
     model: CudaDecoder
 
     def __init__(
-        self, model: Any, job: DecodingJob, slots: int, capacity: int, source_capacity: int, prefix_len: int
+        self,
+        model: Any,
+        job: DecodingJob,
+        slots: int,
+        capacity: int,
+        source_capacity: int,
+        prefix_len: int,
+        *,
+        is_refilled_often: bool = False,
     ) -> None:
         super().__init__(None, job, slots, capacity, device=next(model.parameters()).device, prefix_len=prefix_len)
         self.model = CudaDecoder(model, slots, job.hypotheses, capacity, source_capacity, self.constraints)
         self.is_encoder_decoder = isinstance(model, Transformer)
         self.max_len = source_capacity if self.is_encoder_decoder else capacity - 1
+        self.is_refilled_often = is_refilled_often
         self.loads: OrderedDict[tuple[int, int, int], CapturedLoad] = OrderedDict()
         # How many slots are done: written by the device after each step, into a ring of pinned memory.
         self.done_count = torch.zeros(1, dtype=torch.long, device=self.device)
@@ -80,15 +91,18 @@ class GraphSlotDecoder(SlotDecoder):
         return entry, events[entry]
 
     def load(self, slots: list[int], taken: list[int]) -> None:
+        is_coarse = self.is_refilled_often
+        if is_coarse:  # the last sentence, which is repeated, is the shortest
+            taken = sorted(taken, key=lambda i: -len(self.job.sources[i]))
         sources = [list(self.job.sources[i]) for i in taken]
         lengths = [len(ids) for ids in sources]
-        shape = CapturedLoad.shape_of(lengths, len(self.sentences), self.max_len, self.is_encoder_decoder)
+        shape = CapturedLoad.shape_of(lengths, len(self.sentences), self.max_len, self.is_encoder_decoder, is_coarse)
         if not self.is_encoder_decoder and shape[1] > MAX_CAPTURED_PROMPT:
             super().load(slots, taken)
         else:
             if shape not in self.loads:
                 self.loads[shape] = CapturedLoad(self.model, self.state, self.offsets, *shape)
-                if len(self.loads) > KEPT_LOADS:
+                if len(self.loads) > (KEPT_COARSE_LOADS if is_coarse else KEPT_LOADS):
                     self.loads.popitem(last=False)
             self.loads.move_to_end(shape)
             self.loads[shape].run(slots, sources, self.job, taken)
