@@ -74,7 +74,7 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
             translator,
             SENTENCES[1],
             [{"look": {"source": text}} for text in SENTENCES],
-            [lambda text=text: outcomes.output_header(look(translator, text)) for text in SENTENCES],
+            [lambda text=text: outcomes.compute_outcome(look(translator, text)) for text in SENTENCES],
         )
     ]
     if options.encoder:
@@ -97,7 +97,7 @@ def make_cases(options: argparse.Namespace) -> list[Case]:
                 generator,
                 PROMPTS[0],
                 [{"look": {"source": text}} for text in PROMPTS],
-                [lambda text=text: outcomes.output_header(look(generator, text)) for text in PROMPTS],
+                [lambda text=text: outcomes.compute_outcome(look(generator, text)) for text in PROMPTS],
             )
         )
     return cases

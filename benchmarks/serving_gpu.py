@@ -22,7 +22,7 @@ from regard.decode import DecodeConfig
 from regard.layers.packed import pack
 from regard.models.transformer import Transformer, transformer_base, transformer_tiny
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.serve.scheduler import SWITCH_INTERVAL, Scheduler
+from regard.serve.scheduling.scheduler import SWITCH_INTERVAL, Scheduler
 
 VOCAB = 32_000
 

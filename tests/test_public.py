@@ -145,6 +145,7 @@ PUBLIC = {
         "export_ctranslate2",
         "export_huggingface",
         "export_onnx",
+        "import_gguf",
         "import_huggingface",
         "import_llama2c",
         "load_onnx",

@@ -7,16 +7,16 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from regard.serve.authentication import Authentication
-from regard.serve.error_responses import add_error_handlers
-from regard.serve.libretranslate_routes import make_libretranslate_router
 from regard.serve.model_registry import ModelRegistry
-from regard.serve.native_routes import make_native_router
-from regard.serve.openai_routes import make_openai_router
 from regard.serve.request_guard import RequestGuard
+from regard.serve.routes.error_responses import add_error_handlers
+from regard.serve.routes.libretranslate_routes import make_libretranslate_router
+from regard.serve.routes.native_routes import make_native_router
+from regard.serve.routes.openai_routes import make_openai_router
+from regard.serve.routes.status_routes import make_status_router
+from regard.serve.routes.try_page import make_page_router
 from regard.serve.serve_limits import ServeLimits
 from regard.serve.service import Service
-from regard.serve.status_routes import make_status_router
-from regard.serve.try_page import make_page_router
 from regard.version import __version__
 
 _DESCRIPTION = "Models of Regard with the APIs of OpenAI (/v1) and LibreTranslate, and native routes (/api)."

@@ -17,7 +17,7 @@ from regard.decode.engine.model_precision import copy_modules
 from regard.errors import RegardError, did_you_mean
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
-from regard.serve.scheduler_pool import SchedulerPool, default_workers
+from regard.serve.scheduling.scheduler_pool import SchedulerPool, default_workers
 from regard.serve.serve_errors import RequestError
 
 logger = logging.getLogger("regard.serve")

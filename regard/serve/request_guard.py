@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi.responses import Response
 
-from regard.serve.error_responses import error_response, exception_response
+from regard.serve.routes.error_responses import error_response, exception_response
 from regard.serve.serve_errors import ShuttingDown
 from regard.serve.service import Service
 

@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from regard.errors import RegardError
-from regard.serve.scheduler import SWITCH_INTERVAL
+from regard.serve.scheduling.scheduler import SWITCH_INTERVAL
 from regard.serve.service import Service
 
 logger = logging.getLogger("regard.serve")

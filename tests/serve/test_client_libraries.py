@@ -9,7 +9,7 @@ from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.serve.client import OPTIONS
-from regard.serve.schemas import DecodeOptions
+from regard.serve.routes.schemas import DecodeOptions
 
 
 def test_openai(server, local):

@@ -9,8 +9,8 @@ import pytest
 
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.serve import scheduler as scheduler_module
-from regard.serve.scheduler import Scheduler
+from regard.serve.scheduling import scheduler as scheduler_module
+from regard.serve.scheduling.scheduler import Scheduler
 from regard.serve.serve_errors import DeadlineExceeded, Overloaded, ShuttingDown
 from tests.conftest import number_pairs
 from tests.pipelines.test_text_generator import make_generator

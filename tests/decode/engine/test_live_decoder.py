@@ -49,7 +49,8 @@ def decode_live(model, sources, config, arrivals, cancelled=()):
 
 def decode_alone(model, sources, config):
     options = special_options(model)
-    return decode_all(model, sources, pack, replace(config, engine="plain"), **options)
+    device = next(model.parameters()).device
+    return decode_all(model, sources, lambda rows: pack(rows).to(device), replace(config, engine="plain"), **options)
 
 
 @pytest.mark.parametrize("config", ["greedy", "beam", "samples"])

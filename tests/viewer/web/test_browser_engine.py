@@ -66,16 +66,33 @@ def test_new_sentence_in_every_view(engine_page):
     assert page.locator(".output-token").count() == len(page.locator(".tree .item[data-state=best]").all())
 
 
-def test_experiment_runs_in_the_page(engine_page):
+# Whether the log-probabilities before and after an intervention are these.
+HAS_SCORES = """(expected) => {
+  const texts = [...document.querySelectorAll(".outcome .score")].map((one) => one.textContent.split(" ")[1]);
+  const scores = texts.map((text) => Number(text.replace("−", "-")));
+  return scores.length === 2 && scores.every((score, i) => Math.abs(score - expected[i]) < 2e-3);
+}"""
+
+
+def test_experiments_run_in_the_page(engine_page):
     page = engine_page("transformer", walk=False)
     page.get_by_role("tab", name="Experiment").click()
-    name = page.locator(".experiment select").first.input_value()
-    page.get_by_role("button", name="This attention").click()
-    page.wait_for_selector(".outcome .output-text")
-    changes = [{"change": "layer", "layer": name}]
-    expected = handle_experiment(cached_pipeline("transformer"), {"source": SOURCE, "changes": changes})
-    texts = page.locator(".outcome .output-text").all_text_contents()
-    assert [re.sub(r"\s+", " ", text) for text in texts] == [expected["before"]["text"], expected["after"]["text"]]
+    name, head = (page.locator(".experiment select").nth(i).input_value() for i in (0, 1))
+    changes = {
+        "This attention": {"change": "layer", "layer": name},
+        "This head": {"change": "head", "attention": name, "head": int(head)},
+        "Mask": {"change": "mask"},
+        "Scaling by 1 ⁄ √d": {"change": "scale"},
+        "Positional encoding": {"change": "positions"},
+    }
+    scores = set()
+    for button, change in changes.items():
+        page.get_by_role("button", name=button, exact=True).click()
+        expected = handle_experiment(cached_pipeline("transformer"), {"source": SOURCE, "changes": [change]})
+        page.wait_for_function(HAS_SCORES, arg=[expected[side]["logprob"] for side in ("before", "after")])
+        scores.add(round(expected["after"]["logprob"], 2))
+        page.get_by_role("button", name=button, exact=True).click()
+    assert len(scores) == len(changes)
 
 
 def test_language_model_reads_new_text(engine_page):

@@ -3,7 +3,7 @@
  * computes the operations that have no faster form here.
  */
 
-import { axisOf, broadcastIndex, broadcastShape, elementwiseOf, execute, sizeOf, stridesOf } from "../steps/operations.js";
+import { axisOf, broadcastIndex, broadcastShape, elementwiseOf, erf, execute, sizeOf, stridesOf } from "../steps/operations.js";
 
 /**
  * @typedef {{data: any, shape: number[]}} Tensor contiguous numbers: a Float32Array, or a Float64Array of kind "double"
@@ -98,6 +98,23 @@ function takeRows({ data, shape }, axis, rows) {
   return out;
 }
 
+/** The normal distribution function at multiples of 1 ⁄ CDF_STEPS, and its derivatives: cubic interpolation is exact to 2e-9. */
+const [CDF_LIMIT, CDF_STEPS] = [8, 32];
+const CDF_AT = Float64Array.from({ length: 2 * CDF_LIMIT * CDF_STEPS + 2 }, (_, i) => i / CDF_STEPS - CDF_LIMIT);
+const CDF = CDF_AT.map((x) => 0.5 * (1 + erf(x / Math.SQRT2)));
+const CDF_SLOPES = CDF_AT.map((x) => Math.exp(-0.5 * x * x) / Math.sqrt(2 * Math.PI) / CDF_STEPS);
+
+/** @param {number} x */
+export function normalCdf(x) {
+  if (!(Math.abs(x) < CDF_LIMIT)) return x > 0 ? 1 : x < 0 ? 0 : NaN;
+  const at = (x + CDF_LIMIT) * CDF_STEPS;
+  const i = Math.floor(at);
+  const t = at - i;
+  const rise = CDF[i + 1] - CDF[i];
+  const [a, b] = [CDF_SLOPES[i], CDF_SLOPES[i + 1]];
+  return CDF[i] + t * (a + t * (3 * rise - 2 * a - b + t * (a + b - 2 * rise)));
+}
+
 /** @type {Record<string, (inputs: Tensor[], options: any, kernel: MatrixKernel, kind?: string) => Tensor | null>} */
 const FAST_OPS = {
   linear: ([x, weight, bias], _, kernel) => {
@@ -141,9 +158,22 @@ const FAST_OPS = {
     return { data: out, shape };
   },
   mul: ([x, y], { other }) => {
-    if (y || x.data instanceof Float64Array) return null;
+    if (x.data instanceof Float64Array || (y && !(y.data.length === x.data.length && String(y.shape) === String(x.shape)))) return null;
     const out = new Float32Array(x.data.length);
-    for (let i = 0; i < out.length; i++) out[i] = x.data[i] * other;
+    if (y) for (let i = 0; i < out.length; i++) out[i] = x.data[i] * y.data[i];
+    else for (let i = 0; i < out.length; i++) out[i] = x.data[i] * other;
+    return { data: out, shape: x.shape };
+  },
+  silu: ([x], _, __, kind) => {
+    if (kind === "double") return null;
+    const out = new Float32Array(x.data.length);
+    for (let i = 0; i < out.length; i++) out[i] = x.data[i] / (1 + Math.exp(-x.data[i]));
+    return { data: out, shape: x.shape };
+  },
+  gelu: ([x], { approximate }, _, kind) => {
+    if (approximate === "tanh" || kind === "double") return null;
+    const out = new Float32Array(x.data.length);
+    for (let i = 0; i < out.length; i++) out[i] = x.data[i] * normalCdf(x.data[i]);
     return { data: out, shape: x.shape };
   },
   permute: ([x], { dims }) => {

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ValidationError
 
 from regard.decode import DecodeConfig
-from regard.serve.error_responses import validation_sentence
-from regard.serve.html_text import split_html
-from regard.serve.languages import language_name
 from regard.serve.model_registry import ServedModel
-from regard.serve.schemas import DetectBody, LibreTranslateBody
+from regard.serve.routes.error_responses import validation_sentence
+from regard.serve.routes.html_text import split_html
+from regard.serve.routes.languages import language_name
+from regard.serve.routes.schemas import DetectBody, LibreTranslateBody
 from regard.serve.serve_errors import RequestError
 from regard.serve.service import Service
 

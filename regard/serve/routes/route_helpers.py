@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from regard.serve.error_responses import exception_response
 from regard.serve.model_registry import ServedModel
+from regard.serve.routes.error_responses import exception_response
 from regard.serve.service import Service
 
 

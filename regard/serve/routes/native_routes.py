@@ -9,8 +9,8 @@ from fastapi.responses import HTMLResponse
 
 from regard.data.text.questions import Question
 from regard.serve.model_registry import ServedModel
-from regard.serve.route_helpers import event_stream, find_model
-from regard.serve.schemas import (
+from regard.serve.routes.route_helpers import event_stream, find_model
+from regard.serve.routes.schemas import (
     AnswerBody,
     AttentionBody,
     ClassifyBody,

@@ -17,11 +17,11 @@ from regard.decode.engine.engine_runner import length_limits
 from regard.pipelines import Continuation, TextGenerator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.serve.model_registry import ServedModel
-from regard.serve.route_helpers import event_stream, find_model
-from regard.serve.schemas import ChatBody, CompletionBody, EmbeddingsBody
+from regard.serve.routes.route_helpers import event_stream, find_model
+from regard.serve.routes.schemas import ChatBody, CompletionBody, EmbeddingsBody
+from regard.serve.routes.stop_sequences import StopSequences
 from regard.serve.serve_errors import RequestError
 from regard.serve.service import Service
-from regard.serve.stop_sequences import StopSequences
 
 # A temperature below this is greedy decoding.
 MIN_TEMPERATURE = 0.001

@@ -28,8 +28,8 @@ from regard.errors import RegardError
 from regard.models import GPT
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.ranges import MAX_INT
+from regard.serve.scheduling.throughput import ThroughputMeter
 from regard.serve.serve_errors import DeadlineExceeded, Overloaded, ShuttingDown
-from regard.serve.throughput import ThroughputMeter
 
 logger = logging.getLogger("regard.serve")
 

@@ -1,0 +1,1 @@
+"""Dynamic batching across requests: schedulers and their measured throughput."""
