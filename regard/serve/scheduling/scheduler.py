@@ -36,7 +36,7 @@ MAX_LANES = 8
 # Items of one batch of calls.
 MAX_CALL_ITEMS = 64
 # Share of the latency target that accepted work may take: predictions err.
-TARGET_SHARE = 0.6
+TARGET_SHARE = 0.45
 # Units of work that are always accepted: an idle server never refuses.
 MIN_ITEMS = 4
 
