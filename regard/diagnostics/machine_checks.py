@@ -19,13 +19,16 @@ LIMITED_ISA = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 TESTED_PYTHON = ((3, 11), (3, 13))
 """oldest and newest version of Python that the tests run with"""
 EXTRAS = {
+    "chat": "chat templates of language models",
     "ctranslate2": "export to CTranslate2",
     "datasets": "datasets of the Hugging Face hub",
     "fast": "compiled decoding on a CPU",
+    "gguf": "importing GGUF files",
     "notebook": "interactive pages in notebooks",
     "onnx": "export to ONNX, and running the exported graphs",
     "parquet": "reading Parquet files",
     "ray": "translating and embedding on a Ray cluster",
+    "serve": "serving models over HTTP",
     "tensorboard": "TensorBoard logs of training runs",
     "wandb": "Weights & Biases logs of training runs",
     "zstd": "reading .zst files",

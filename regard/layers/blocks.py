@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention import Bias, Offsets
 from regard.attention.offsets import Lengths
-from regard.layers.feedforward import Activation, FeedForward
+from regard.layers.feedforward import FeedForward, VisionActivation
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.multihead import BiasPlacement, MultiHead
 from regard.layers.norms import DecoderNormKind, make_norm
@@ -38,7 +38,7 @@ class BlockConfig:
     norm: NormPlacement | Literal["sandwich", "output"] = "pre"
     norm_kind: DecoderNormKind = "layer"
     norm_eps: float = 1e-5
-    activation: Activation = "relu"
+    activation: VisionActivation = "relu"
     rotary_base: float | None = None
     rotary_factor: float = 1.0
     rotary_context: int = 0

@@ -135,6 +135,8 @@ class ImageEmbedding(nn.Module):
         kind: PatchKind = "linear",
         positions: GridPositionKind = "learned",
         prefix_positions: int | None = None,
+        patch_bias: bool = True,
+        norm: nn.Module | None = None,
         mean: tuple[float, ...] = (0.5,),
         std: tuple[float, ...] = (0.5,),
         dropout: float = 0.0,
@@ -143,7 +145,7 @@ class ImageEmbedding(nn.Module):
         self.channels, self.patch, self.grid, self.prefix_count = channels, patch, grid, prefix
         self.register_buffer("mean", torch.tensor(mean)[:, None], persistent=False)
         self.register_buffer("std", torch.tensor(std)[:, None], persistent=False)
-        self.patches = PatchEmbedding(channels, width, patch, kind)
+        self.patches = PatchEmbedding(channels, width, patch, kind, patch_bias)
         self.prefix = nn.Parameter(torch.empty(prefix, width)) if prefix else None
         if self.prefix is not None:
             nn.init.normal_(self.prefix, std=0.02)
@@ -157,6 +159,7 @@ class ImageEmbedding(nn.Module):
         tables = None if self.rotary is None else torch.stack(self.rotary(self._pad_prefix(coordinates)))
         self.register_buffer("encodings", encodings, persistent=False)
         self.register_buffer("rotary_tables", tables, persistent=False)
+        self.norm = norm if norm is not None else nn.Identity()
         self.dropout = Dropout(dropout)
 
     def forward(self, images: Images) -> ImageTokens:
@@ -208,10 +211,11 @@ class ImageEmbedding(nn.Module):
         if self.prefix is not None:
             prefix: Tensor = self.prefix
             if self.learned is not None and self.learned.prefix:
-                count = self.learned.prefix
-                prefix = torch.cat((prefix[:count] + self.learned.weight[:count], prefix[count:]))
+                positions = self.learned.weight[: self.learned.prefix]
+                missing = self.prefix_count - self.learned.prefix
+                prefix = prefix + (nn.functional.pad(positions, (0, 0, 0, missing)) if missing else positions)
             x, offsets = prepend_prefix(prefix, x, offsets)
-        return ImageTokens(self.dropout(x), offsets, rotary)
+        return ImageTokens(self.dropout(self.norm(x)), offsets, rotary)
 
     def _compute_encodings(self, images: Images) -> Float[Tensor, "T E"] | None:
         """Additive positional encodings of the patches; for one image if all images have one size."""

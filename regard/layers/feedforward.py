@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from regard.kernels.cuda import linear_relu_cuda
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu"]
+# quick_gelu: x · sigmoid(1.702 x) (CLIP)
+VisionActivation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu", "quick_gelu"]
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": nn.functional.relu,
@@ -17,6 +19,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
     "relu2": lambda x: nn.functional.relu(x).square(),
     "silu": nn.functional.silu,
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
     "tanh": nn.functional.tanh,
 }
 # Gated linear units: SwiGLU (Llama) and GEGLU with the tanh approximation of GELU (T5 1.1).
@@ -41,7 +44,7 @@ class FeedForward(nn.Module):
     torch.Size([5, 8])
     """
 
-    def __init__(self, width: int, hidden: int, activation: Activation = "relu", bias: bool = True) -> None:
+    def __init__(self, width: int, hidden: int, activation: VisionActivation = "relu", bias: bool = True) -> None:
         super().__init__()
         self.activation = activation
         self.inner = nn.Linear(width, hidden * (2 if activation in _GATES else 1), bias=bias)

@@ -18,17 +18,27 @@ from regard.layers.positions import SinusoidalGrid
 class AttentionPooling(nn.Module):
     """Pool each sequence to one vector: cross-attention from a learned query to its tokens.
 
+    With `feedforward` a feed-forward layer with a norm follows, around which there is a residual (SigLIP).
+
     >>> AttentionPooling(BlockConfig(16, heads=4, feedforward=32), "scaled_dot")(torch.randn(2, 5, 16), None).shape
     torch.Size([2, 16])
     """
 
-    def __init__(self, config: BlockConfig, score: str) -> None:
+    def __init__(self, config: BlockConfig, score: str, feedforward: bool = False) -> None:
         super().__init__()
         self.question = nn.Parameter(torch.empty(1, config.width))  # the learned query
         nn.init.normal_(self.question, std=config.width**-0.5)
         self.attention: MultiHead = config.make_attention("cross", score)
+        self.norm = config.make_norm() if feedforward else None
+        self.feedforward = config.make_feedforward() if feedforward else None
 
     def forward(self, x: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None) -> Float[Tensor, "B E"]:
+        pooled = self._attend(x, offsets)
+        if self.norm is None or self.feedforward is None:
+            return pooled
+        return pooled + self.feedforward(self.norm(pooled))
+
+    def _attend(self, x: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None) -> Float[Tensor, "B E"]:
         if not isinstance(offsets, Offsets):
             query = self.question.to(x.dtype).expand(x.shape[0], 1, -1)
             return self.attention(query, memory=x, memory_offsets=offsets).squeeze(1)

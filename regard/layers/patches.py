@@ -143,14 +143,14 @@ class PatchEmbedding(nn.Module):
     torch.Size([2, 6, 16])
     """
 
-    def __init__(self, channels: int, width: int, patch: int, kind: PatchKind = "linear") -> None:
+    def __init__(self, channels: int, width: int, patch: int, kind: PatchKind = "linear", bias: bool = True) -> None:
         super().__init__()
         self.patch, self.channels, self.kind = patch, channels, kind
         self.project: nn.Module
         if kind == "linear":
-            self.project = nn.Linear(channels * patch * patch, width)
+            self.project = nn.Linear(channels * patch * patch, width, bias=bias)
         elif kind == "convolution":
-            self.project = nn.Conv2d(channels, width, patch, stride=patch)
+            self.project = nn.Conv2d(channels, width, patch, stride=patch, bias=bias)
         else:
             self.project = _make_stem(channels, width, patch)
 

@@ -14,7 +14,7 @@ from regard.attention.scores import ScoreName
 from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement, first_tokens
 from regard.layers.embeddings import GridPositionKind, ImageEmbedding, Images
-from regard.layers.feedforward import Activation
+from regard.layers.feedforward import VisionActivation
 from regard.layers.heads import AttentionPooling, PatchDecoder, SegmentationDecoder
 from regard.layers.norms import NormKind
 from regard.layers.patches import (
@@ -63,7 +63,7 @@ class ViTConfig:
     norm: NormPlacement = "pre"
     norm_kind: NormKind = "layer"
     norm_eps: Epsilon = 1e-6
-    activation: Activation = "gelu"
+    activation: VisionActivation = "gelu"
     score: ScoreName = "scaled_dot"
     qk_norm: bool = False
     """normalize queries and keys with norm_kind"""
@@ -80,6 +80,10 @@ class ViTConfig:
     """side of a patch in pixels"""
     patches: PatchKind = "linear"
     """patch embedding: linear or convolution (equal results), or a convolutional stem"""
+    patch_bias: bool = True
+    """bias in the patch embedding (CLIP: false); a convolutional stem has one"""
+    embedding_norm: bool = False
+    """norm of the tokens before the first block (CLIP)"""
     positions: GridPositionKind = "learned"
     """positional encoding of row and column"""
     prefix_positions: bool = True
@@ -91,6 +95,8 @@ class ViTConfig:
     pooling: Literal["class", "mean", "query", "class_mean"] = "class"
     """image features: the class token, the mean of the patches, attention pooling with a learned query, or class token
     and mean of the patches side by side (DINOv2)"""
+    pooling_feedforward: bool = False
+    """feed-forward layer after attention pooling (SigLIP)"""
     pooled_norm: bool = False
     """final norm after pooling instead of before (timm's fc_norm)"""
     pooled_map: bool = False
@@ -249,6 +255,7 @@ class ViT(nn.Module):
         super().__init__()
         config.check()
         self.config = config
+        block = config.block_config()
         self.embedding = ImageEmbedding(
             config.channels,
             config.width,
@@ -260,11 +267,12 @@ class ViT(nn.Module):
             positions=config.positions,
             prefix_positions=config.prefix_positions
             * (config.prefix - config.registers * (not config.register_positions)),
+            patch_bias=config.patch_bias,
+            norm=block.make_norm() if config.embedding_norm else None,
             mean=config.mean,
             std=config.std,
             dropout=config.dropout,
         )
-        block = config.block_config()
         rates: list[float | None] = [config.drop_path * i / max(1, config.layers - 1) for i in range(config.layers)]
         rates = rates if config.drop_path else [None] * config.layers
         blocks = (EncoderBlock(replace(block, drop_path=rate), config.score) for rate in rates)
@@ -290,7 +298,8 @@ class ViT(nn.Module):
         labels = len(config.labels)
         self.pooled_map: nn.Linear | None = None
         if config.head in ("none", "classify"):
-            self.pooler = AttentionPooling(block, config.score) if config.pooling == "query" else None
+            if config.pooling == "query":
+                self.pooler = AttentionPooling(block, config.score, config.pooling_feedforward)
             self.pooled_map = nn.Linear(config.width, config.width) if config.pooled_map else None
         if config.head == "classify" and labels:
             self.output = nn.Linear(config.width * (1 + (config.pooling == "class_mean")), labels)

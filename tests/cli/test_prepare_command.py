@@ -49,7 +49,10 @@ def test_the_task_is_that_of_the_shards(tmp_path, capsys):
     [
         ([], "No data is given. Pass files: regard prepare FILE … --out shards"),
         (["a.tsv", "--task", "segment"], "The task segment does not support token shards."),
-        (["a.tsv", "--kind", "bep"], "--kind bep is unknown. Choose from: word, space, char, bpe, bytes."),
+        (
+            ["a.tsv", "--kind", "bep"],
+            "--kind bep is unknown. Choose from: word, space, char, bpe, bytes, sentencepiece.",
+        ),
         (["a.tsv", "--tokenizer", "model", "--kind", "bpe"], "--tokenizer uses existing tokenizers."),
         (["a.tsv", "--tokenizer", "no-model"], "no-model/tokenizer.json: the file is missing."),
         (["no-such.tsv"], "There is no file no-such.tsv."),

@@ -33,6 +33,22 @@ TOWER_CONFIGS = {
         dict(_DINO_SIZES, num_register_tokens=1, use_swiglu_ffn=True),
         dict(_DINO_SIZES, num_register_tokens=3, mlp_ratio=2, patch_size=6, hidden_act="gelu_new"),
     ],
+    "CLIPVision": [
+        dict(_DINO_SIZES, intermediate_size=37),
+        dict(_DINO_SIZES, intermediate_size=40, hidden_act="gelu", patch_size=6, layer_norm_eps=1e-3, num_channels=1),
+        dict(
+            _DINO_SIZES,
+            intermediate_size=31,
+            hidden_act="gelu_pytorch_tanh",
+            num_hidden_layers=3,
+            num_attention_heads=3,
+        ),
+    ],
+    "SiglipVision": [
+        dict(_DINO_SIZES, intermediate_size=37),
+        dict(_DINO_SIZES, intermediate_size=40, hidden_act="relu", patch_size=6, layer_norm_eps=1e-3, num_channels=1),
+        dict(_DINO_SIZES, intermediate_size=31, hidden_act="quick_gelu", vision_use_head=False),
+    ],
 }
 
 

@@ -87,7 +87,7 @@ def test_missing_keys_come_from_the_base():
         ({"train": {"optimizer": 3}}, "r.toml: train.optimizer must be one of adam, adamw, muon, sgd (got 3)."),
         ({"train": {"schedule": "noam"}}, "r.toml: train.schedule must be one of "),
         ({"train": {"precision": "fp8"}}, "r.toml: train.precision must be one of "),
-        ({"tokenizer": {"kind": "sentencepiece"}}, "r.toml: tokenizer.kind must be one of "),
+        ({"tokenizer": {"kind": "unigrams"}}, "r.toml: tokenizer.kind must be one of "),
         ({"tokenizer": {"target_kind": "words"}}, "r.toml: tokenizer.target_kind must be one of "),
         ({"tokenizer": {"target_kind": 4}}, "r.toml: tokenizer.target_kind must be one of "),
         ({"model": {"norm": "middle"}}, "r.toml: model.norm must be one of "),

@@ -23,6 +23,9 @@ FORMS = {
     "linear": dict(head="segment", pooling="class", score="concat"),
     "queries": dict(head="segment", segmenter="queries", pooling="mean", registers=1, positions="rotary"),
     "features": dict(head="none", pooled_map=True, score="dot"),
+    "CLIP": dict(head="none", embedding_norm=True, patch_bias=False, pooled_norm=True, activation="quick_gelu"),
+    "SigLIP": dict(pooling="query", pooling_feedforward=True, activation="gelu_tanh"),
+    "DINOv2": dict(pooling="class_mean", registers=2, register_positions=False, layer_scale=0.5),
     "pixels": dict(head="pixels", decoder_width=32, positions="none", pooling="mean"),
 }
 

@@ -329,7 +329,8 @@ def _model_types(name: str) -> tuple[str, ...]:
     (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
     """
     prefixes = {"XLMRoberta": "xlm-roberta", "Gemma3": "gemma3_text", "GPTNeoX": "gpt_neox"}
-    prefixes["Dinov2WithRegisters"] = "dinov2_with_registers"
+    prefixes |= {"Dinov2WithRegisters": "dinov2_with_registers"}
+    prefixes |= {"CLIPVision": "clip_vision_model", "SiglipVision": "siglip_vision_model"}
     family = re.split("Model|For|LMHead|MTModel", name)[0]
     model_type = prefixes.get(family, family.lower())
     same = ("xlm-roberta", "roberta", "camembert")  # only their tokenizers differ

@@ -18,6 +18,8 @@ _DEFAULTS: dict[str, tuple[bool, Resample, int]] = {
     "vit": (False, "bilinear", 224),
     "deit": (True, "bicubic", 256),
     "bit": (True, "bicubic", 224),
+    "clip": (True, "bicubic", 224),
+    "siglip": (False, "bicubic", 224),
     "dinov2": (True, "bicubic", 224),  # a folder without a processor class
 }
 

@@ -1,6 +1,6 @@
 """ViT and DeiT of transformers: mapping tables for old and new tensor names, configs in both directions.
 
-DINOv2 is in `vision_towers`.
+DINOv2, CLIP and SigLIP are in `vision_towers`.
 """
 
 import logging

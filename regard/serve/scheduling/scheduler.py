@@ -14,20 +14,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from regard.decode import DecodeConfig, NBest
+from regard.decode import NBest
 from regard.decode.batched_decoding import token_lists_of
-from regard.decode.engine import plain_search_reason
-from regard.decode.engine.engine_runner import length_limits, member_models
+from regard.decode.engine.engine_runner import length_limits
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape
 from regard.errors import RegardError
 from regard.models import GPT
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.ranges import MAX_INT
+from regard.serve.scheduling.jobs import CallJob, DecodeJob, Job, Lane, RequestKind, SchedulerCounts, WaitingSentence
 from regard.serve.scheduling.throughput import ThroughputMeter
 from regard.serve.serve_errors import DeadlineExceeded, Overloaded, ShuttingDown
 
@@ -52,91 +50,6 @@ OnToken = Callable[[int, int], None]
 """called with the index of a source and each of its tokens; in the thread of the scheduler"""
 
 
-@dataclass
-class SchedulerCounts:
-    """What a scheduler did, for metrics."""
-
-    accepted: int = 0
-    completed: int = 0
-    refused: int = 0
-    cancelled: int = 0
-    expired: int = 0
-    failed: int = 0
-    output_tokens: int = 0
-    steps: int = 0
-    rows: int = 0
-    """sentences in the batch, summed over steps"""
-    busy_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class _RequestKind:
-    """What requests with the same model and options have in common."""
-
-    model: Any
-    plain_reason: str
-    """why the reference search decodes them; "" if the engine does"""
-    lane_config: DecodeConfig
-    """the options that sentences of one batch must share: length limits and seeds belong to each sentence"""
-    models: tuple[int, ...]
-
-    @staticmethod
-    def of(request: DecodingRequest[Any]) -> "_RequestKind":
-        reason = plain_search_reason(
-            request.model,
-            request.config,
-            history=request.history,
-            lexical=request.lexical is not None,
-            special=request.special,
-        )
-        config = replace(request.config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
-        return _RequestKind(request.model, reason, config, tuple(id(model) for model in member_models(request.model)))
-
-
-@dataclass(eq=False)
-class _Job:
-    """An accepted request."""
-
-    kind: Hashable
-    deadline: float
-    timeout: float
-    units: float
-    """estimated work"""
-    items: int
-    """number of texts"""
-    future: "Future[Any]" = field(default_factory=Future)
-    is_finished: bool = False
-
-
-@dataclass(eq=False)
-class _DecodingJob(_Job):
-    results: list[NBest | None] = field(default_factory=list)
-    remaining: int = 0
-    placed: list[tuple["_Lane", int]] = field(default_factory=list)
-    """lanes of the sentences that are being decoded, with their indices there"""
-
-
-@dataclass(eq=False)
-class _CallJob(_Job):
-    function: Callable[[list[Any]], Sequence[Any]] = list
-    inputs: list[Any] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class _Sentence:
-    """A sentence that waits for a place in a lane."""
-
-    job: _DecodingJob
-    live: LiveSentence
-    shape: LiveShape
-
-
-@dataclass(eq=False)
-class _Lane:
-    key: Hashable
-    decoder: LiveDecoder
-
-
 class Scheduler:
     """Runs the requests of one model in one thread. Call `close` at the end.
 
@@ -152,7 +65,7 @@ class Scheduler:
     def __init__(self, *, latency_target: float = 0.5, name: str = "model") -> None:
         self.latency_target = latency_target
         self.counts = SchedulerCounts()
-        self._kinds: dict[Hashable, _RequestKind] = {}
+        self._kinds: dict[Hashable, RequestKind] = {}
         self._meters: dict[Hashable, ThroughputMeter] = {}
         self._outstanding: dict[Hashable, float] = {}
         self._outstanding_items = 0
@@ -161,11 +74,11 @@ class Scheduler:
         self._is_closing = False
         # The rest is used by the thread only. Heaps are ordered by deadline, then by arrival.
         self._numbers = itertools.count()
-        self._jobs: set[_Job] = set()
-        self._deadlines: list[tuple[float, int, _Job]] = []
-        self._waiting: dict[Hashable, list[tuple[float, int, _Sentence]]] = {}
-        self._calls: list[tuple[float, int, _CallJob]] = []
-        self._lanes: list[_Lane] = []
+        self._jobs: set[Job] = set()
+        self._deadlines: list[tuple[float, int, Job]] = []
+        self._waiting: dict[Hashable, list[tuple[float, int, WaitingSentence]]] = {}
+        self._calls: list[tuple[float, int, CallJob]] = []
+        self._lanes: list[Lane] = []
         self._make_decoder: dict[Hashable, Callable[[LiveShape], LiveDecoder]] = {}
         self._thread = threading.Thread(target=self._run, name=f"regard-serve-{name}", daemon=True)
         self._thread.start()
@@ -190,7 +103,7 @@ class Scheduler:
         continues_source = isinstance(request.model, GPT)
         rows = request.config.beam if request.config.method == "beam" else request.config.n_best
         lengths = limits if continues_source else [len(source) for source in request.sources]
-        job = _DecodingJob(
+        job = DecodeJob(
             kind="decode",
             deadline=time.monotonic() + timeout,
             timeout=timeout,
@@ -215,7 +128,7 @@ class Scheduler:
                 allowed_tokens=None if token_lists is None else token_lists[i],
             )
             shape = needed_shape(source, limit, prefix, continues_source=continues_source)
-            sentences.append(_Sentence(job, live, shape))
+            sentences.append(WaitingSentence(job, live, shape))
 
         def make_decoder(shape: LiveShape) -> LiveDecoder:
             return LiveDecoder(request.model, kind.lane_config, request.special, shape, vocab=vocab)
@@ -231,7 +144,7 @@ class Scheduler:
         self._accept(job, start)
         return job.future
 
-    def _kind_of(self, request: DecodingRequest[Any]) -> "_RequestKind":
+    def _kind_of(self, request: DecodingRequest[Any]) -> "RequestKind":
         """What requests with the same model and options have in common, computed once."""
         options = (request.config, request.special, request.history, request.lexical is not None)
         key = (id(request.model), *options)
@@ -239,7 +152,7 @@ class Scheduler:
         if kind is None:
             if len(self._kinds) >= MAX_KINDS:
                 self._kinds.clear()
-            kind = self._kinds[key] = _RequestKind.of(request)
+            kind = self._kinds[key] = RequestKind.of(request)
         return kind
 
     def call(
@@ -264,7 +177,7 @@ class Scheduler:
         items: int,
         timeout: float,
     ) -> "Future[Any]":
-        job = _CallJob(
+        job = CallJob(
             kind=kind,
             deadline=time.monotonic() + timeout,
             timeout=timeout,
@@ -310,7 +223,7 @@ class Scheduler:
             total += units * (meter.seconds_per_unit or 0.0) if meter is not None else 0.0
         return total
 
-    def _accept(self, job: _Job, start: Callable[[], None]) -> None:
+    def _accept(self, job: Job, start: Callable[[], None]) -> None:
         job.future.add_done_callback(lambda future: self._note_cancellation(job) if future.cancelled() else None)
         with self._condition:
             if self._is_closing:
@@ -326,7 +239,7 @@ class Scheduler:
             self._inbox.append(start)
             self._condition.notify()
 
-    def _note_cancellation(self, job: _Job) -> None:
+    def _note_cancellation(self, job: Job) -> None:
         with self._condition:
             self._inbox.append(lambda: self._drop(job))
             self._condition.notify()
@@ -356,7 +269,7 @@ class Scheduler:
     def _has_work(self) -> bool:
         return bool(self._calls or self._waiting) or any(not lane.decoder.is_idle for lane in self._lanes)
 
-    def _start(self, job: _Job) -> None:
+    def _start(self, job: Job) -> None:
         self._jobs.add(job)
         heapq.heappush(self._deadlines, (job.deadline, next(self._numbers), job))
 
@@ -391,7 +304,7 @@ class Scheduler:
             if not heap:
                 del self._waiting[key]
 
-    def _find_lane(self, key: Hashable, shape: LiveShape) -> _Lane | None:
+    def _find_lane(self, key: Hashable, shape: LiveShape) -> Lane | None:
         """A lane with room for a sentence of this shape; None if it must wait."""
         lanes = [lane for lane in self._lanes if lane.key == key and lane.decoder.shape.contains(shape)]
         if lanes:
@@ -403,14 +316,14 @@ class Scheduler:
                 return None
             self._lanes.remove(idle[0])
         with torch.inference_mode():
-            lane = _Lane(key, self._make_decoder[key](shape))
+            lane = Lane(key, self._make_decoder[key](shape))
         self._lanes.append(lane)
         # Only lanes and waiting sentences need their function.
         kept = {lane.key for lane in self._lanes} | set(self._waiting)
         self._make_decoder = {key: make for key, make in self._make_decoder.items() if key in kept}
         return lane
 
-    def _advance(self, lane: _Lane) -> None:
+    def _advance(self, lane: Lane) -> None:
         """One step of a lane."""
         start, units = time.perf_counter(), self._done_units
         try:
@@ -418,7 +331,7 @@ class Scheduler:
                 lane.decoder.advance()
         except Exception as error:  # the batch is lost; requests in other lanes are not
             self._lanes.remove(lane)
-            for job in [job for job in self._jobs if isinstance(job, _DecodingJob)]:
+            for job in [job for job in self._jobs if isinstance(job, DecodeJob)]:
                 if any(other is lane for other, _ in job.placed):
                     self._fail(job, error)
             return
@@ -434,7 +347,7 @@ class Scheduler:
     def _run_calls(self) -> None:
         """Run the most urgent call, with others of its kind."""
         kind = self._calls[0][2].kind
-        batch: list[_CallJob] = []
+        batch: list[CallJob] = []
         others = []
         items = 0
         while self._calls:
@@ -473,7 +386,7 @@ class Scheduler:
         for job, result in zip(batch, results):
             self._finish(job, result)
 
-    def _run_single(self, job: _CallJob) -> None:
+    def _run_single(self, job: CallJob) -> None:
         try:
             (result,) = self._call_batch([job])
         except Exception as error:
@@ -481,7 +394,7 @@ class Scheduler:
         else:
             self._finish(job, result)
 
-    def _call_batch(self, batch: list[_CallJob]) -> list[list[Any]]:
+    def _call_batch(self, batch: list[CallJob]) -> list[list[Any]]:
         flat = [value for job in batch for value in job.inputs]
         with torch.no_grad():
             results = list(batch[0].function(flat))
@@ -490,32 +403,32 @@ class Scheduler:
         iterator = iter(results)
         return [list(itertools.islice(iterator, len(job.inputs))) for job in batch]
 
-    def _finish_sentence(self, job: _DecodingJob, index: int, n_best: NBest) -> None:
+    def _finish_sentence(self, job: DecodeJob, index: int, n_best: NBest) -> None:
         job.results[index] = n_best
         job.remaining -= 1
         self.counts.output_tokens += sum(len(hypothesis.ids) for hypothesis in n_best)
         if not job.remaining:
             self._finish(job, job.results)
 
-    def _fail(self, job: _Job, error: Exception) -> None:
+    def _fail(self, job: Job, error: Exception) -> None:
         if not isinstance(error, RegardError):
             logger.error("A request failed.", exc_info=error)
         self.counts.failed += 1
         self._finish(job, error=error)
 
-    def _drop(self, job: _Job) -> None:
+    def _drop(self, job: Job) -> None:
         """Stop the work of a cancelled request."""
         if not job.is_finished:
             self.counts.cancelled += 1
             self._finish(job)
 
-    def _finish(self, job: _Job, result: Any = None, error: Exception | None = None) -> None:
+    def _finish(self, job: Job, result: Any = None, error: Exception | None = None) -> None:
         """End a request: with its result, an error, or neither if it was cancelled."""
         if job.is_finished:
             return
         job.is_finished = True
         self._jobs.discard(job)
-        if isinstance(job, _DecodingJob):
+        if isinstance(job, DecodeJob):
             with torch.inference_mode():
                 for lane, index in job.placed:
                     if lane in self._lanes:

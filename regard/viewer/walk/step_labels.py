@@ -216,7 +216,10 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
         "combine.linear": StepLabel("combined", "Projection of context vector and state", "u = [c; s] W + b"),
         "tanh": StepLabel("attentional", "Attentional states", "s̃ₜ = tanh(W [cₜ; sₜ])"),
     },
-    "AttentionPooling": {"expand": StepLabel("query", "Learned query", "q = Q")},
+    "AttentionPooling": {
+        "expand": StepLabel("query", "Learned query", "q = Q"),
+        "add": StepLabel("sum", "Residual connection", "x ← x + y"),
+    },
     "SegmentationDecoder": {
         "expand": StepLabel("queries", "Class queries (one per label)", "c = C[label]"),
         "cat": StepLabel("with_queries", "Prepend class queries", "x = [c; x]"),

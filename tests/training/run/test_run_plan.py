@@ -62,6 +62,12 @@ def dataset_of(tmp_path):
             kinds = ("question" if sentence.endswith("?") else "statement" for sentence in sentences)
             (tmp_path / "data.tsv").write_text("".join(f"{text}\t{kind}\n" for text, kind in zip(sentences, kinds)))
             files = ["data.tsv"]
+        elif task == "tag":
+            words = (
+                "\n".join(f"{word} {'B-NAME' if word.istitle() else 'O'}" for word in s.split()) for s in sentences
+            )
+            (tmp_path / "data.conll").write_text("\n\n".join(words) + "\n")
+            files = ["data.conll"]
         elif task == "answer":
             answers = [{"text": "cat", "answer_start": 4}]
             questions = [{"id": str(i), "question": f"Who is {i}?", "answers": answers} for i in range(20)]
