@@ -38,6 +38,21 @@ class SectionKey(NamedTuple):
 
 
 @dataclass(eq=False)
+class Loop:
+    """An unrolled loop over a sequence: names of the steps that compute its state and output, per position."""
+
+    side: str
+    """name of the sequence"""
+    is_backward: bool
+    states: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+
+    @property
+    def first_token(self) -> int:
+        return len(self.outputs) - 1 if self.is_backward else 0
+
+
+@dataclass(eq=False)
 class Node:
     """A step of an unrolled program, with its label, section and axes."""
 
@@ -62,6 +77,10 @@ class Node:
     """largest difference from the model's own forward"""
     symbolic: Mapping[str, Any] | None = None
     """attributes of the step with dynamic sizes as expressions"""
+    loop: Loop | None = None
+    """the loop of a step with a token; of the step that stacks the outputs of a loop, that loop"""
+    carried: tuple[int, ...] = ()
+    """indices of the inputs that are the state before this position"""
 
     @property
     def name(self) -> str:
@@ -86,7 +105,7 @@ def _unroll(
     nodes: list[Node],
     module: str = "",
     token: int | None = None,
-    side: str = "one",
+    loop: Loop | None = None,
 ) -> None:
     suffix = "" if token is None else f"[{token}]"
     current = module
@@ -103,31 +122,38 @@ def _unroll(
             continue
         names[step.name] = step.name + suffix
         unrolled = replace(real, name=names[step.name], inputs=inputs, module=path)
-        nodes.append(Node(unrolled, tuple(_size_name(size) for size in step.shape), path, token, side))
-        nodes[-1].symbolic = step.attributes
+        node = Node(unrolled, tuple(_size_name(size) for size in step.shape), path, token)
+        node.symbolic = step.attributes
+        if loop is not None:
+            node.side, node.loop = loop.side, loop
+            node.carried = tuple(i for i, one in enumerate(real.inputs) if one == program.inputs[0])
+        nodes.append(node)
 
 
 def _unroll_loop(step: Step, real: Step, names: dict[str, str], nodes: list[Node]) -> None:
     assert step.body is not None
     assert real.body is not None
-    state, xs = real.inputs
-    outputs, sides = [], tuple(_size_name(size) for size in step.shape)
-    count, body, side = int(real.shape[0]), step.body, sides[0] or "one"
-    backward = _is_flipped(str(xs), {node.name: node for node in nodes})
+    state, xs = map(str, real.inputs)
+    sides = tuple(_size_name(size) for size in step.shape)
+    count, body = int(real.shape[0]), step.body
+    loop = Loop(sides[0] or "one", _is_flipped(xs, {node.name: node for node in nodes}))
     for position in range(count):
-        token = count - 1 - position if backward else position
+        token = count - 1 - position if loop.is_backward else position
         element = f"{step.name}.element[{token}]"
         shape = tuple(real.body.shapes[body.inputs[1]])
         attributes = {"dim": 0, "index": position}
         selected = Step(element, "select", (xs,), attributes, shape, "float", real.module, real.source)
-        nodes.append(Node(selected, tuple(map(_size_name, body.shapes[body.inputs[1]])), real.module, token, side))
-        inner = names | {body.inputs[0]: str(state), body.inputs[1]: element}
-        _unroll(body, real.body, inner, nodes, real.module, token, side)
+        sizes = tuple(map(_size_name, body.shapes[body.inputs[1]]))
+        symbolic = {"dim": 0, "index": sympy.Symbol("position")}
+        nodes.append(Node(selected, sizes, real.module, token, loop.side, symbolic=symbolic, loop=loop))
+        inner = names | {body.inputs[0]: state, body.inputs[1]: element}
+        _unroll(body, real.body, inner, nodes, real.module, token, loop)
         state, output = (inner[name] for name in body.outputs)
-        outputs.append(output)
+        loop.states.append(state)
+        loop.outputs.append(output)
     names[step.name] = step.name
-    stacked = replace(real, op="stack", inputs=tuple(outputs), attributes={"dim": 0}, body=None)
-    nodes.append(Node(stacked, sides, real.module))
+    stacked = replace(real, op="stack", inputs=tuple(loop.outputs), attributes={"dim": 0}, body=None)
+    nodes.append(Node(stacked, sides, real.module, loop=loop))
 
 
 def _is_flipped(name: str, nodes: Mapping[str, Node]) -> bool:

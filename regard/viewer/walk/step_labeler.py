@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from regard.viewer.walk.computation import ELEMENTWISE, FLOATS, LAYOUT, NORMS, Node
@@ -40,7 +41,8 @@ class StepLabeler:
             for path, calls in self.calls.calls.items()
             if is_collapsed(self.calls.modules.get(path)) or self.calls.is_score(path)
             for call_nodes in calls
-            if (one := self.calls.output(call_nodes)) is not None
+            for _, nodes in groupby(call_nodes, lambda node: node.token)
+            if (one := self.calls.output(list(nodes))) is not None
         }
         for node in self.calls.nodes.values():
             entries[node.name] = self._table_entry(node, counts, outputs)

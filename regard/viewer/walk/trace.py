@@ -19,13 +19,13 @@ from torch import nn
 from regard import version
 from regard.program import Step
 from regard.program.numpy_interpreter import Values
-from regard.program.program_json import attribute_json
 from regard.viewer.walk.computation import LAYOUT, NORMS, TABLES, Array, Node, SectionKey
 from regard.viewer.walk.module_calls import ModuleCalls, ancestors
 from regard.viewer.walk.module_outputs import ModuleOutputs
 from regard.viewer.walk.sections import Sections
 from regard.viewer.walk.step_labeler import StepLabeler
 from regard.viewer.walk.step_labels import OptionalLabel, StepLabel
+from regard.viewer.walk.walk_template import WalkTemplate
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Trace:
         self._sections = Sections(self.calls, attention_calls, self.options.output)
         self._sections.assign()
         self.steps: list[dict[str, Any]] = []
-        self.template: list[dict[str, Any]] | None = None
-        """the steps for inputs of any length, with dynamic sizes as expressions, if the page contains the model"""
+        self.template: WalkTemplate | None = None
+        """the steps for inputs of any length, if the page contains the model"""
         self.inputs = {name: x.reshape(-1).tolist() for name, x in inputs.items() if x.dtype.kind == "i"}
         """ids that the model reads"""
         self.sections: list[dict[str, Any]] = []
@@ -163,11 +163,16 @@ class Trace:
             missing = {one for one in nodes[name].step.inputs if one in nodes and one not in included}
             precomputed |= dict.fromkeys(map(str, missing), "Output of this layer (precomputed)")
         needed: set[str | None] = {name for name in included if nodes[name].label is not None}
+        is_fixed = bool(precomputed) or any(
+            node.op == "given" or (node.token is not None and node.side == "one") for node in nodes.values()
+        )
+        if self.options.tensors is not None and not is_fixed:
+            self.template = WalkTemplate()
+            # The state after the only position of a loop: longer inputs read it.
+            needed |= {node.loop.states[0] for node in nodes.values() if node.loop is not None}
         for node in reversed(nodes.values()):
             if node.name in needed and node.name not in precomputed:
                 needed |= set(node.step.inputs)
-        is_fixed = bool(precomputed) or any(node.token is not None or node.op == "given" for node in nodes.values())
-        self.template = None if self.options.tensors is None or is_fixed else []
         step_indices: dict[str, int] = {}
         for node in nodes.values():
             if node.name in precomputed and node.name in needed:
@@ -250,8 +255,7 @@ class Trace:
         self.steps.append(header)
         if self.template is not None:
             symbolic = node.step.attributes if node.symbolic is None else node.symbolic
-            options = {name: attribute_json(value) for name, value in _finite(symbolic).items()}
-            self.template.append(header | {"options": options, "differs": None})
+            self.template.append(node, header | {"options": _finite(symbolic), "differs": None})
 
     def _used_rows(self, step: Step) -> dict[int, Array]:
         """Inputs of a lookup with a table of only the rows that are used: table and remapped indices."""

@@ -53,10 +53,11 @@ def walk_header(walk: Walk, blobs: list[bytes]) -> dict[str, Any]:
 
 
 def walk_template(walk: Walk) -> dict[str, Any] | None:
-    """What a page with its model needs to walk through another input; None if the steps depend on the input."""
-    if walk.trace.template is None:
+    """What a page with its model needs to walk through another input; None if values are precomputed."""
+    template = walk.trace.template
+    if template is None:
         return None
-    return {"note": walk.note, "sections": walk.trace.sections, "steps": walk.trace.template}
+    return {"note": walk.note, "sections": walk.trace.sections, "steps": template.steps, "loops": template.loops}
 
 
 def inner_bytes(model: nn.Module) -> int:

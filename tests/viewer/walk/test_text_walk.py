@@ -159,6 +159,19 @@ def test_steps_of_recurrent_models():
     np.testing.assert_allclose(trace["encoder.layers.0.backward_layer.2.h"], states[2, 8:])
 
 
+def test_steps_of_a_recurrent_decoder_have_equal_names_at_every_position():
+    trace = cached_walk("bahdanau lstm of two layers").trace
+    tokens = [section.get("token") if section.get("side") == "target" else None for section in trace.sections]
+    names: dict[int, list[str]] = {}
+    for step in shown(trace):
+        if (token := tokens[step["section"]]) is not None:
+            path, _, name = step["id"].rpartition(".")
+            names.setdefault(token, []).append(f"{path.removesuffix(f'.{token}')}.{name}")
+    assert len(names) == 4
+    assert "decoder.attention.e" in names[0]
+    assert all(one == names[0] for one in names.values())
+
+
 def test_recurrent_model_without_attention(monkeypatch):
     monkeypatch.setitem(text_models.TRANSLATORS, "none", Seq2SeqConfig(width=8, attention="none"))
     pipeline = make_pipeline("none")

@@ -66,6 +66,15 @@ def test_new_sentence_in_every_view(engine_page):
     assert page.locator(".output-token").count() == len(page.locator(".tree .item[data-state=best]").all())
 
 
+def test_steps_of_a_recurrent_model_for_a_new_sentence(engine_page):
+    page = engine_page("bahdanau")
+    submit(page, SENTENCE)
+    page.get_by_role("tab", name="Step by step").click()
+    page.get_by_role("tab", name="Numbers").click()
+    assert "steps are computed in this page" in page.locator(".verdict").text_content()
+    assert page.locator(".step", has_text="context vector").is_visible()
+
+
 # Whether the log-probabilities before and after an intervention are these.
 HAS_SCORES = """(expected) => {
   const texts = [...document.querySelectorAll(".outcome .score")].map((one) => one.textContent.split(" ")[1]);

@@ -28,6 +28,7 @@ from regard.viewer.page.page_explanations import handle_explanation
 from regard.viewer.page.page_model import Precision, build_page_model, round_tensor
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import Scene, build_scene
+from regard.viewer.walk.walkthrough import Walk
 from tests.viewer.browser import bundle_script, node_program
 from tests.viewer.image_models import cached_look as cached_image_look
 from tests.viewer.text_models import SOURCE, WORDS, cached_look, make_look
@@ -43,8 +44,8 @@ MAX_OUTPUT = 12
 NEW_IMAGE = "new.png"
 CONTEXT = "four two three, one one four two"
 IMAGE_FORMS = ["distilled", "query", "convolution", "stem", "rotary", "gray, post", "linear", "queries"]
-# Forms whose page has the step-by-step view; that of recurrent models depends on the length of the input.
-WALKED = ("transformer", "llama", "classify")
+# Forms whose page has the step-by-step view.
+WALKED = ("transformer", "llama", "classify", "luong lstm of two layers", "bahdanau")
 SCRIPT = """
 import { readFileSync, writeFileSync } from "node:fs";
 import { PageEngine } from "./engine/page_engine.js";
@@ -61,7 +62,9 @@ const walkValues = (engine, walk) => {
   walk.steps.forEach(({ id, output }, n) => {
     if (id) values[id] = { data: [...trace.value(n).data], shape: output.shape };
   });
-  return { values, focus: walk.focus, names: walk.names, sides: walk.sides };
+  const shown = walk.steps.filter(({ title }) => title);
+  shown.forEach((step) => (step.section = walk.sections[step.section]));
+  return { values, shown, focus: walk.focus, names: walk.names, sides: walk.sides };
 };
 const random = seededRandom(1);
 const uniform = Array.from({ length: 20000 }, random);
@@ -260,7 +263,7 @@ def compare_blobs(expected: dict[str, Any], blobs: list[bytes], found: dict[str,
 
 
 def compare_walks(pipeline: Any, request: dict[str, Any], found: dict[str, Any] | None, form: str) -> None:
-    """Compare the numbers of the step-by-step view with those of Python, for targets that Python encodes alike."""
+    """Compare the step-by-step view with that of Python, for targets that Python encodes alike."""
     assert (found is not None) == (form in WALKED)
     if found is None or (isinstance(pipeline, Translator) and "target" not in request):
         return
@@ -268,10 +271,26 @@ def compare_walks(pipeline: Any, request: dict[str, Any], found: dict[str, Any] 
     assert walk.focus == found["focus"]
     assert {str(column): name for column, name in walk.names.items()} == found["names"]
     assert {name: {"tokens": one.tokens, "words": one.words} for name, one in walk.sides.items()} == found["sides"]
+    assert differences(shown_steps(walk), [{name: step[name] for name in SHOWN} for step in found["shown"]]) == []
     for name, value in found["values"].items():
         expected = walk.trace[name]
         np.testing.assert_allclose(np.array(value["data"]), expected.reshape(-1), atol=1e-5, rtol=1e-5)
         assert np.prod(value["shape"]) == expected.size
+
+
+# What the page shows of a step besides its numbers; `output`: shape and names of axes.
+SHOWN = ("id", "op", "title", "formula", "where", "section", "output")
+
+
+def shown_steps(walk: Walk) -> list[dict[str, Any]]:
+    """The steps with a title, and their sections."""
+    steps = [step for step in walk.trace.steps if step["title"]]
+    return [
+        {name: step[name] for name in SHOWN}
+        | {"section": walk.trace.sections[step["section"]]}
+        | {"output": {name: step["output"][name] for name in ("shape", "axes")}}
+        for step in steps
+    ]
 
 
 def compare_attributions(expected: dict[str, Any], found: dict[str, Any]) -> None:

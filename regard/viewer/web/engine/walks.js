@@ -20,14 +20,72 @@ export function buildWalk(engine, look) {
   /** @type {Record<string, number[]>} */
   const inputs = Object.fromEntries(names.map((name, i) => [name, look.ids[i] ?? look.ids[0].map(() => 0)]));
   const sizes = Object.fromEntries(Object.entries(inputs).map(([name, ids]) => [name, ids.length]));
-  const steps = template.steps.map((/** @type {any} */ step) => ({
-    ...step,
-    options: resolveSizes(step.options, sizes),
-    inputs: step.inputs.map((/** @type {any} */ one) => (one?.input ? { ...one, shape: [1, sizes[one.input]] } : one)),
-    output: step.output && { ...step.output, shape: step.output.shape.map((/** @type {number} */ n, /** @type {number} */ i) => sizes[step.output.axes[i]] ?? n) },
-  }));
+  const { steps, sections } = new Unrolling(template, sizes).run();
   const sides = Object.fromEntries(Object.keys(sizes).filter((name) => look.axes[name]).map((name) => [name, { tokens: look.axes[name].tokens, words: look.axes[name].words }]));
-  return { sides, focus: sharpestHead(engine, look), names: outputNames(engine, look), note: template.note, sections: template.sections, steps, inputs, params: null, outputs: null };
+  return { sides, focus: sharpestHead(engine, look), names: outputNames(engine, look), note: template.note, sections, steps, inputs, params: null, outputs: null };
+}
+
+/** The steps of a template for inputs of some sizes, with a copy of the steps of a loop per token (regard/viewer/walk/walk_template.py). */
+class Unrolling {
+  /** @param {any} template @param {Record<string, number>} sizes by name of the sequence */
+  constructor(template, sizes) {
+    this.template = template;
+    this.sizes = sizes;
+    /** @type {any[]} */
+    this.steps = [];
+    /** @type {any[]} */
+    this.sections = [];
+    /** Indices of the unrolled steps, by index of the template: one per position of a loop. @type {number[][]} */
+    this.indices = template.steps.map(() => []);
+  }
+
+  run() {
+    const { steps, loops } = this.template;
+    const sections = new Map();
+    for (let n = 0; n < steps.length; ) {
+      const { loop } = steps[n];
+      let end = n + 1;
+      while (loop !== undefined && steps[end].loop === loop) end++;
+      const count = loop === undefined ? 1 : this.sizes[loops[loop].side];
+      for (let position = 0; position < count; position++) {
+        const token = loop === undefined ? null : loops[loop].backward ? count - 1 - position : position;
+        const own = token === null ? sections : new Map();
+        for (let i = n; i < end; i++) this.append(i, position, token, own);
+      }
+      n = end;
+    }
+    return { steps: this.steps, sections: this.sections };
+  }
+
+  /** @param {number} n index in the template @param {number} position @param {number | null} token of a loop @param {Map<number, number>} sections by index in the template */
+  append(n, position, token, sections) {
+    const { loop, ...step } = this.template.steps[n];
+    if (step.output && !sections.has(step.section)) {
+      sections.set(step.section, this.sections.length);
+      const section = this.template.sections[step.section];
+      this.sections.push(token === null ? section : { ...section, token });
+    }
+    this.indices[n].push(this.steps.length);
+    this.steps.push({
+      ...step,
+      id: token === null ? step.id : step.id.replace("{token}", token),
+      section: step.output ? sections.get(step.section) : step.section,
+      options: resolveSizes(step.options, { ...this.sizes, position }),
+      inputs: step.inputs.flatMap((/** @type {any} */ input) => this.resolveInput(input, position)),
+      output: step.output && { ...step.output, shape: step.output.shape.map((/** @type {number} */ size, /** @type {number} */ i) => this.sizes[step.output.axes[i]] ?? size) },
+    });
+  }
+
+  /** @param {any} input of a step of the template @param {number} position @returns {any} one or several inputs */
+  resolveInput(input, position) {
+    if (typeof input === "number") return this.indices[input].at(-1);
+    if (input?.each !== undefined) return this.indices[input.each];
+    if (input?.carried !== undefined) {
+      const { initial, state } = this.template.loops[input.carried];
+      return position ? this.indices[state][position - 1] : this.resolveInput(initial, 0);
+    }
+    return input?.input ? { ...input, shape: [1, this.sizes[input.input]] } : input;
+  }
 }
 
 /** Names of the columns of the last step: the most likely ones per row. @param {PageEngine} engine @param {Look} look @returns {Record<number, string>} */
