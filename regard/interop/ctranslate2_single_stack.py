@@ -45,7 +45,7 @@ ENCODER_VALUES: dict[str, tuple] = {
     **dict.fromkeys(("embedding_width", "groups"), (0,)),
 }
 _HINT = "Export to onnx."
-_POOLERS = {"tanh": "Tanh", "relu": "RELU"}
+_POOLERS = {"tanh": "Tanh", "relu": "RELU", "gelu": "GELU"}
 
 
 def decoder_specification(library: Any, generator: TextGenerator) -> Any:

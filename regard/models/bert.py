@@ -1,4 +1,4 @@
-"""Encoder-only models (BERT, RoBERTa, DistilBERT, ALBERT) with a head for each task."""
+"""Encoder-only models (BERT, RoBERTa, DistilBERT, ALBERT, ELECTRA) with a head for each task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class BertConfig:
     segments: Natural = 2
     """segment (token type) embeddings, which distinguish the first text from the second; 0: none"""
     embedding_width: Natural = 0
-    """width of factorized embeddings, projected to the model width (ALBERT); 0: the model width"""
+    """width of factorized embeddings, projected to the model width (ALBERT, ELECTRA); 0: the model width"""
     groups: Natural = 0
     """number of groups of layers with shared weights (ALBERT: 1); 0: no sharing"""
     score: ScoreName = "scaled_dot"
@@ -52,7 +52,7 @@ class BertConfig:
     """output: features (none), masked tokens (mask), text label (classify), answer span (answer), token labels (tag)"""
     pooling: Literal["first", "query"] = "first"
     """input of the classifier: the first token (first), or attention pooling with a learned query (query)"""
-    pooler: Literal["none", "tanh", "relu"] = "none"
+    pooler: Literal["none", "tanh", "relu", "gelu"] = "none"
     """layer between pooling and classifier; required for classification from the first token"""
     labels: tuple[str, ...] = ()
     """set from the data"""
@@ -74,7 +74,7 @@ class BertConfig:
                 f"model.groups is {self.groups}; it must divide model.layers ({self.layers}).", "Change one of them."
             )
         if self.head == "classify" and self.pooler == "none" and self.pooling == "first":
-            raise RegardError("A model that classifies needs a pooler.", "Set model.pooler to tanh or relu.")
+            raise RegardError("A model that classifies needs a pooler.", "Set model.pooler to tanh, relu or gelu.")
         if self.pooling == "query" and self.head in ("mask", "answer", "tag"):
             raise RegardError(
                 f'model.pooling is "query", which is for classification; the head {self.head} reads every token.',

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, DistilBERT and ALBERT of transformers: mapping tables and configs in both directions."""
+"""BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA of transformers: mapping tables and configs in both directions."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,6 +36,7 @@ from regard.models.bert import BertConfig, Head
 
 # Tensors of other classes of the family, which files often keep; and position indices.
 _UNUSED = ("*pooler.*", "cls.*", "lm_head.*", "vocab_*", "predictions.*", "sop_classifier.*")
+_ELECTRA_UNUSED = ("generator_*", "discriminator_*")
 _IGNORED = ("*embeddings.position_ids",)
 
 _EMBEDDINGS = [
@@ -73,6 +74,13 @@ _BERT = MappingTable([*_EMBEDDINGS, *_POOLER], {"blocks": _BERT_LAYER}, _IGNORED
 _ROBERTA = _BERT._replace(prefix="roberta.")
 _DISTILBERT = MappingTable(_EMBEDDINGS, {"blocks": _DISTILBERT_LAYER}, _IGNORED, _UNUSED, prefix="distilbert.")
 _ALBERT = MappingTable(_ALBERT_ROWS, {"blocks": _ALBERT_LAYER}, _IGNORED, _UNUSED, prefix="albert.")
+_ELECTRA = MappingTable(
+    [*_EMBEDDINGS, *weight_and_bias("widen", "embeddings_project")],
+    {"blocks": _BERT_LAYER},
+    _IGNORED,
+    _ELECTRA_UNUSED,
+    prefix="electra.",
+)
 
 
 def _with_mask_head(table: MappingTable, dense: str, norm: str, bias: str, decoder: str) -> MappingTable:
@@ -114,6 +122,13 @@ _ALBERT_MASK = _with_mask_head(
     bias="predictions.bias",
     decoder="predictions.decoder",
 )
+_ELECTRA_MASK = _with_mask_head(
+    _ELECTRA,
+    dense="generator_predictions.dense",
+    norm="generator_predictions.LayerNorm",
+    bias="generator_lm_head.bias",
+    decoder="generator_lm_head",
+)
 
 # -- configs ----------------------------------------------------------------------------------------------------------
 
@@ -138,13 +153,16 @@ _ALBERT_KEYS = replace_defaults(
     [*_BERT_KEYS, ConfigKey("embedding_width", "embedding_size", 128), ConfigKey("groups", "num_hidden_groups", 1)],
     **{"vocab": 30000, "width": 4096, "heads": 64, "feedforward": 16384, "activation": "gelu_new", "dropout": 0.0},
 )
+_ELECTRA_KEYS = replace_defaults(
+    [*_BERT_KEYS, ConfigKey("embedding_width", "embedding_size", 128)], width=256, heads=4, feedforward=1024
+)
 
 
 def _read_bert(
     settings: ForeignConfig,
     head: Head,
     keys: ConfigKeys = _BERT_KEYS,
-    pooler: Literal["tanh", "relu"] = "tanh",
+    pooler: Literal["tanh", "relu", "gelu"] = "tanh",
     **fixed: Any,
 ) -> BertConfig:
     settings.require("position_embedding_type", "absolute")
@@ -183,10 +201,14 @@ def _write_bert(config: BertConfig, head: Head, keys: ConfigKeys = _BERT_KEYS) -
     }
 
 
-def _read_roberta(settings: ForeignConfig, head: Head) -> BertConfig:
-    """RoBERTa differs from BERT in its positions, which start after the padding id."""
+def _require_mask_activation(settings: ForeignConfig, head: Head) -> None:
     if head == "mask":
         settings.require("hidden_act", "gelu")  # the activation of this head does not depend on the config
+
+
+def _read_roberta(settings: ForeignConfig, head: Head) -> BertConfig:
+    """RoBERTa differs from BERT in its positions, which start after the padding id."""
+    _require_mask_activation(settings, head)
     offset = settings.get_natural("pad_token_id", 1) + 1
     rows = settings.get_count("max_position_embeddings", 512)
     if rows <= offset:
@@ -233,6 +255,20 @@ def _write_albert(config: BertConfig, head: Head) -> dict[str, Any]:
     return _write_bert(config, head) | overrides
 
 
+def _read_electra(settings: ForeignConfig, head: Head) -> BertConfig:
+    _require_mask_activation(settings, head)
+    bert = _read_bert(settings, head, _ELECTRA_KEYS, pooler="gelu")
+    # Embeddings are projected only if the widths differ.
+    return replace(bert, embedding_width=0) if bert.embedding_width == bert.width else bert
+
+
+def _write_electra(config: BertConfig, head: Head) -> dict[str, Any]:
+    overrides = {"model_type": "electra", "embedding_size": config.embedding_width or config.width}
+    if head == "mask":
+        overrides["hidden_act"] = "gelu"
+    return _write_bert(config, head) | overrides
+
+
 # -- classes ----------------------------------------------------------------------------------------------------------
 
 
@@ -256,21 +292,25 @@ def _classes(
     }
 
 
-# RoBERTa's classification head has its own hidden layer where BERT has the pooler.
-_ROBERTA_CLASSIFY = _ROBERTA._replace(rows=_EMBEDDINGS).with_head(
-    *weight_and_bias("pooler", "classifier.dense"), *weight_and_bias("output", "classifier.out_proj")
-)
+# The classification heads of RoBERTa and ELECTRA have their own hidden layer where BERT has the pooler.
+_TWO_LAYERS = [*weight_and_bias("pooler", "classifier.dense"), *weight_and_bias("output", "classifier.out_proj")]
+_ROBERTA_CLASSIFY = _ROBERTA._replace(rows=_EMBEDDINGS).with_head(*_TWO_LAYERS)
 _DISTILBERT_CLASSIFY = _DISTILBERT.with_head(*weight_and_bias("pooler", "pre_classifier"), *_CLASSIFIER)
 _ALBERT_CLASSIFY = _ALBERT.with_head(*_CLASSIFIER)
-# Of several matching classes, the first is written.
-BERT_CLASSES = {
+_ELECTRA_CLASSIFY = _ELECTRA.with_head(*_TWO_LAYERS)
+# Of several matching classes, the one that a model was imported from is written, or else the first.
+_WRITTEN_CLASSES = {
     **_classes("Bert", _read_bert, _write_bert, _BERT, _BERT_MASK, _BERT.with_head(*_CLASSIFIER)),
     **_classes("Roberta", _read_roberta, _write_roberta, _ROBERTA, _ROBERTA_MASK, _ROBERTA_CLASSIFY),
     **_classes("DistilBert", _read_distilbert, _write_distilbert, _DISTILBERT, _DISTILBERT_MASK, _DISTILBERT_CLASSIFY),
     **_classes("Albert", _read_albert, _write_albert, _ALBERT, _ALBERT_MASK, _ALBERT_CLASSIFY),
+    **_classes("Electra", _read_electra, _write_electra, _ELECTRA, _ELECTRA_MASK, _ELECTRA_CLASSIFY),
 }
+BERT_CLASSES = dict(_WRITTEN_CLASSES)
 # Their second head (next sentence or sentence order) is left out.
 BERT_CLASSES |= {f"{name}ForPreTraining": BERT_CLASSES[f"{name}ForMaskedLM"] for name in ("Bert", "Albert")}
+# The head that detects replaced tokens is left out.
+BERT_CLASSES["ElectraForPreTraining"] = BERT_CLASSES["ElectraModel"]
 # The same as RoBERTa, with other tokenizers.
 BERT_CLASSES |= {
     name.replace("Roberta", other): foreign_class
@@ -304,10 +344,10 @@ def read_bert_model(
 
 
 def write_bert_model(
-    config: BertConfig, special: SpecialTokens, weights: Mapping[str, Tensor]
+    config: BertConfig, special: SpecialTokens, weights: Mapping[str, Tensor], preferred: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any], Weights]:
     """config.json, generation_config.json (empty) and the tensors of the matching class; an error if none matches."""
-    name, table, tensors = write_single_stack(BERT_CLASSES, config, weights)
+    name, table, tensors = write_single_stack(_WRITTEN_CLASSES, config, weights, preferred)
     if table.setdefault("pad_token_id", special.pad) != special.pad:
         raise RegardError(
             f"{name}: position_offset = {config.position_offset} must be one more than the padding id ({special.pad}).",

@@ -1,4 +1,4 @@
-"""BART, Marian, T5 and similar encoder-decoders of transformers: mapping tables and configs in both directions.
+"""BART, Marian, T5, mT5 and similar encoder-decoders of transformers: mapping tables and configs in both directions.
 
 The five classes derived from BART differ only in what `BART_VARIANTS` lists. The tensors decide which embeddings are
 shared: an equal tensor under another name is the same embedding.
@@ -19,6 +19,7 @@ from regard.interop.foreign_config import (
     describe_unsupported,
     foreign_value,
     read_fields,
+    replace_defaults,
     unsupported_fields,
     write_fields,
 )
@@ -57,9 +58,11 @@ BART_VARIANTS = {
     "MarianMTModel": BartVariant("marian", "post", False, "sinusoidal_halves", 0),
 }
 T5 = "T5ForConditionalGeneration"
+# Computes what T5 1.1 does; its config has other defaults and does not scale the input of the output layer.
+MT5 = "MT5ForConditionalGeneration"
 # Saved without its output layer, which is tied to the embedding, and with shorter names.
 BARE_CLASSES = {"BartModel": "BartForConditionalGeneration"}
-ENCODER_DECODER_CLASSES = (*BART_VARIANTS, *BARE_CLASSES, T5)
+ENCODER_DECODER_CLASSES = (*BART_VARIANTS, *BARE_CLASSES, T5, MT5)
 
 
 # -- mapping tables ---------------------------------------------------------------------------------------------------
@@ -195,6 +198,7 @@ _T5_KEYS = [
     ConfigKey("max_len", "n_positions", 512),
     ConfigKey("source_vocab", "vocab_size", 32128),
 ]
+_MT5_KEYS = replace_defaults(_T5_KEYS, source_vocab=250112, heads=6, feedforward=1024, encoder_layers=8)
 
 
 # -- import -----------------------------------------------------------------------------------------------------------
@@ -214,7 +218,10 @@ def read_encoder_decoder(
     if name in BARE_CLASSES:
         tensors = {f"model.{key}": tensor for key, tensor in tensors.items()}
     name = BARE_CLASSES.get(name, name)
-    config = _read_t5(settings, tensors) if name == T5 else _read_bart(BART_VARIANTS[name], settings, tensors)
+    if name in (T5, MT5):
+        config = _read_t5(name, settings, tensors)
+    else:
+        config = _read_bart(BART_VARIANTS[name], settings, tensors)
     weights = read_model_weights(config, mapping_table(config), _counts(config), tensors, origin)
     return config, _read_special(name, settings, tokens), weights
 
@@ -244,10 +251,12 @@ def _read_bart(variant: BartVariant, settings: ForeignConfig, tensors: Weights) 
     )
 
 
-def _read_t5(settings: ForeignConfig, tensors: Weights) -> TransformerConfig:
+def _read_t5(name: str, settings: ForeignConfig, tensors: Weights) -> TransformerConfig:
     _require_output(settings, tensors)
-    is_gated, function = _t5_activation(settings)
-    fields = read_fields(_T5_KEYS, settings)
+    is_gated, function = _t5_activation(settings, "gated-gelu" if name == MT5 else "relu")
+    fields = read_fields(_MT5_KEYS if name == MT5 else _T5_KEYS, settings)
+    # T5 is tied and scales the input of its output layer, T5 1.1 does neither: older configs have one key for both.
+    is_scaled = settings.get_bool("scale_decoder_outputs", settings.get_bool("tie_word_embeddings", True))
     return TransformerConfig(
         **fields,
         decoder_layers=settings.get_count("num_decoder_layers", fields["encoder_layers"]),
@@ -260,17 +269,16 @@ def _read_t5(settings: ForeignConfig, tensors: Weights) -> TransformerConfig:
         cross_score="dot",
         bias=False,
         embedding_scale=False,
-        # T5 is tied and scales the input of its output layer, T5 1.1 does neither: older configs have one key for both.
-        output_scale=settings.get_bool("scale_decoder_outputs", settings.get_bool("tie_word_embeddings", True)),
+        output_scale=name == T5 and is_scaled,
         tied=_drop_copy(tensors, _OUTPUT, "shared.weight"),
         target_vocab=fields["source_vocab"],
         shared_vocab=True,
     )
 
 
-def _t5_activation(settings: ForeignConfig) -> tuple[bool, str]:
+def _t5_activation(settings: ForeignConfig, default: str) -> tuple[bool, str]:
     """Whether the feed-forward layer is gated, and its activation: from "gated-gelu", or from newer separate keys."""
-    key, value = "feed_forward_proj", settings.table.get("feed_forward_proj") or "relu"
+    key, value = "feed_forward_proj", settings.table.get("feed_forward_proj") or default
     gate, _, function = str(value).rpartition("-")
     if value == "gated-gelu":
         function = "gelu_new"
@@ -286,7 +294,7 @@ def _t5_activation(settings: ForeignConfig) -> tuple[bool, str]:
 def _read_special(name: str, settings: ForeignConfig, tokens: Mapping[str, int]) -> SpecialTokens:
     extra = {key: settings.table.get(f"{key}_token_id") for key in ("decoder_start", "forced_bos")}
     ids = dict(tokens) | {key: index for key, index in extra.items() if type(index) is int}
-    if name == T5:  # by default its decoder starts with the padding
+    if name in (T5, MT5):  # by default its decoder starts with the padding
         ids = {"pad": 0, "decoder_start": ids.get("pad", 0)} | ids
     for key in ("pad", "eos", "decoder_start"):
         if key not in ids:
@@ -412,10 +420,15 @@ def _supported_values(name: str, config: TransformerConfig) -> dict[str, tuple]:
 
 
 def write_encoder_decoder(
-    config: TransformerConfig, special: SpecialTokens, weights: Mapping[str, Tensor]
+    config: TransformerConfig, special: SpecialTokens, weights: Mapping[str, Tensor], preferred: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any], Weights]:
-    """config.json, generation_config.json and the tensors of the matching class; an error if no class matches."""
+    """config.json, generation_config.json and the tensors of the matching class; an error if no class matches.
+
+    Of T5 and mT5, which can compute the same, mT5 is written only if it is `preferred`.
+    """
     name = class_for(config)
+    if name == T5 and preferred == MT5 and not config.output_scale:
+        name = MT5
     common = {
         "architectures": [name],
         "is_encoder_decoder": True,
@@ -430,8 +443,8 @@ def write_encoder_decoder(
     generation = {key: common[key] for key in common if key.endswith("token_id")}
     generation |= {"max_length": config.max_len + 1, "num_beams": 5, "early_stopping": True, "length_penalty": 1.0}
     generation |= {"bad_words_ids": [[token] for token in excluded]}
-    if name == T5:
-        table = common | _write_t5_config(config)
+    if name in (T5, MT5):
+        table = common | _write_t5_config(name, config)
         return table, generation, write_weights(mapping_table(config), _counts(config), weights)
     variant = BART_VARIANTS[name]
     config, adapted = conform(variant, config, dict(weights))
@@ -461,16 +474,16 @@ def _write_bart_config(variant: BartVariant, config: TransformerConfig) -> dict[
     return table
 
 
-def _write_t5_config(config: TransformerConfig) -> dict[str, Any]:
+def _write_t5_config(name: str, config: TransformerConfig) -> dict[str, Any]:
     gated_names = {"geglu": "gated-gelu", "swiglu": "gated-silu"}
+    ties = {"scale_decoder_outputs": config.output_scale, "tie_word_embeddings": config.output_scale}
     return {
-        "model_type": "t5",
+        "model_type": "mt5" if name == MT5 else "t5",
         **write_fields(_T5_KEYS, config),
         "d_kv": config.head_width or config.width // config.heads,
         "num_decoder_layers": config.decoder_layers,
         "feed_forward_proj": gated_names.get(config.activation) or foreign_value(ACTIVATIONS, config.activation),
-        "scale_decoder_outputs": config.output_scale,
-        "tie_word_embeddings": config.output_scale,
+        **({"tie_word_embeddings": config.tied} if name == MT5 else ties),
     }
 
 

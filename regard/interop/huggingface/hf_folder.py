@@ -87,7 +87,8 @@ class Architecture(NamedTuple):
     """A class of transformers: the family that it is in Regard, and functions that convert in both directions.
 
     `read(class, config.json, special tokens, tensors, origin)` returns config, special ids and weights;
-    `write(config, special, weights)` returns config.json, generation_config.json and tensors of the matching class.
+    `write(config, special, weights, preferred class)` returns config.json, generation_config.json and tensors of the
+    matching class.
     """
 
     family: str
@@ -236,9 +237,8 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         source = target = join_tokenizers(source, target, config.source_vocab)
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
         config = join_config(config)
-    # Of several classes that compute the same, a language model keeps the one that it was imported from.
-    preferred = [imported.get("class", "")] if family == "gpt" else []
-    table, generation, tensors = writers[family](config, special, weights, *preferred)
+    # Of several classes that compute the same, a model keeps the one that it was imported from.
+    table, generation, tensors = writers[family](config, special, weights, imported.get("class", ""))
     if special.other_eos:
         for written in (table, generation):
             written["eos_token_id"] = list(special.ends)

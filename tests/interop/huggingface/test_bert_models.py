@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, DistilBERT and ALBERT compared with transformers, with random weights."""
+"""BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA compared with transformers, with random weights."""
 
 import json
 import logging
@@ -59,6 +59,13 @@ CONFIGS = {
             **dict(max_position_embeddings=20, embedding_size=30, layer_norm_eps=1e-5),
         ),
     ],
+    "Electra": [
+        dict(_SIZES, intermediate_size=37, max_position_embeddings=13, embedding_size=11),
+        dict(
+            **dict(_SIZES, hidden_size=24, num_attention_heads=3, num_hidden_layers=3, intermediate_size=50),
+            **dict(max_position_embeddings=20, embedding_size=24, layer_norm_eps=1e-5, type_vocab_size=3),
+        ),
+    ],
 }
 CASES = [(family, i) for family, configs in CONFIGS.items() for i in range(len(configs))]
 
@@ -87,7 +94,7 @@ def test_encoder_matches_transformers(transformers, tmp_path, family, index):
     pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
     encoded = assert_same_attention(pipeline.model, expected.attentions, segments_of(family))
     assert_close(encoded, remove_padding(expected.last_hidden_state))
-    if family != "DistilBert":
+    if family not in ("DistilBert", "Electra"):  # they have no pooler
         assert_close(pipeline.model.pool(encoded, pack(ROWS)), expected.pooler_output)
     assert torch.equal(hf_output(family, exported).last_hidden_state, expected.last_hidden_state)
 
@@ -170,6 +177,15 @@ def test_pretraining_class_is_imported_as_masked_language_model(transformers, tm
     assert_close(pipeline.model(pack(ROWS), segments), remove_padding(hf_output(family, hf_model).prediction_logits))
 
 
+def test_discriminator_of_electra_is_imported_without_head(transformers, tmp_path, caplog):
+    hf_model = make_hf_model(transformers, "Electra", 0, "ForPreTraining", tmp_path)
+    with caplog.at_level(logging.WARNING, "regard"):
+        pipeline = import_huggingface(tmp_path)
+    assert "discriminator_predictions" in caplog.text
+    expected = hf_output("Electra", hf_model.electra).last_hidden_state
+    assert_close(pipeline.model(pack(ROWS), torch.tensor(sum(SEGMENTS, []))), remove_padding(expected))
+
+
 def test_labels_without_names_get_default_names(transformers, tmp_path):
     make_hf_model(transformers, "Bert", 0, "ForSequenceClassification", tmp_path)
     assert import_huggingface(tmp_path).model.config.labels == ("LABEL_0", "LABEL_1")
@@ -232,6 +248,8 @@ def test_name_prefix_is_optional(transformers, tmp_path, head):
         ("Roberta", "max_position_embeddings", 2),
         ("DistilBert", "activation", "tanh"),
         ("Albert", "inner_group_num", 2),
+        ("Electra", "hidden_act", "relu"),
+        ("Electra", "is_decoder", True),
     ],
 )
 def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_path, family, key, value):

@@ -1,4 +1,4 @@
-"""BART, Marian, T5 and similar models compared with transformers, with random weights."""
+"""BART, Marian, T5, mT5 and similar models compared with transformers, with random weights."""
 
 import json
 from pathlib import Path
@@ -50,6 +50,8 @@ CASES = {
     ),
     "t5 1.1": ("T5", T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
     "t5 silu": ("T5", T5 | dict(feed_forward_proj="gated-silu", layer_norm_epsilon=1e-3)),
+    "mt5": ("MT5", T5),
+    "mt5 untied": ("MT5", T5 | dict(feed_forward_proj="gated-silu", relative_attention_num_buckets=8)),
     "pegasus": ("Pegasus", BART | dict(scale_embedding=True)),
     "blenderbot": ("Blenderbot", BART | dict(encoder_no_repeat_ngram_size=0)),
     "mbart": ("MBart", BART | dict(decoder_start_token_id=3)),
@@ -70,8 +72,8 @@ def make_hf_model(transformers: Any, case: str, folder: Path, **changes) -> Any:
         for name, tensor in model.named_parameters():
             if name.endswith(("bias", "norm.weight")) or "layernorm" in name:
                 tensor.add_(0.3 * torch.randn_like(tensor))
-        if family == "T5":
-            if case == "t5 1.1":
+        if family in ("T5", "MT5"):
+            if case in ("t5 1.1", "mt5 untied"):
                 model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
             model.lm_head.weight[model.config.eos_token_id] *= 9  # so that texts end
         else:
@@ -256,6 +258,8 @@ def edit_config(folder: Path, **values) -> None:
         ("t5", "feed_forward_proj", "gated-relu"),
         ("t5", "feed_forward_proj", "sparse-gelu"),
         ("t5 1.1", "dense_act_fn", "gelu"),
+        ("mt5", "feed_forward_proj", "gated-relu"),
+        ("mt5", "tie_word_embeddings", False),  # without lm_head
     ],
 )
 def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_path, case, key, value):
