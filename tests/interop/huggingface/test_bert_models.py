@@ -183,7 +183,8 @@ def test_discriminator_of_electra_is_imported_without_head(transformers, tmp_pat
         pipeline = import_huggingface(tmp_path)
     assert "discriminator_predictions" in caplog.text
     expected = hf_output("Electra", hf_model.electra).last_hidden_state
-    assert_close(pipeline.model(pack(ROWS), torch.tensor(sum(SEGMENTS, []))), remove_padding(expected))
+    segments = torch.tensor([segment for row in SEGMENTS for segment in row])
+    assert_close(pipeline.model(pack(ROWS), segments), remove_padding(expected))
 
 
 def test_labels_without_names_get_default_names(transformers, tmp_path):
