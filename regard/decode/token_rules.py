@@ -77,6 +77,10 @@ class TokenRules:
         return torch.cat((self.context[:, None].expand(-1, ids.shape[1], -1), ids), dim=-1)
 
 
+TOKEN_RULES = ("repetition_penalty", "no_repeat_ngram_size", "suppress_sequences", "begin_suppress_tokens")
+"""options of `DecodeConfig` that exclude or penalize tokens"""
+
+
 def has_token_rules(config: DecodeConfig) -> bool:
     """Whether a config has rules that the decoding engine does not implement.
 

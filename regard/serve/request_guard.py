@@ -85,7 +85,7 @@ class RequestGuard:
         limits = self.service.limits
         too_large = f"The request has more than {limits.max_body_bytes} bytes. Send a smaller one."
         length = _header(scope, b"content-length") or "0"
-        if not length.isdigit():
+        if not length.isdecimal():
             raise _Refused(400, "The header Content-Length is invalid. Send the number of bytes.")
         if int(length) > limits.max_body_bytes:
             raise _Refused(413, too_large)

@@ -5,6 +5,7 @@ import io
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +87,22 @@ def test_completions(server, local):
     texts = [choice["text"] for choice in server.post("/v1/completions", sampled)["choices"]]
     results = local["letters"].generate(["Un", "La"], config)
     assert texts == [prompt + one.text for prompt, n_best in zip(("Un", "La"), results) for one in n_best]
+
+
+def test_default_options_of_models_apply(server, local, monkeypatch):
+    served = {model.name: model.pipeline for model in server.service.registry.models}
+    short = DecodeConfig(method="greedy", max_len=1)
+    monkeypatch.setattr(served["numbers"], "decoding", short)
+    body = {"q": "one two three", "source": "en", "target": "fr"}
+    expected = local["numbers"].translate("one two three", short)[0].text
+    assert server.post("/translate", body)["translatedText"] == expected != local["numbers"]("one two three")
+    monkeypatch.setattr(served["letters"], "decoding", DecodeConfig(repetition_penalty=3.0))
+    body = {"model": "letters", "prompt": "Un", "max_tokens": 12, "temperature": 0}
+    greedy = DecodeConfig(method="greedy", max_len=12)
+    plain, penalized = (
+        local["letters"].generate("Un", config)[0].text for config in (greedy, replace(greedy, repetition_penalty=3.0))
+    )
+    assert server.post("/v1/completions", body)["choices"][0]["text"] == penalized != plain
 
 
 def test_completions_are_streamed(server, local):

@@ -1,13 +1,13 @@
 """Routes in the format of LibreTranslate: /translate, /languages and /detect; requests are JSON or forms."""
 
 import json
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ValidationError
 
-from regard.decode import DecodeConfig
 from regard.serve.model_registry import ServedModel
 from regard.serve.routes.error_responses import validation_sentence
 from regard.serve.routes.html_text import split_html
@@ -42,7 +42,9 @@ def make_libretranslate_router(service: Service) -> APIRouter:
         parts = [split_html(text) if body.format == "html" else _split_lines(text) for text in texts]
         lines = [line for pieces, _ in parts for line in pieces]
         count = 1 + min(body.alternatives, service.limits.max_beam)
-        config = DecodeConfig(beam=max(DecodeConfig.beam, count), n_best=count)
+        config = replace(model.pipeline.decoding, n_best=1)
+        if count > 1:
+            config = replace(config, method="beam", beam=max(config.beam, count), n_best=count)
         to = body.target if model.language_pairs else None
         prepared = await service.prepare(lines, lambda: model.pipeline.prepare(lines, config, split="auto", to=to))
         results = iter(await service.decode(model, prepared, timeout))

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 
 from regard.decode import DecodeConfig, Hypothesis
 from regard.decode.engine.engine_runner import length_limits
+from regard.decode.token_rules import TOKEN_RULES
 from regard.pipelines import Continuation, TextGenerator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.serve.model_registry import ServedModel
@@ -138,7 +139,10 @@ async def _prepare_call(
             raise RequestError(f"{name} is not supported.", "Leave it out, or set it to 0.")
     temperature = 1.0 if body.temperature is None else body.temperature
     count = body.n or 1
-    options: dict[str, Any] = {"max_len": max_tokens, "min_len": 0}
+    generator: TextGenerator = model.pipeline
+    # Rules of the model about tokens apply; the request states everything else.
+    options: dict[str, Any] = {name: getattr(generator.decoding, name) for name in TOKEN_RULES}
+    options |= {"max_len": max_tokens, "min_len": 0}
     if temperature < MIN_TEMPERATURE:
         if count > 1:
             raise RequestError(f"n must be 1 at temperature 0 (got {count}): all outputs are equal.", "Raise it.")
@@ -149,7 +153,6 @@ async def _prepare_call(
         config = DecodeConfig(method="sample", n_best=min(count, 1000), seed=seed, **options)
     if body.stream and count > 1:
         raise RequestError(f"stream supports n = 1 (got {count}).", "Leave out stream, or n.")
-    generator: TextGenerator = model.pipeline
     is_chat = isinstance(body, ChatBody)  # the template writes special tokens; elsewhere they are text
     request = await service.prepare(prompts, lambda: generator.prepare(prompts, config, special_tokens=is_chat))
     limits = length_limits(request.sources, request.config, request.special, None, request.max_total_len)
