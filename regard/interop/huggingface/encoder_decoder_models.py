@@ -1,10 +1,11 @@
 """BART, Marian, T5, mT5 and similar encoder-decoders of transformers: mapping tables and configs in both directions.
 
-The five classes derived from BART differ only in what `BART_VARIANTS` lists. The tensors decide which embeddings are
+The classes derived from BART differ only in what `BART_VARIANTS` lists. The tensors decide which embeddings are
 shared: an equal tensor under another name is the same embedding.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -56,7 +57,10 @@ BART_VARIANTS = {
     "PegasusForConditionalGeneration": BartVariant("pegasus", "pre", False, "sinusoidal_halves", 0),
     "BlenderbotForConditionalGeneration": BartVariant("blenderbot", "pre", False, "learned", 0),
     "MarianMTModel": BartVariant("marian", "post", False, "sinusoidal_halves", 0),
+    # NLLB. Its sinusoids differ from those of Regard, which reads them as learned positions.
+    "M2M100ForConditionalGeneration": BartVariant("m2m_100", "pre", False, "learned", 0),
 }
+M2M100 = "M2M100ForConditionalGeneration"
 T5 = "T5ForConditionalGeneration"
 # Computes what T5 1.1 does; its config has other defaults and does not scale the input of the output layer.
 MT5 = "MT5ForConditionalGeneration"
@@ -185,6 +189,7 @@ _BART_KEYS = [
     ConfigKey("max_len", "max_position_embeddings", 1024),
     ConfigKey("source_vocab", "vocab_size", 50265),
 ]
+_M2M100_KEYS = replace_defaults(_BART_KEYS, activation="relu", embedding_scale=True, source_vocab=128112)
 _T5_KEYS = [
     ConfigKey("width", "d_model", 512),
     ConfigKey("heads", "num_heads", 8),
@@ -232,10 +237,14 @@ def _read_bart(variant: BartVariant, settings: ForeignConfig, tensors: Weights) 
     _require_output(settings, tensors)
     shared, tied = _bart_embeddings(settings, tensors)
     is_large = variant.model_type == "blenderbot"  # its defaults are larger
-    fields = read_fields(_BART_KEYS, settings)
+    is_m2m100 = variant.model_type == "m2m_100"
+    fields = read_fields(_M2M100_KEYS if is_m2m100 else _BART_KEYS, settings)
     vocab = fields["source_vocab"]
     if variant.positions == "sinusoidal_halves":
         _drop_sinusoids(tensors, fields["width"], settings.origin)
+    if is_m2m100:
+        table = _m2m100_positions(fields["width"], fields["max_len"], settings.get_natural("pad_token_id", 1))
+        tensors |= {name: table.clone() for name in _SINUSOIDS}
     return TransformerConfig(
         **fields,
         heads=_common_value(settings, "encoder_attention_heads", "decoder_attention_heads", 32 if is_large else 16),
@@ -302,6 +311,11 @@ def _read_special(name: str, settings: ForeignConfig, tokens: Mapping[str, int])
     forced = ids.get("forced_bos")
     if forced is None and settings.get_bool("force_bos_token_to_be_generated", False):  # the key of early BART configs
         forced = ids.get("bos")
+    if name == M2M100 and forced is None:
+        raise RegardError(
+            f"{settings.origin}: forced_bos_token_id is missing; it is the token of the target language.",
+            "Add forced_bos_token_id to generation_config.json.",
+        )
     return SpecialTokens(
         pad=ids["pad"],
         unk=ids.get("unk", ids["pad"]),
@@ -364,6 +378,14 @@ def _drop_sinusoids(tensors: Weights, width: int, origin: str) -> None:
             raise RegardError(f"{origin}: {name} does not hold sinusoids.", "Such a model cannot be imported.")
 
 
+def _m2m100_positions(width: int, length: int, pad: int) -> Tensor:
+    """The sinusoids of M2M100: all sines, then all cosines. The last rate is 1/10000, the first position pad + 1."""
+    half = width // 2
+    rates = torch.exp(torch.arange(half).float() * -(math.log(10000.0) / max(half - 1, 1)))
+    angles = torch.arange(pad + 1, pad + 1 + length).float()[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos(), torch.zeros(length, width % 2)), dim=1)
+
+
 # -- export -----------------------------------------------------------------------------------------------------------
 
 
@@ -424,11 +446,13 @@ def write_encoder_decoder(
 ) -> tuple[dict[str, Any], dict[str, Any], Weights]:
     """config.json, generation_config.json and the tensors of the matching class; an error if no class matches.
 
-    Of T5 and mT5, which can compute the same, mT5 is written only if it is `preferred`.
+    Of several classes that compute the same, mT5 and M2M100 are written only if they are `preferred`.
     """
     name = class_for(config)
     if name == T5 and preferred == MT5 and not config.output_scale:
         name = MT5
+    if preferred == M2M100 and _is_m2m100(config, special, weights):
+        name = M2M100
     common = {
         "architectures": [name],
         "is_encoder_decoder": True,
@@ -447,12 +471,26 @@ def write_encoder_decoder(
         table = common | _write_t5_config(name, config)
         return table, generation, write_weights(mapping_table(config), _counts(config), weights)
     variant = BART_VARIANTS[name]
-    config, adapted = conform(variant, config, dict(weights))
+    adapted = dict(weights)
+    if name != M2M100:
+        config, adapted = conform(variant, config, adapted)
     tensors = write_weights(mapping_table(config), _counts(config), adapted)
+    if name == M2M100:  # it computes them
+        tensors = {key: tensor for key, tensor in tensors.items() if key not in _SINUSOIDS}
     if variant.model_type == "pegasus":  # it expects them in the file
         tensors |= {name: Sinusoidal(config.width, config.max_len, split_halves=True).table for name in _SINUSOIDS}
     begin = special.begin if special.begin is not None else special.sos
     return common | {"bos_token_id": begin} | _write_bart_config(variant, config), generation, tensors
+
+
+def _is_m2m100(config: TransformerConfig, special: SpecialTokens, weights: Mapping[str, Tensor]) -> bool:
+    """Whether M2M100 computes the same: its sinusoids as learned positions, no output bias, a forced first token."""
+    if nearest_class(config, [M2M100])[1] or config.positions != "learned" or config.position_offset:
+        return False
+    table = _m2m100_positions(config.width, config.max_len, special.pad)
+    positions = [weights[f"{side}_embedding.positions.weight"] for side in ("source", "target")]
+    has_sinusoids = all(torch.equal(tensor, table) for tensor in positions)
+    return has_sinusoids and config.bias and not config.output_bias and special.forced is not None
 
 
 def _write_bart_config(variant: BartVariant, config: TransformerConfig) -> dict[str, Any]:
@@ -471,6 +509,8 @@ def _write_bart_config(variant: BartVariant, config: TransformerConfig) -> dict[
         table |= {"decoder_vocab_size": config.target_vocab, "share_encoder_decoder_embeddings": config.shared_vocab}
     if variant.model_type == "blenderbot":
         table |= {"encoder_no_repeat_ngram_size": 0}
+    if variant.model_type == "m2m_100":
+        table |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
     return table
 
 

@@ -328,7 +328,7 @@ def _model_types(name: str) -> tuple[str, ...]:
     >>> _model_types("MBartForConditionalGeneration"), _model_types("XLMRobertaModel")
     (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
     """
-    prefixes = {"XLMRoberta": "xlm-roberta", "Gemma3": "gemma3_text", "GPTNeoX": "gpt_neox"}
+    prefixes = {"XLMRoberta": "xlm-roberta", "Gemma3": "gemma3_text", "GPTNeoX": "gpt_neox", "M2M100": "m2m_100"}
     prefixes |= {"Dinov2WithRegisters": "dinov2_with_registers"}
     prefixes |= {"CLIPVision": "clip_vision_model", "SiglipVision": "siglip_vision_model"}
     family = re.split("Model|For|LMHead|MTModel", name)[0]

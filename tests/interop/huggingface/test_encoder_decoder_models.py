@@ -54,6 +54,8 @@ CASES = {
     "mt5 untied": ("MT5", T5 | dict(feed_forward_proj="gated-silu", relative_attention_num_buckets=8)),
     "pegasus": ("Pegasus", BART | dict(scale_embedding=True)),
     "blenderbot": ("Blenderbot", BART | dict(encoder_no_repeat_ngram_size=0)),
+    "m2m100": ("M2M100", BART),
+    "m2m100 odd": ("M2M100", BART | THREE_HEADS | dict(scale_embedding=False, activation_function="gelu")),
     "mbart": ("MBart", BART | dict(decoder_start_token_id=3)),
 }
 SOURCES = [[0, 7, 9, 11, 30, 8, 21, 5, 2], [0, 40, 17, 2]]
@@ -76,6 +78,9 @@ def make_hf_model(transformers: Any, case: str, folder: Path, **changes) -> Any:
             if case in ("t5 1.1", "mt5 untied"):
                 model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
             model.lm_head.weight[model.config.eos_token_id] *= 9  # so that texts end
+        elif family == "M2M100":
+            direction = torch.nn.functional.normalize(model.lm_head.weight[model.config.eos_token_id], dim=0)
+            model.model.decoder.layer_norm.bias += 4 * direction  # so that texts end
         else:
             model.final_logits_bias.normal_()
             model.final_logits_bias[0, model.config.eos_token_id] += 8
@@ -84,6 +89,8 @@ def make_hf_model(transformers: Any, case: str, folder: Path, **changes) -> Any:
                 side.embed_tokens.weight.copy_(model.model.shared.weight)
     if case == "bart forced":
         model.generation_config.forced_bos_token_id = 0
+    if family == "M2M100":  # the target language
+        model.generation_config.forced_bos_token_id = 48
     model.save_pretrained(folder)
     write_tokenizer(folder, model.config)
     model.set_attn_implementation("eager")
@@ -91,11 +98,12 @@ def make_hf_model(transformers: Any, case: str, folder: Path, **changes) -> Any:
 
 
 def write_tokenizer(folder: Path, config: Any) -> None:
-    """Writes a tokenizer of the words w0, w1, …; it adds the eos token after each text and, for BART, bos before it."""
+    """Writes a tokenizer of the words w0, w1, …; it adds eos after each text; for BART, M2M100 a token before."""
     library = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w4"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    begin = f"w{config.bos_token_id} " if config.model_type == "bart" else ""
-    ends = [config.eos_token_id, *([config.bos_token_id] if begin else [])]
+    first = {"bart": config.bos_token_id, "m2m_100": 47}.get(config.model_type)  # M2M100: the source language
+    begin = "" if first is None else f"w{first} "
+    ends = [config.eos_token_id, *([] if first is None else [first])]
     library.post_processor = processors.TemplateProcessing(
         single=f"{begin}$A w{config.eos_token_id}", special_tokens=[(f"w{i}", i) for i in ends]
     )
@@ -204,6 +212,29 @@ def test_special_ids_are_read(transformers, tmp_path):
     assert import_huggingface(tmp_path / "t5").special == SpecialTokens(pad=0, unk=4, sos=0, eos=1, end=1)
 
 
+def test_languages_of_m2m100_are_special_tokens(transformers, tmp_path):
+    make_hf_model(transformers, "m2m100", tmp_path / "in")
+    pipeline = import_huggingface(tmp_path / "in")
+    assert pipeline.special == SpecialTokens(pad=1, unk=4, sos=2, eos=2, begin=47, end=2, forced=48)
+    export_huggingface(pipeline, tmp_path / "out")
+    assert import_huggingface(tmp_path / "out").special == pipeline.special
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("w5 w6")["input_ids"] == [47, 5, 6, 2]
+    path = tmp_path / "in" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"forced_bos_token_id": None}))
+    with pytest.raises(RegardError, match="forced_bos_token_id is missing"):
+        import_huggingface(tmp_path / "in")
+
+
+def test_m2m100_with_trained_positions_is_exported_as_blenderbot(transformers, tmp_path):
+    make_hf_model(transformers, "m2m100", tmp_path / "in")
+    pipeline = import_huggingface(tmp_path / "in")
+    with torch.no_grad():
+        pipeline.model.source_embedding.positions.weight[3] += 1
+    exported = export_and_load(transformers, pipeline, tmp_path / "out")
+    assert type(exported).__name__ == "BlenderbotForConditionalGeneration"
+    assert_same_logits_and_attention(pipeline.model, pipeline.special, exported)
+
+
 def test_bart_without_output_layer_is_read(transformers, tmp_path):
     """Early files of BART: another class, shorter names, no bias, copies of the embedding."""
     hf_model = make_hf_model(transformers, "bart", tmp_path)
@@ -258,6 +289,7 @@ def edit_config(folder: Path, **values) -> None:
         ("t5", "feed_forward_proj", "gated-relu"),
         ("t5", "feed_forward_proj", "sparse-gelu"),
         ("t5 1.1", "dense_act_fn", "gelu"),
+        ("m2m100", "decoder_ffn_dim", 36),
         ("mt5", "feed_forward_proj", "gated-relu"),
         ("mt5", "tie_word_embeddings", False),  # without lm_head
     ],
