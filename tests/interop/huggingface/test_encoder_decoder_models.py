@@ -101,7 +101,7 @@ def write_tokenizer(folder: Path, config: Any) -> None:
     """Writes a tokenizer of the words w0, w1, …; it adds eos after each text; for BART, M2M100 a token before."""
     library = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w4"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    first = {"bart": config.bos_token_id, "m2m_100": 47}.get(config.model_type)  # M2M100: the source language
+    first = {"bart": 0, "m2m_100": 47}.get(config.model_type)  # bos; the source language
     begin = "" if first is None else f"w{first} "
     ends = [config.eos_token_id, *([] if first is None else [first])]
     library.post_processor = processors.TemplateProcessing(
