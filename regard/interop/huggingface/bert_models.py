@@ -346,8 +346,13 @@ def read_bert_model(
 def write_bert_model(
     config: BertConfig, special: SpecialTokens, weights: Mapping[str, Tensor], preferred: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any], Weights]:
-    """config.json, generation_config.json (empty) and the tensors of the matching class; an error if none matches."""
-    name, table, tensors = write_single_stack(_WRITTEN_CLASSES, config, weights, preferred)
+    """config.json, generation_config.json (empty) and the tensors of the matching class; an error if none matches.
+
+    Classes of ELECTRA are written only if `preferred`, the class that the model was imported from, is one of them.
+    """
+    is_electra = preferred.startswith("Electra")
+    classes = {name: one for name, one in _WRITTEN_CLASSES.items() if is_electra or not name.startswith("Electra")}
+    name, table, tensors = write_single_stack(classes, config, weights, preferred)
     if table.setdefault("pad_token_id", special.pad) != special.pad:
         raise RegardError(
             f"{name}: position_offset = {config.position_offset} must be one more than the padding id ({special.pad}).",
