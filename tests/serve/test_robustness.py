@@ -139,7 +139,7 @@ def test_clients_that_leave_stop_their_work(server, is_streamed):
     assert server.request("/ready")[0] == 200
 
 
-def test_a_client_that_does_not_read_delays_nobody(server):
+def test_a_client_that_does_not_read_does_not_delay_others(server):
     body = json.dumps({"model": "letters", "prompts": ["Un"], "options": LONG, "stream": True}).encode()
     with connection(server) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
