@@ -47,8 +47,8 @@ def make_model(transformers: Any, name: str, config: Any, folder: Path, seed: in
         for key, parameter in model.named_parameters():
             if key.endswith("mask_token"):  # read in pre-training only; exported as zeros
                 parameter.zero_()
-        if kind == "encoder_decoder" and hasattr(model, "model") and not config.tie_word_embeddings:
-            _copy_shared_embedding(model)
+        if kind == "encoder_decoder":
+            _untie_output(model)
     if name.startswith("M2M100"):
         model.generation_config.forced_bos_token_id = _FORCED
     model.save_pretrained(folder)
@@ -61,12 +61,16 @@ def make_model(transformers: Any, name: str, config: Any, folder: Path, seed: in
     return model
 
 
-def _copy_shared_embedding(model: Any) -> None:
-    """Earlier versions of transformers tie encoder and decoder even if the output layer is not tied."""
-    shared = getattr(model.model, "shared", None)
-    if shared is not None and getattr(model.config, "share_encoder_decoder_embeddings", True):
+def _untie_output(model: Any) -> None:
+    """Give a model that is not tied embeddings and an output layer as in published files."""
+    config = model.config
+    if config.model_type == "mt5" or not getattr(config, "scale_decoder_outputs", True):
+        # T5 1.1 and mT5, whose config says that they are tied.
+        model.lm_head.weight = torch.nn.Parameter(0.2 * torch.randn_like(model.lm_head.weight))
+    elif not config.tie_word_embeddings and getattr(config, "share_encoder_decoder_embeddings", True):
+        # Earlier versions of transformers tie encoder and decoder even if the output layer is not tied.
         for side in (model.model.encoder, model.model.decoder):
-            side.embed_tokens.weight.copy_(shared.weight)
+            side.embed_tokens.weight.copy_(model.model.shared.weight)
 
 
 def make_inputs(name: str, pipeline: Any) -> list[Inputs]:
