@@ -71,7 +71,7 @@ def export_folders(folders: Path, only: str) -> None:
                 make_model(transformers, name, config, Path(original), seed)
                 pipeline = import_huggingface(original)
             export_huggingface(pipeline, folder)
-            inputs = make_inputs(name, pipeline)[0]
+            inputs = make_inputs(name, pipeline)[-1]
             outputs = run_model(pipeline.model, name, inputs, needs_maps=False).tensors
             save_file({key: tensor.contiguous() for key, tensor in inputs.hf.items()}, folder / "inputs.tensors")
             save_file({str(i): tensor.contiguous() for i, tensor in enumerate(outputs)}, folder / "outputs.tensors")

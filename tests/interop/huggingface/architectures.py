@@ -32,15 +32,15 @@ def values(key: str, *alternatives: Any) -> Alternatives:
 def configurations(name: str) -> list[dict[str, Any]]:
     """Configs of a class, at least five: each alternative of each option occurs in at least one of them.
 
-    The same for each call. The first of several alternatives of an option are the most frequent.
+    The same for each call. The first config has the first alternative of each option.
     """
     options = ARCHITECTURES[name].options
     count = max(MIN_CONFIGURATIONS, *map(len, options))
     tables: list[dict[str, Any]] = [{} for _ in range(count)]
     for i, alternatives in enumerate(options):
-        order = [alternatives[j % len(alternatives)] for j in range(count)]
-        random.Random(f"{name} {i}").shuffle(order)
-        for table, chosen in zip(tables, order):
+        others = [alternatives[j % len(alternatives)] for j in range(1, count)]
+        random.Random(f"{name} {i}").shuffle(others)
+        for table, chosen in zip(tables, [alternatives[0], *others]):
             table.update(chosen)
     return tables
 
@@ -71,7 +71,7 @@ _HEADS: Alternatives = [
     dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=2),
     dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=6),
     dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=1),
-    dict(hidden_size=24, num_attention_heads=4, num_key_value_heads=None),
+    dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=None),
 ]
 _HEADS_OF_GEMMA: Alternatives = [
     dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=2, head_dim=10),
@@ -124,13 +124,14 @@ _DECODERS = {
     "Qwen3ForCausalLM": ("Qwen3Config", [*_LLAMA, _HEADS, values("head_dim", 4, 10), _QWEN_WINDOWS, _BIASES[0], _ROPE]),
     "MistralForCausalLM": (
         "MistralConfig",
-        [*_LLAMA, _LAYERS, _HEADS[:3], _HEAD_WIDTHS, values("sliding_window", 3, None), _ROPE],
+        [*_LLAMA, _LAYERS, _HEADS[:3], _HEAD_WIDTHS, values("sliding_window", None, 3), _ROPE],
     ),
     "SmolLM3ForCausalLM": (
         "SmolLM3Config",
         [
             *(*_LLAMA, _HEADS, *_BIASES, _ROPE),
             [
+                dict(num_hidden_layers=2),
                 dict(num_hidden_layers=2, no_rope_layers=[1, 0]),
                 dict(num_hidden_layers=3, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=3),
                 dict(num_hidden_layers=2, no_rope_layers=[1, 1], use_sliding_window=True, layer_types=[*_TYPES])
@@ -142,7 +143,7 @@ _DECODERS = {
         "Phi3Config",
         [
             *(*_LLAMA, _LAYERS, _HEADS, values("max_position_embeddings", 40, 64)),
-            *(values("sliding_window", 4, None), _PARTIAL_ROPE),
+            *(values("sliding_window", None, 4), _PARTIAL_ROPE),
         ],
     ),
     "Olmo2ForCausalLM": ("Olmo2Config", [*_LLAMA, _LAYERS, _HEADS, values("attention_bias", *_BOOL), _ROPE]),
