@@ -22,7 +22,7 @@ from regard.decode import DecodeConfig, Hypothesis
 from regard.errors import RegardError
 from regard.pipelines import Classification, Continuation, SequenceScore, Translation
 from regard.pipelines.image_model import ImageLike
-from regard.pipelines.translator import Split
+from regard.pipelines.translation import Split
 
 # Texts of one request.
 BLOCK_SIZE = 64

@@ -28,7 +28,7 @@ from regard.errors import RegardError
 from regard.evaluation.evaluators import read_examples
 from regard.pipelines import Translator
 from regard.pipelines.large_files.input_items import InputItems
-from regard.pipelines.translator import format_score
+from regard.pipelines.scoring import format_score
 
 
 @dataclass(frozen=True)

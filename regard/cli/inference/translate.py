@@ -46,8 +46,7 @@ from regard.evaluation.teacher_forcing import require_attention
 from regard.interop.onnx.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
 from regard.pipelines.large_files.input_items import InputItems, find_shards
-from regard.pipelines.translation import format_translations
-from regard.pipelines.translator import Split
+from regard.pipelines.translation import Split, format_translations
 
 PROMPT = "Type lines to translate"
 

@@ -41,6 +41,8 @@ from regard.interop.huggingface.encoder_decoder_models import (
 from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
 from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
 from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing, write_resizing
+from regard.interop.huggingface.language_export import with_default_languages, write_language_tokenizer
+from regard.interop.huggingface.m2m100_sinusoids import M2M100
 from regard.interop.huggingface.model_card import make_model_card
 from regard.interop.huggingface.sentence_modules import (
     MODULES_FILE,
@@ -52,6 +54,7 @@ from regard.interop.huggingface.sentence_modules import (
 from regard.interop.huggingface.timm_models import read_timm_model
 from regard.interop.huggingface.vit_models import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.interop.joint_vocabulary import join_config, join_special, join_tokenizers, join_weights
+from regard.interop.language_tokenizers import move_default_target
 from regard.interop.tensor_files import SAFETENSORS_FILE, read_json, read_tensor_file, read_tensors
 from regard.interop.tokenizer_files import (
     ROLES,
@@ -144,6 +147,14 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
     if not isinstance(config, BertConfig):
         special = dataclasses.replace(special, other_eos=other_eos)
+    languages = imported.languages
+    if languages is not None:
+        special, languages = move_default_target(special, languages)
+    elif name == M2M100 and special.forced is None:
+        raise RegardError(
+            f"{path}: forced_bos_token_id is missing, and the tokenizer has no language codes.",
+            "Add forced_bos_token_id, the token of the target language, to generation_config.json.",
+        )
     check_vocabulary(config, special, (imported.source, imported.target), str(folder))
     model = model_from_weights(config, weights, folder)
     source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
@@ -161,6 +172,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
         provenance |= describe_chat_template(template, imported)
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
+        pipeline.language_tokens = languages
         tokenizer_config = read_json(folder / "tokenizer_config.json")
         source_language, target_language = (tokenizer_config.get(key) for key in _LANGUAGE_KEYS)
         if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
@@ -214,6 +226,9 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     if (folder / "config.json").exists():
         raise RegardError(f"{folder}: the folder already contains a model.", "Choose another folder.")
     config: Any = pipeline.model.config
+    tokens = pipeline.language_tokens if isinstance(pipeline, Translator) else None
+    if isinstance(pipeline, Translator) and tokens is not None:
+        pipeline = with_default_languages(pipeline)
     special = pipeline.special
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()}
     if isinstance(pipeline, ImageModel):
@@ -244,15 +259,17 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
             written["eos_token_id"] = list(special.ends)
     if is_marian:
         write_marian_tokenizers(source, target, folder, special, max_len=config.max_len)
+    elif isinstance(pipeline, Translator) and tokens is not None:
+        write_language_tokenizer(pipeline, folder, tokens, table["architectures"][0])
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
     additions: dict[str, Any] = {}
     if "chat_template" in imported:  # it writes special tokens
         additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
-    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
+    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1 and tokens is None:
         additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
-    elif isinstance(pipeline, Translator) and pipeline.language_pairs:
+    elif isinstance(pipeline, Translator) and pipeline.language_pairs and tokens is None:
         # The tag of the target language is written before a text: <2fr> The cat sleeps.
         additions |= {_PAIRS_KEY: format_language_pairs(pipeline.language_pairs), "split_special_tokens": False}
     if additions:

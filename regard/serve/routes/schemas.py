@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from regard.decode import DecodeConfig
-from regard.pipelines.translator import Split
+from regard.pipelines.translation import Split
 
 
 def check_text(text: str) -> str:
