@@ -128,8 +128,10 @@ def select_training_languages(translator: Translator, config: DataConfig) -> Tra
         )
     source, target = pairs[0] if pairs else (None, None)
     bound = translator.with_target(target, source)
-    defaults = {"default_source": bound.source_language, "default_target": bound.target_language}
-    return dataclasses.replace(bound, language_tokens=dataclasses.replace(translator.language_tokens, **defaults))
+    tokens = dataclasses.replace(
+        translator.language_tokens, default_source=bound.source_language, default_target=bound.target_language
+    )
+    return dataclasses.replace(bound, language_tokens=tokens)
 
 
 def source_tags(
