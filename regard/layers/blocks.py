@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from regard.attention import Bias, Offsets
 from regard.attention.offsets import Lengths
-from regard.layers.feedforward import FeedForward, VisionActivation
+from regard.layers.feedforward import EncoderActivation, FeedForward, VisionActivation
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.multihead import BiasPlacement, MultiHead
-from regard.layers.norms import DecoderNormKind, make_norm
-from regard.layers.positions import Rotary, RotaryScaling, RotaryTables
+from regard.layers.norms import DecoderNormKind, EncoderNormKind, make_norm
+from regard.layers.positions import RelativeEmbedding, Rotary, RotaryScaling, RotaryTables
 from regard.layers.residual import FusedResidual, Residual
 
 NormPlacement = Literal["pre", "post"]
@@ -36,9 +36,9 @@ class BlockConfig:
     head_width: int | None = None
     dropout: float = 0.1
     norm: NormPlacement | Literal["sandwich", "output"] = "pre"
-    norm_kind: DecoderNormKind = "layer"
+    norm_kind: EncoderNormKind | DecoderNormKind = "layer"
     norm_eps: float = 1e-5
-    activation: VisionActivation = "relu"
+    activation: VisionActivation | EncoderActivation = "relu"
     rotary_base: float | None = None
     rotary_factor: float = 1.0
     rotary_context: int = 0
@@ -131,7 +131,7 @@ class EncoderBlock(nn.Module):
         x: Float[Tensor, "*n E"],
         offsets: Offsets | Lengths | None,
         positions: Int[Tensor, "*n"] | None = None,
-        bias: Bias | None = None,
+        bias: Bias | RelativeEmbedding | None = None,
         cache: KVCache | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:

@@ -6,12 +6,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Bias, Mask, ScaledDot, SoftCap, attend, causal, make_score, padding, window
+from regard.attention import (
+    Bias,
+    Disentangled,
+    Mask,
+    ScaledDot,
+    Score,
+    SoftCap,
+    attend,
+    causal,
+    local,
+    make_score,
+    padding,
+    window,
+)
 from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.norms import DecoderNormKind, make_norm
-from regard.layers.positions import Rotary, RotaryTables, apply_rotary
+from regard.layers.positions import RelativeEmbedding, Rotary, RotaryTables, apply_rotary
 
 AttentionKind = Literal["self", "masked", "cross"]
 BiasPlacement = Literal["all", "attention", "qkv", "not_qkv", "feedforward", "none"]
@@ -21,9 +34,10 @@ class MultiHead(nn.Module):
     """Multi-head attention: over the sequence itself (self, masked) or over another sequence (cross).
 
     A head has width / heads channels, or `head_width`. With fewer `kv_heads` than `heads`, several query heads share
-    one key/value head (grouped-query attention). A `sliding_window` limits masked attention to the last keys. QK-norm
-    normalizes each head or, with `qk_norm_joint`, all heads of a token together. `score_width` replaces the width of a
-    head in the scale of the scaled dot product; `score_cap` soft-caps the scores.
+    one key/value head (grouped-query attention). A `sliding_window` limits masked attention to the last keys, and
+    self-attention to keys at this distance in both directions. QK-norm normalizes each head or, with `qk_norm_joint`,
+    all heads of a token together. `score_width` replaces the width of a head in the scale of the scaled dot product;
+    `score_cap` soft-caps the scores.
 
     >>> attention = MultiHead(16, heads=4, kind="self")
     >>> attention(torch.randn(5, 16), Offsets.from_starts(torch.tensor([0, 2, 5]))).shape
@@ -78,7 +92,11 @@ class MultiHead(nn.Module):
             for count in (heads, kv_heads)
         )
         self.sliding_window = sliding_window
-        self.mask = None if kind != "masked" else window(sliding_window) if sliding_window else causal()
+        self.mask = None
+        if kind == "masked":
+            self.mask = window(sliding_window) if sliding_window else causal()
+        elif kind == "self" and sliding_window:
+            self.mask = local(sliding_window)
 
     def queries(
         self,
@@ -136,26 +154,30 @@ class MultiHead(nn.Module):
         memory: Float[Tensor, "*m E"] | None = None,
         memory_offsets: Offsets | Lengths | None = None,
         cache: KVCache | CrossAttentionCache | None = None,
-        bias: Bias | None = None,
+        bias: Bias | RelativeEmbedding | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:
         """Attention of packed sequences (N, E) or, without offsets, of sequences of one length (B, T, E).
 
         With a cache and no offsets `x` is one token (B, K, E) per hypothesis. With an empty cache and offsets, packed
-        prompts are processed in one call and fill the cache. `rotary` holds the tables of patches in a grid; with
-        `memory` they apply to its keys only, since the queries then have no position.
+        prompts are processed in one call and fill the cache. With a `RelativeEmbedding` as bias the score is that of
+        disentangled attention. `rotary` holds the tables of patches in a grid; with `memory` they apply to its keys
+        only, since the queries then have no position.
         """
         lengths = self._text_lengths(offsets, positions, is_step=cache is not None and offsets is None)
         q = self.queries(x, positions, rotary if memory is None else None, lengths)
+        score = self.score
+        if isinstance(bias, RelativeEmbedding):
+            score, bias = self._disentangled_score(bias), None
         if isinstance(cache, CrossAttentionCache):
             # All beams of a sentence are queries of one attention call, so its keys and values are stored once.
-            attn_output = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
+            attn_output = attend(q.transpose(1, 2), cache.k, cache.v, score=score, mask=cache.mask).transpose(1, 2)
         elif cache is not None and offsets is None:
             k, v = (y.flatten(0, 1)[:, :, None] for y in self.keys_values(x, positions, None, lengths))
             k, v = cache.append(k, v)
             queries = q.flatten(0, 1)[:, :, None]  # a batch of B·K sequences with one query each
             mask = cache.step_mask(self.sliding_window)
-            attn_output = attend(queries, k, v, score=self.score, mask=mask, bias=bias).view(q.shape)
+            attn_output = attend(queries, k, v, score=score, mask=mask, bias=bias).view(q.shape)
         else:
             k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), rotary, lengths)
             if cache is not None and offsets is not None:
@@ -163,13 +185,19 @@ class MultiHead(nn.Module):
             k_offsets = offsets if memory is None else memory_offsets
             if isinstance(offsets, Offsets) and not isinstance(k_offsets, Lengths):
                 attn_output = attend(
-                    q, k, v, score=self.score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=k_offsets
+                    q, k, v, score=score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=k_offsets
                 )
             else:
                 q, k, v = (y.transpose(1, 2) for y in (q, k, v))
                 mask = self._padding_mask(k_offsets)
-                attn_output = attend(q, k, v, score=self.score, mask=mask, bias=bias).transpose(1, 2)
+                attn_output = attend(q, k, v, score=score, mask=mask, bias=bias).transpose(1, 2)
         return self.out(attn_output.flatten(-2))
+
+    def _disentangled_score(self, relative: RelativeEmbedding) -> Score:
+        """The score with keys and queries of relative positions, from the projections of the tokens."""
+        embeddings = relative()
+        keys, _ = self.keys_values(embeddings, None)
+        return Disentangled(keys.transpose(0, 1), self.queries(embeddings, None).transpose(0, 1), relative.index)
 
     def _padding_mask(self, keys: Offsets | Lengths | None) -> Mask | None:
         """The mask of padded sequences, combined with the causal mask where there is one."""

@@ -32,12 +32,12 @@ from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.huggingface.bert_models import BERT_CLASSES, read_bert_model, write_bert_model
 from regard.interop.huggingface.encoder_decoder_models import (
     ENCODER_DECODER_CLASSES,
     read_encoder_decoder,
     write_encoder_decoder,
 )
+from regard.interop.huggingface.encoder_models import ENCODER_CLASSES, read_encoder_model, write_encoder_model
 from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
 from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
 from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing, write_resizing
@@ -97,7 +97,7 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    **dict.fromkeys(BERT_CLASSES, Architecture("bert", read_bert_model, write_bert_model)),
+    **dict.fromkeys(ENCODER_CLASSES, Architecture("bert", read_encoder_model, write_encoder_model)),
     **dict.fromkeys(GPT_CLASSES, Architecture("gpt", read_gpt_model, write_gpt_model)),
     **dict.fromkeys(ENCODER_DECODER_CLASSES, Architecture("transformer", read_encoder_decoder, write_encoder_decoder)),
 }
@@ -329,6 +329,7 @@ def _model_types(name: str) -> tuple[str, ...]:
     (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
     """
     prefixes = {"XLMRoberta": "xlm-roberta", "Gemma3": "gemma3_text", "GPTNeoX": "gpt_neox", "M2M100": "m2m_100"}
+    prefixes |= {"DebertaV2": "deberta-v2"}
     prefixes |= {"Dinov2WithRegisters": "dinov2_with_registers"}
     prefixes |= {"CLIPVision": "clip_vision_model", "SiglipVision": "siglip_vision_model"}
     family = re.split("Model|For|LMHead|MTModel", name)[0]
