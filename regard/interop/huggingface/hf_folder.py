@@ -14,6 +14,7 @@ The config.json of a timm folder has other keys, among them `architecture`.
 
 import dataclasses
 import difflib
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -75,6 +76,7 @@ from regard.pipelines import (
     vocab_sizes,
 )
 
+logger = logging.getLogger("regard")
 PREPROCESSOR_FILE = "preprocessor_config.json"
 MODEL_CARD_FILE = "README.md"
 # Keys of the two languages in tokenizer_config.json, as in Marian's.
@@ -301,6 +303,9 @@ def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
     if "format" in table and "family" in table:
         raise RegardError(f"{path.parent}: already a model folder of Regard.", "Use it without importing it.")
     names, supported = table.get("architectures"), [*ARCHITECTURES, *VIT_CLASSES]
+    if names is None and (bare := _bare_class(table.get("model_type"), supported)):
+        logger.warning("%s: no class is named; the model is imported without a head, as %s.", path, bare)
+        return bare
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise RegardError(
             f"{path}: architectures = {names!r}; expected a list of one class.", 'For example: ["BertModel"].'
@@ -320,6 +325,16 @@ def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
             "Such a model cannot be imported. If model_type is wrong, fix the file.",
         )
     return name
+
+
+def _bare_class(model_type: Any, supported: Sequence[str]) -> str | None:
+    """The class without a head of a type of models.
+
+    >>> _bare_class("deberta-v2", ["BertModel", "DebertaV2ForMaskedLM", "DebertaV2Model"])
+    'DebertaV2Model'
+    """
+    bare = (name for name in supported if name.endswith("Model") and not name.endswith("HeadModel"))
+    return next((name for name in bare if _model_types(name)[0] == model_type), None)
 
 
 def _model_types(name: str) -> tuple[str, ...]:

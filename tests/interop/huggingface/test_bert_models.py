@@ -248,6 +248,22 @@ def test_relative_positions_and_windows_match_transformers_in_long_texts(transfo
         assert_close(compute_weights(recorded), weights)
 
 
+def test_folder_without_class_is_imported_without_head(transformers, tmp_path, caplog):
+    """As the published DeBERTa-v3, whose file has two heads of pre-training."""
+    hf_model = make_hf_model(transformers, "DebertaV2", 0, "ForMaskedLM", tmp_path)
+    edit_config(tmp_path, "architectures")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"mask_predictions.dense.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
+    with caplog.at_level(logging.WARNING, "regard"):
+        pipeline = import_huggingface(tmp_path)
+    assert "no class is named" in caplog.text
+    assert "mask_predictions.dense.weight" in caplog.text
+    assert_close(pipeline.model(pack(ROWS)), remove_padding(run_hf_model(hf_model.deberta).last_hidden_state))
+    edit_config(tmp_path, model_type="unknown")
+    with pytest.raises(RegardError, match="architectures = None"):
+        import_huggingface(tmp_path)
+
+
 def test_segments_of_deberta_match_transformers(transformers, tmp_path):
     hf_model = make_hf_model(transformers, "DebertaV2", 1, "Model", tmp_path)
     segments = torch.tensor([segment for row in SEGMENTS for segment in row])
