@@ -17,7 +17,7 @@ from regard.attention import Bias, Offsets
 from regard.attention.offsets import Lengths
 from regard.layers.feedforward import EncoderActivation, FeedForward, VisionActivation
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
-from regard.layers.multihead import BiasPlacement, MultiHead
+from regard.layers.multihead import BiasPlacement, DisentangledAttention, MultiHead
 from regard.layers.norms import DecoderNormKind, EncoderNormKind, make_norm
 from regard.layers.positions import RelativeEmbedding, Rotary, RotaryScaling, RotaryTables
 from regard.layers.residual import FusedResidual, Residual
@@ -47,6 +47,8 @@ class BlockConfig:
     score_width: float = 0.0
     score_cap: float = 0.0
     sliding_window: int = 0
+    disentangled: bool = False
+    """attention with keys and queries of relative positions, which blocks get as `bias` (DeBERTa)"""
     qk_norm_eps: float | None = None
     qk_norm_kind: DecoderNormKind = "rms"
     qk_norm_joint: bool = False
@@ -59,7 +61,8 @@ class BlockConfig:
     layer_scale: float = 0.0
 
     def make_attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
-        return MultiHead(
+        attention = DisentangledAttention if self.disentangled else MultiHead
+        return attention(
             self.width,
             self.heads,
             kind=kind,

@@ -1,6 +1,6 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with grouped key/value heads and rotary positions."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -160,29 +160,26 @@ class MultiHead(nn.Module):
         """Attention of packed sequences (N, E) or, without offsets, of sequences of one length (B, T, E).
 
         With a cache and no offsets `x` is one token (B, K, E) per hypothesis. With an empty cache and offsets, packed
-        prompts are processed in one call and fill the cache. With a `RelativeEmbedding` as bias the score is that of
-        disentangled attention. `rotary` holds the tables of patches in a grid; with `memory` they apply to its keys
-        only, since the queries then have no position.
+        prompts are processed in one call and fill the cache. `rotary` holds the tables of patches in a grid; with
+        `memory` they apply to its keys only, since the queries then have no position.
         """
         lengths = self._text_lengths(offsets, positions, is_step=cache is not None and offsets is None)
         q = self.queries(x, positions, rotary if memory is None else None, lengths)
-        score = self.score
-        if isinstance(bias, RelativeEmbedding):
-            score, bias = self._disentangled_score(bias), None
         if isinstance(cache, CrossAttentionCache):
             # All beams of a sentence are queries of one attention call, so its keys and values are stored once.
-            attn_output = attend(q.transpose(1, 2), cache.k, cache.v, score=score, mask=cache.mask).transpose(1, 2)
+            attn_output = attend(q.transpose(1, 2), cache.k, cache.v, score=self.score, mask=cache.mask).transpose(1, 2)
         elif cache is not None and offsets is None:
             k, v = (y.flatten(0, 1)[:, :, None] for y in self.keys_values(x, positions, None, lengths))
             k, v = cache.append(k, v)
             queries = q.flatten(0, 1)[:, :, None]  # a batch of B·K sequences with one query each
             mask = cache.step_mask(self.sliding_window)
-            attn_output = attend(queries, k, v, score=score, mask=mask, bias=bias).view(q.shape)
+            attn_output = attend(queries, k, v, score=self.score, mask=mask, bias=bias).view(q.shape)
         else:
             k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), rotary, lengths)
             if cache is not None and offsets is not None:
                 cache.fill(k, v, offsets)
             k_offsets = offsets if memory is None else memory_offsets
+            score, bias = self.add_positions(bias)
             if isinstance(offsets, Offsets) and not isinstance(k_offsets, Lengths):
                 attn_output = attend(
                     q, k, v, score=score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=k_offsets
@@ -193,11 +190,9 @@ class MultiHead(nn.Module):
                 attn_output = attend(q, k, v, score=score, mask=mask, bias=bias).transpose(1, 2)
         return self.out(attn_output.flatten(-2))
 
-    def _disentangled_score(self, relative: RelativeEmbedding) -> Score:
-        """The score with keys and queries of relative positions, from the projections of the tokens."""
-        embeddings = relative()
-        keys, _ = self.keys_values(embeddings, None)
-        return Disentangled(keys.transpose(0, 1), self.queries(embeddings, None).transpose(0, 1), relative.index)
+    def add_positions(self, bias: Any) -> tuple[Score, Bias | None]:
+        """The score and the bias of a call, from the relative positions that a model passes as `bias`."""
+        return self.score, bias
 
     def _padding_mask(self, keys: Offsets | Lengths | None) -> Mask | None:
         """The mask of padded sequences, combined with the causal mask where there is one."""
@@ -205,3 +200,23 @@ class MultiHead(nn.Module):
         if lengths is None:
             return self.mask
         return padding(lengths) if self.mask is None else self.mask & padding(lengths)
+
+
+class DisentangledAttention(MultiHead):
+    """Multi-head attention with disentangled scores (DeBERTa).
+
+    Keys and queries of relative positions come from a `RelativeEmbedding`, passed as `bias`, through the projections of
+    the tokens.
+
+    >>> attention = DisentangledAttention(16, heads=4, kind="self")
+    >>> attention(torch.randn(2, 5, 16), bias=RelativeEmbedding(16, buckets=8)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def add_positions(self, bias: RelativeEmbedding | None) -> tuple[Score, None]:
+        if bias is None:  # the content alone, with the same scale
+            return ScaledDot(3.0 * self.head_width), None
+        embeddings = bias()
+        queries = self.query(embeddings).unflatten(-1, (self.heads, self.head_width))
+        keys = self.key_value(embeddings).unflatten(-1, (2, self.kv_heads, self.head_width)).select(-3, 0)
+        return Disentangled(keys.transpose(0, 1), queries.transpose(0, 1), bias.index), None

@@ -131,6 +131,7 @@ class BertConfig:
             bias=self.bias,
             rotary_base=rotary_base if self.positions == "rotary" else None,
             sliding_window=sliding_window,
+            disentangled=self.relative == "disentangled",
             qk_norm_eps=1e-6 if self.qk_norm else None,
             max_len=self.max_len,
         )

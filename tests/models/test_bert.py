@@ -101,6 +101,20 @@ def test_mean_pooling_ignores_other_texts_and_padding():
     torch.testing.assert_close(model.pool(model.encode(padded), padded), expected)
 
 
+def test_disentangled_attention_without_positions_has_the_scores_of_the_contents():
+    model = small(relative="disentangled", relative_buckets=8, relative_distance=0, positions="none", norm_eps=1e-5)
+    before = model(pack(TEXTS))
+    with torch.no_grad():
+        model.relative.norm.weight.zero_()
+        for block in model.blocks:
+            block.attention.query.bias.zero_()
+            block.attention.key_value.bias.zero_()
+        expected = model(pack(TEXTS))  # keys and queries of positions are zero
+        model.relative = None
+        torch.testing.assert_close(model(pack(TEXTS)), expected)
+    assert not torch.allclose(before, expected)
+
+
 def test_inconsistent_options_are_errors():
     with pytest.raises(RegardError, match="scaled dot product"):
         small(relative="disentangled", score="dot")

@@ -110,6 +110,24 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
         "matmul": StepLabel("z", "Weighted sum of values", "zₜ = Σₛ aₜₛ vₛ"),
         "out.linear": StepLabel("o", "Concatenate heads, output projection", "o = [z₁; z₂; …] W_o + b_o"),
     },
+    "DisentangledAttention": {
+        "query.linear#1": StepLabel("q_relative", "Queries of relative positions", "Q = r W_q + b_q"),
+        "select#2": StepLabel("k_relative", "Keys of relative positions", "K = r W_k + b_k"),
+        "matmul#0": StepLabel("qk_relative", "Queries times keys of relative positions", "cₜᵢ = qₜ · Kᵢ"),
+        "matmul#1": StepLabel("kq_relative", "Keys times queries of relative positions", "dₛᵢ = kₛ · Qᵢ"),
+        "cat": None,
+        "matmul#2": StepLabel("qk", "Scores of the contents", "eₜₛ = qₜ · kₛ"),
+        "gather#0": StepLabel("c", "Of these, the relative position of each pair", "cₜₛ = cₜᵢ, i = bucket(t − s)"),
+        "gather#1": StepLabel("d", "Of these, the relative position of each pair", "dₛₜ = dₛᵢ, i = bucket(t − s)"),
+        "add#0": StepLabel("with_c", "Add content-to-position scores", "e ← e + c"),
+        "add#1": StepLabel("with_d", "Add position-to-content scores", "e ← e + d"),
+        "mul": StepLabel("e", "Scaled scores", "e ← e / √(3D)"),
+        "masked_fill#0": StepLabel("e_masked", "Mask", "eₜₛ ← −∞ for masked pairs"),
+        "masked_fill#1": None,
+        "softmax": StepLabel("a", "Softmax: attention weights", "aₜₛ = exp(eₜₛ) / Σᵢ exp(eₜᵢ)"),
+        "matmul#3": StepLabel("z", "Weighted sum of values", "zₜ = Σₛ aₜₛ vₛ"),
+    },
+    "RelativeEmbedding": {"norm": StepLabel("relative", "Embeddings of relative positions", "r = LayerNorm(R)")},
     "RelativeBias": {"": StepLabel("b", "Relative position bias", "bₜₛ = B[bucket(s − t)]")},
     "DotLike": {
         "matmul": _SCORE,
@@ -245,7 +263,7 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
         "tanh": StepLabel("output.tanh", "tanh of the pooled vector", "y = tanh(x)"),
         "add": StepLabel("output.l_sum", "Sum of both logits", "l ← l + l′"),
         "div": StepLabel("output.l_mean", "Mean of both logits", "l ← l / 2"),
-        "mean": StepLabel("mean", "Mean of the patches", "m = (x₀ + x₁ + …) / T"),
+        "mean": StepLabel("mean", "Mean of all tokens", "m = (x₀ + x₁ + …) / T"),
     },
 }
 # In a block, outside its sublayers.
