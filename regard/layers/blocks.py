@@ -19,7 +19,7 @@ from regard.layers.feedforward import EncoderActivation, FeedForward, VisionActi
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.multihead import BiasPlacement, DisentangledAttention, MultiHead
 from regard.layers.norms import DecoderNormKind, EncoderNormKind, make_norm
-from regard.layers.positions import RelativeEmbedding, Rotary, RotaryScaling, RotaryTables
+from regard.layers.positions import RelativePositions, Rotary, RotaryScaling, RotaryTables
 from regard.layers.residual import FusedResidual, Residual
 
 NormPlacement = Literal["pre", "post"]
@@ -61,7 +61,7 @@ class BlockConfig:
     layer_scale: float = 0.0
 
     def make_attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
-        attention = DisentangledAttention if self.disentangled else MultiHead
+        attention = DisentangledAttention if self.disentangled and kind == "self" else MultiHead
         return attention(
             self.width,
             self.heads,
@@ -134,7 +134,7 @@ class EncoderBlock(nn.Module):
         x: Float[Tensor, "*n E"],
         offsets: Offsets | Lengths | None,
         positions: Int[Tensor, "*n"] | None = None,
-        bias: Bias | RelativeEmbedding | None = None,
+        bias: Bias | RelativePositions | None = None,
         cache: KVCache | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:

@@ -24,7 +24,7 @@ from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.norms import DecoderNormKind, make_norm
-from regard.layers.positions import RelativeEmbedding, Rotary, RotaryTables, apply_rotary
+from regard.layers.positions import RelativePositions, Rotary, RotaryTables, apply_rotary
 
 AttentionKind = Literal["self", "masked", "cross"]
 BiasPlacement = Literal["all", "attention", "qkv", "not_qkv", "feedforward", "none"]
@@ -154,7 +154,7 @@ class MultiHead(nn.Module):
         memory: Float[Tensor, "*m E"] | None = None,
         memory_offsets: Offsets | Lengths | None = None,
         cache: KVCache | CrossAttentionCache | None = None,
-        bias: Bias | RelativeEmbedding | None = None,
+        bias: Bias | RelativePositions | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:
         """Attention of packed sequences (N, E) or, without offsets, of sequences of one length (B, T, E).
@@ -173,21 +173,22 @@ class MultiHead(nn.Module):
             k, v = cache.append(k, v)
             queries = q.flatten(0, 1)[:, :, None]  # a batch of B·K sequences with one query each
             mask = cache.step_mask(self.sliding_window)
-            attn_output = attend(queries, k, v, score=self.score, mask=mask, bias=bias).view(q.shape)
+            score, score_bias = self.add_positions(bias)
+            attn_output = attend(queries, k, v, score=score, mask=mask, bias=score_bias).view(q.shape)
         else:
             k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), rotary, lengths)
             if cache is not None and offsets is not None:
                 cache.fill(k, v, offsets)
             k_offsets = offsets if memory is None else memory_offsets
-            score, bias = self.add_positions(bias)
+            score, score_bias = self.add_positions(bias)
             if isinstance(offsets, Offsets) and not isinstance(k_offsets, Lengths):
                 attn_output = attend(
-                    q, k, v, score=score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=k_offsets
+                    q, k, v, score=score, mask=self.mask, bias=score_bias, q_offsets=offsets, k_offsets=k_offsets
                 )
             else:
                 q, k, v = (y.transpose(1, 2) for y in (q, k, v))
                 mask = self._padding_mask(k_offsets)
-                attn_output = attend(q, k, v, score=score, mask=mask, bias=bias).transpose(1, 2)
+                attn_output = attend(q, k, v, score=score, mask=mask, bias=score_bias).transpose(1, 2)
         return self.out(attn_output.flatten(-2))
 
     def add_positions(self, bias: Any) -> tuple[Score, Bias | None]:
@@ -205,18 +206,17 @@ class MultiHead(nn.Module):
 class DisentangledAttention(MultiHead):
     """Multi-head attention with disentangled scores (DeBERTa).
 
-    Keys and queries of relative positions come from a `RelativeEmbedding`, passed as `bias`, through the projections of
-    the tokens.
+    Keys and queries of relative positions, which are passed as `bias`, come from the projections of the tokens.
 
+    >>> from regard.layers.positions import RelativeEmbedding
     >>> attention = DisentangledAttention(16, heads=4, kind="self")
-    >>> attention(torch.randn(2, 5, 16), bias=RelativeEmbedding(16, buckets=8)).shape
+    >>> attention(torch.randn(2, 5, 16), bias=RelativeEmbedding(16, buckets=8)()).shape
     torch.Size([2, 5, 16])
     """
 
-    def add_positions(self, bias: RelativeEmbedding | None) -> tuple[Score, None]:
+    def add_positions(self, bias: RelativePositions | None) -> tuple[Score, None]:
         if bias is None:  # the content alone, with the same scale
             return ScaledDot(3.0 * self.head_width), None
-        embeddings = bias()
-        queries = self.query(embeddings).unflatten(-1, (self.heads, self.head_width))
-        keys = self.key_value(embeddings).unflatten(-1, (2, self.kv_heads, self.head_width)).select(-3, 0)
+        queries = self.query(bias.embeddings).unflatten(-1, (self.heads, self.head_width))
+        keys = self.key_value(bias.embeddings).unflatten(-1, (2, self.kv_heads, self.head_width)).select(-3, 0)
         return Disentangled(keys.transpose(0, 1), queries.transpose(0, 1), bias.index), None

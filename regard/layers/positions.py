@@ -1,6 +1,8 @@
 """Positional encodings: sinusoidal, learned, rotary, relative; and their two-dimensional forms for image patches."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -321,6 +323,14 @@ class RelativeBias(nn.Module):
         return self.table(self.buckets(p, s)).permute(2, 0, 1)
 
 
+@dataclass(frozen=True, eq=False)
+class RelativePositions:
+    """Embeddings of relative positions, and the row of each pair of a query position and a key position."""
+
+    embeddings: Float[Tensor, "R E"]
+    index: Callable[[Int[Tensor, "t"], Int[Tensor, "s"]], Int[Tensor, "t s"]]
+
+
 class RelativeEmbedding(nn.Module):
     """Embeddings of relative positions (DeBERTa), from which every layer computes keys and queries of its own.
 
@@ -329,7 +339,7 @@ class RelativeEmbedding(nn.Module):
     Positions beyond the last bucket share it.
 
     >>> embedding = RelativeEmbedding(16, buckets=8)
-    >>> embedding().shape, embedding.index(torch.tensor([9]), torch.tensor([2, 8, 9, 12, 99]))
+    >>> embedding().embeddings.shape, embedding.index(torch.tensor([9]), torch.tensor([2, 8, 9, 12, 99]))
     (torch.Size([8, 16]), tensor([[7, 5, 4, 1, 0]]))
     """
 
@@ -348,9 +358,9 @@ class RelativeEmbedding(nn.Module):
         self.norm = norm if norm is not None else nn.Identity()
         self.register_buffer("steps", _relative_steps(span, distance), persistent=False)
 
-    def forward(self) -> Float[Tensor, "R E"]:
-        """The normalized embeddings of all relative positions."""
-        return self.norm(self.table.weight)
+    def forward(self) -> RelativePositions:
+        """The normalized embeddings, which all layers share."""
+        return RelativePositions(self.norm(self.table.weight), self.index)
 
     def index(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Int[Tensor, "t s"]:
         """The row of each pair of query position `p` and key position `s`."""

@@ -235,9 +235,10 @@ class Bert(nn.Module):
     def encode(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
         """The output of the encoder, one row per token."""
         x = self.widen(self.embedding(tokens.ids, tokens.positions, tokens.max_len, segments))
+        relative = self.relative() if isinstance(self.relative, RelativeEmbedding) else self.relative
         for i in range(self.config.layers):
             block = self.blocks[i * len(self.blocks) // self.config.layers]
-            x = block(x, tokens.offsets, tokens.positions, self.relative)
+            x = block(x, tokens.offsets, tokens.positions, relative)
         return self.norm(x)
 
     def pool(self, encoded: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "B E"]:

@@ -279,6 +279,7 @@ SECTIONS = {
     "source_embedding": "Source embedding",
     "target_embedding": "Target embedding",
     "embedding": "Embedding",
+    "relative": "Embeddings of relative positions",
     "encoder_norm": "Final norm of the encoder",
     "decoder_norm": "Final norm of the decoder",
     "norm": "Final norm",
