@@ -19,6 +19,7 @@ from regard.attention import (
     causal,
     dispatch,
     explain,
+    local,
     padding,
     use,
     weights,
@@ -47,6 +48,7 @@ def test_backend_choice():
     assert chosen_backend(10, 100, mask=causal()) == "chunked"
     assert chosen_backend(1, 100, mask=causal()) == "sdpa"
     assert chosen_backend(100, 100, mask=window(3)) == "chunked"
+    assert chosen_backend(100, 100, mask=local(3)) == "chunked"
     assert chosen_backend(100, 100, mask=causal() | lengths) == "chunked"
     assert chosen_backend(100, 100, bias=Slope(2).double()) == "chunked"
     assert chosen_backend(16, 16, bias=Slope(2).double()) == "batched_matmul"

@@ -66,6 +66,7 @@ CASES = {
     "packed, causal": lambda T: packed(T, mask=causal()),
     "few queries": lambda T: attention(T // 8, S=T, mask=causal() & short_by_5(T)),
     "window": lambda T: attention(T, mask=window(64) & short_by_5(T)),
+    "local": lambda T: attention(T, mask=local(64) & short_by_5(T)),
     "or": lambda T: attention(T, mask=~causal() | short_by_5(T)),
     "bias": lambda T: attention(T, mask=causal(), bias=Slope(1)),
     "concat": lambda T: attention(T, score=Concat(16, 16, hidden=2), mask=causal()),

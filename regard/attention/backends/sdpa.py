@@ -21,7 +21,7 @@ def supports(call: Call) -> bool:
     parts = call.mask_parts
     if not isinstance(call.score, DotLike) or call.bias is not None:
         return False
-    if parts.rest is not None or parts.window is not None:
+    if parts.rest is not None or parts.window is not None or parts.distance is not None:
         return False
     if not parts.causal:
         return True

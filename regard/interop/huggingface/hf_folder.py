@@ -14,6 +14,7 @@ The config.json of a timm folder has other keys, among them `architecture`.
 
 import dataclasses
 import difflib
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,12 +33,12 @@ from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.huggingface.bert_models import BERT_CLASSES, read_bert_model, write_bert_model
 from regard.interop.huggingface.encoder_decoder_models import (
     ENCODER_DECODER_CLASSES,
     read_encoder_decoder,
     write_encoder_decoder,
 )
+from regard.interop.huggingface.encoder_models import ENCODER_CLASSES, read_encoder_model, write_encoder_model
 from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
 from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
 from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing, write_resizing
@@ -78,6 +79,7 @@ from regard.pipelines import (
     vocab_sizes,
 )
 
+logger = logging.getLogger("regard")
 PREPROCESSOR_FILE = "preprocessor_config.json"
 MODEL_CARD_FILE = "README.md"
 # Keys of the two languages in tokenizer_config.json, as in Marian's.
@@ -100,7 +102,7 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    **dict.fromkeys(BERT_CLASSES, Architecture("bert", read_bert_model, write_bert_model)),
+    **dict.fromkeys(ENCODER_CLASSES, Architecture("bert", read_encoder_model, write_encoder_model)),
     **dict.fromkeys(GPT_CLASSES, Architecture("gpt", read_gpt_model, write_gpt_model)),
     **dict.fromkeys(ENCODER_DECODER_CLASSES, Architecture("transformer", read_encoder_decoder, write_encoder_decoder)),
 }
@@ -318,6 +320,9 @@ def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
     if "format" in table and "family" in table:
         raise RegardError(f"{path.parent}: already a model folder of Regard.", "Use it without importing it.")
     names, supported = table.get("architectures"), [*ARCHITECTURES, *VIT_CLASSES]
+    if names is None and (bare := _bare_class(table.get("model_type"), supported)):
+        logger.warning("%s: no class is named; the model is imported without a head, as %s.", path, bare)
+        return bare
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise RegardError(
             f"{path}: architectures = {names!r}; expected a list of one class.", 'For example: ["BertModel"].'
@@ -339,6 +344,16 @@ def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
     return name
 
 
+def _bare_class(model_type: Any, supported: Sequence[str]) -> str | None:
+    """The class without a head of a type of models.
+
+    >>> _bare_class("deberta-v2", ["BertModel", "DebertaV2ForMaskedLM", "DebertaV2Model"])
+    'DebertaV2Model'
+    """
+    bare = (name for name in supported if name.endswith("Model") and not name.endswith("HeadModel"))
+    return next((name for name in bare if _model_types(name)[0] == model_type), None)
+
+
 def _model_types(name: str) -> tuple[str, ...]:
     """The values of `model_type` that belong to a class.
 
@@ -346,6 +361,7 @@ def _model_types(name: str) -> tuple[str, ...]:
     (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
     """
     prefixes = {"XLMRoberta": "xlm-roberta", "Gemma3": "gemma3_text", "GPTNeoX": "gpt_neox", "M2M100": "m2m_100"}
+    prefixes |= {"DebertaV2": "deberta-v2"}
     prefixes |= {"Dinov2WithRegisters": "dinov2_with_registers"}
     prefixes |= {"CLIPVision": "clip_vision_model", "SiglipVision": "siglip_vision_model"}
     family = re.split("Model|For|LMHead|MTModel", name)[0]

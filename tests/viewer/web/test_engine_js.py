@@ -35,7 +35,7 @@ from tests.viewer.text_models import SOURCE, WORDS, cached_look, make_look
 
 FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5"]
 FORMS += ["luong lstm of two layers", "bahdanau"]
-FORMS += ["llama", "gemma", "gpt2", "bert, pre", "albert", "classify", "answer", "embed"]
+FORMS += ["llama", "gemma", "gpt2", "bert, pre", "albert", "classify", "answer", "embed", "modernbert"]
 ROUNDED: dict[str, tuple[str, Precision]] = {
     "transformer, float16": ("transformer", "float16"),
     "transformer, int8": ("transformer", "int8"),
