@@ -262,7 +262,7 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     if is_marian:
         write_marian_tokenizers(source, target, folder, special, max_len=config.max_len)
     elif isinstance(pipeline, Translator) and tokens is not None:
-        write_language_tokenizer(pipeline, folder, tokens, table["architectures"][0])
+        write_language_tokenizer(pipeline, folder, tokens)
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)

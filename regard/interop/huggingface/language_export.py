@@ -1,6 +1,7 @@
 """Multilingual translators in Hugging Face format: their tokenizer classes and default languages."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ from regard.config_reader import json_bytes
 from regard.data.text.language_tokens import LanguageTokens
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.interop.huggingface.m2m100_sinusoids import M2M100
 from regard.interop.language_tokenizers import M2M100_CODES
 from regard.interop.sentencepiece_files import to_piece_model, write_pieces
 from regard.interop.tensor_files import read_json
@@ -27,16 +27,17 @@ def with_default_languages(translator: Translator) -> Translator:
     return dataclasses.replace(translator, special=special, source_language=source, target_language=target)
 
 
-def write_language_tokenizer(translator: Translator, folder: Path, tokens: LanguageTokens, class_name: str) -> None:
+def write_language_tokenizer(translator: Translator, folder: Path, tokens: LanguageTokens) -> None:
     """Write the tokenizer for its class in transformers, whose `src_lang` selects the source language.
 
+    The names of the language tokens determine the class: a fine-tuned NLLB may be exported as another model class.
     A tokenizer that the files of M2M100Tokenizer cannot express is written for the class of any tokenizer.json.
     """
     source = translator.source_language or tokens.default_source
     languages: dict[str, Any] = {"src_lang": source, "tgt_lang": translator.target_language or tokens.default_target}
     tokenizer, max_len = translator.source_tokenizer, translator.model.config.max_len
     names = [tokenizer.entry(index) for index in tokens.ids.values()]
-    has_m2m100_names = class_name == M2M100 and names == [f"__{code}__" for code in tokens.ids]
+    has_m2m100_names = names == [f"__{code}__" for code in tokens.ids]
     if has_m2m100_names and _write_m2m100_files(translator, folder, tokens, languages | {"model_max_length": max_len}):
         return
     write_tokenizer(tokenizer, folder, translator.special, max_len=max_len)
@@ -46,10 +47,10 @@ def write_language_tokenizer(translator: Translator, folder: Path, tokens: Langu
         is_last = tokens.source == "after_end"
         # The class has other names for the roles that a translator does not have.
         config = {key: value for key, value in config.items() if key != "bos_token"}
-        if class_name == M2M100:
-            config |= {"tokenizer_class": "NllbTokenizer", "legacy_behaviour": is_last}
-        else:
+        if all(re.fullmatch("[a-z]{2}_[A-Z]{2}", name) for name in names):
             config["tokenizer_class"] = "MBartTokenizer" if is_last else "MBart50Tokenizer"
+        else:
+            config |= {"tokenizer_class": "NllbTokenizer", "legacy_behaviour": is_last}
         (folder / "special_tokens_map.json").unlink()
     write_atomically(path, json_bytes(config))
 

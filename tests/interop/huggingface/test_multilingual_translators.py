@@ -216,6 +216,19 @@ def test_exported_folder_gives_the_same_in_transformers(transformers, cases, tra
     assert (again.language_tokens, again.special) == (translators[kind].language_tokens, translators[kind].special)
 
 
+def test_nllb_with_trained_positions_keeps_its_tokenizer(transformers, cases, tmp_path):
+    """Positions of NLLB are trained in fine-tuning; another class computes the same."""
+    translator = import_huggingface(cases["nllb"].folder)
+    with torch.no_grad():
+        translator.model.source_embedding.positions.weight[3] += 1
+    assert export_huggingface(translator, tmp_path) == "BlenderbotForConditionalGeneration"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, src_lang="deu_Latn")
+    assert type(tokenizer).__name__ == "NllbTokenizer"
+    again = import_huggingface(tmp_path)
+    assert again.with_target("fra_Latn", "deu_Latn").encode_source(TEXTS[0]) == tokenizer(TEXTS[0])["input_ids"]
+    assert again(TEXTS[0], "fra_Latn", "deu_Latn") == translator(TEXTS[0], "fra_Latn", "deu_Latn")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_languages_of_the_folder_are_the_defaults(cases, kind, tmp_path):
     shutil.copytree(cases[kind].folder, tmp_path / "in")
