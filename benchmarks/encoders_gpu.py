@@ -1,4 +1,4 @@
-"""Encoders with local attention and relative positions on a GPU: time and memory of a forward pass, against transformers.
+"""Encoders with local attention and relative positions on a GPU: time and memory, against transformers.
 
     python benchmarks/encoders_gpu.py                                  # base shapes, bf16
     python benchmarks/encoders_gpu.py --device cpu --tokens 128 --layers 2   # a small test, in float32
