@@ -2,6 +2,7 @@
 
 tokenizer.json                        format of the `tokenizers` library
 spiece.model, tokenizer.model         sentencepiece: T5, ALBERT, Llama
+spm.model                             sentencepiece: DeBERTa-v2
 sentencepiece.bpe.model               sentencepiece with other ids: XLM-RoBERTa, NLLB, mBART; with vocab.json, M2M100
 source.spm, target.spm, vocab.json    sentencepiece for source and target, with separate ids: Marian
 vocab.txt                             WordPiece: BERT

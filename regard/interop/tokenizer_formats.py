@@ -52,6 +52,7 @@ FAMILY_TOKENS: dict[str, TokenizerFamily] = {
     "bart": _ROBERTA,
     "bert": _BERT,
     "camembert": _ROBERTA,
+    "debertav2": TokenizerFamily(_BERT.names | dict(bos="[CLS]", eos="[SEP]"), "cls", "sep"),
     "distilbert": _BERT,
     "electra": _BERT,
     "gpt2": TokenizerFamily(dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")),
@@ -127,6 +128,12 @@ def _read_sentencepiece(path: Path, family: str, settings: ForeignConfig) -> tok
         extra = settings.get_natural("extra_ids", 100)
         names = [f"<extra_id_{index}>" for index in reversed(range(extra))]
         library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    if family == "debertav2":
+        settings.require("split_by_punct", False)
+        settings.require("do_lower_case", False)
+        mask = token_name(settings, "mask", FAMILY_TOKENS[family])
+        if mask is not None and library.token_to_id(mask) is None:  # not in the published files
+            library.add_special_tokens([AddedToken(mask, special=True, normalized=False)])
     if family == "albert":
         steps: list[normalizers.Normalizer] = [normalizers.Replace(quote, '"') for quote in ("``", "''")]
         if not settings.get_bool("keep_accents", False):
@@ -238,6 +245,7 @@ def build_byte_level(
 FORMATS: dict[str, Callable[..., Any]] = {
     "tokenizer.json": _read_library,
     "spiece.model": _read_sentencepiece,
+    "spm.model": _read_sentencepiece,
     "tokenizer.model": _read_sentencepiece,
     "sentencepiece.bpe.model": _read_sentencepiece,
     "source.spm": _read_marian,
@@ -247,6 +255,7 @@ FORMATS: dict[str, Callable[..., Any]] = {
 # Families that use each file; the first is the default if the folder has no tokenizer class.
 SUPPORTED_FAMILIES: dict[str, tuple[str, ...]] = {
     "spiece.model": ("", "t5", "albert", "llama"),
+    "spm.model": ("debertav2",),
     "tokenizer.model": ("", "t5", "albert", "llama"),
     "sentencepiece.bpe.model": ("xlmroberta", *LANGUAGE_FAMILIES),
     "source.spm": ("marian",),
