@@ -343,7 +343,12 @@ class Disentangled(Score):
         # Appended to each query and key: its products with all relative positions, of which `pair_at` selects one.
         products = q @ self.keys.mT.to(q.dtype), k @ self.queries.mT.to(k.dtype)
         q, k = (torch.cat((x, product), dim=-1) for x, product in zip((q, k), products))
-        return q, k, (3 * self.keys.shape[-1]) ** -0.5
+        return q, k, self.scale
+
+    @property
+    def scale(self) -> float:
+        """The factor of the sum of the three products."""
+        return (3 * self.keys.shape[-1]) ** -0.5
 
     def pair_at(self, q: Tensor, k: Tensor, p: Tensor, s: Tensor) -> Float[Tensor, "*b T S"]:
         width = self.keys.shape[-1]

@@ -16,6 +16,8 @@ from regard.attention import (
     Score,
     attend,
     causal,
+    explain,
+    local,
     make_score,
     padding,
     use,
@@ -23,6 +25,7 @@ from regard.attention import (
 )
 from regard.attention.reference import reference
 from regard.errors import RegardError
+from regard.kernels import score_blocks
 from tests.attention.helpers import SCORE_NAMES, random, scores
 
 Q, K = random(2, 3, 4), random(2, 5, 4, seed=1)
@@ -90,6 +93,18 @@ def test_disentangled_attention_equals_the_reference_with_gradients():
 
     for found, expected in zip(run("chunked"), run("reference"), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mask", [None, padding(torch.tensor([70, 41, 0])), local(3), causal()])
+@pytest.mark.parametrize("T", [70, 33, 75])
+def test_disentangled_attention_without_gradients_equals_the_reference(mask, T, monkeypatch):
+    monkeypatch.setitem(score_blocks.BLOCK_ELEMENTS, "cpu", 5000)  # several blocks of queries
+    q, k, v = random(3, 4, T, 4), random(3, 2, 70, 4, seed=1), random(3, 2, 70, 6, seed=2)
+    score = Disentangled(random(4, 5, 4, seed=3), random(4, 5, 4, seed=4), relative_index)
+    with explain() as choices:
+        out = attend(q, k, v, score=score, mask=mask)
+    assert choices[0].backend == "disentangled"
+    torch.testing.assert_close(out, reference(q, k, v, score, mask))
 
 
 def test_joint_concat_equals_split_concat():
