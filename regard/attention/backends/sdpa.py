@@ -69,7 +69,7 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
         mask = None if keys is None or causal else keys.allowed if keys.bias is None else keys.bias
         if call.bias is not None:
             p, s = torch.arange(S - T, S, device=q.device), torch.arange(S, device=q.device)
-            bias = call.bias(p, s).to(q.dtype)[None]
+            bias = call.bias(p, s).to(q.dtype)[None].contiguous()  # torch's fused kernels need contiguous rows
             mask = bias if keys is None else bias.masked_fill(~keys.allowed, float("-inf"))
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=H != G)
     if causal and T != S:
