@@ -2,13 +2,14 @@
 
 from regard.attention.bias import Bias
 from regard.attention.dispatch import Choice, attend, explain, use, weights
-from regard.attention.masks import Mask, causal, padding, window
+from regard.attention.masks import Mask, causal, local, padding, window
 from regard.attention.offsets import Offsets
 from regard.attention.recording import Recorded, Recording, record
 from regard.attention.scores import (
     SCORES,
     Concat,
     Cosine,
+    Disentangled,
     Dot,
     DotLike,
     General,
@@ -26,6 +27,7 @@ __all__ = [
     "Choice",
     "Concat",
     "Cosine",
+    "Disentangled",
     "Dot",
     "DotLike",
     "General",
@@ -40,6 +42,7 @@ __all__ = [
     "attend",
     "causal",
     "explain",
+    "local",
     "make_score",
     "padding",
     "record",

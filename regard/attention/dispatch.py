@@ -19,6 +19,7 @@ from regard.attention.backends import (
     chunked,
     concat,
     cpu_concat,
+    disentangled,
     padded,
     sdpa,
     varlen,
@@ -41,6 +42,7 @@ PADDED = {
     "sdpa": sdpa,
     "concat": concat,
     "concat_cpu": cpu_concat,
+    "disentangled": disentangled,
     "chunked": chunked,
 }
 BACKENDS = (*dict.fromkeys((*PACKED, *PADDED)), "reference")

@@ -102,6 +102,7 @@ def _kernel_supports(call: Call, q: Tensor, k: Tensor, parts: MaskParts) -> bool
         and type(call.score).pair is DotLike.pair
         and call.bias is None
         and parts.rest is None
+        and parts.distance is None
         and exact_weights_cuda.supports(q, k)
     )
 

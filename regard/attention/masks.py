@@ -5,7 +5,7 @@ are on the axis of the keys: key s is at s, and query t at p = t + (S − T). Th
 all queries are present or, in decoding, only the newest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,15 @@ class Window(Mask):
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return (s <= p[:, None]) & (s > p[:, None] - self.n)
+
+
+@dataclass(frozen=True, eq=False)
+class Local(Mask):
+    n: int
+    is_relative = True
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
+        return (s - p[:, None]).abs() <= self.n
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +154,19 @@ def window(n: int) -> Mask:
     return Window(n)
 
 
+def local(n: int) -> Mask:
+    """Local attention in both directions: attend to keys at a distance of at most n: |p − s| ≤ n.
+
+    >>> local(1).block(torch.arange(3), torch.arange(3)).int()
+    tensor([[1, 1, 0],
+            [1, 1, 1],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    if n < 0:
+        raise RegardError(f"local({n}): the distance must be at least 0.", "Pass a distance of 0 or more.")
+    return Local(n)
+
+
 def padding(lengths: Int[Tensor, "B"]) -> Mask:
     """Attend to the first lengths[b] keys of sequence b; the rest is padding. Queries are not masked.
 
@@ -159,10 +181,11 @@ def padding(lengths: Int[Tensor, "B"]) -> Mask:
 
 @dataclass(frozen=True, eq=False)
 class MaskParts:
-    """A mask as the conjunction of a causal mask, a window, lengths of the keys, and the rest."""
+    """A mask as the conjunction of a causal mask, a window, a maximum distance, lengths of the keys, and the rest."""
 
     causal: bool = False
     window: int | None = None
+    distance: int | None = None
     lengths: Int[Tensor, "B"] | None = None
     rest: Mask | None = None
     """conjuncts of any other form"""
@@ -176,6 +199,8 @@ class MaskParts:
                 return CAUSAL
             case Window(n):
                 return MaskParts(window=n)
+            case Local(n):
+                return MaskParts(distance=n)
             case Padding(lengths):
                 return MaskParts(lengths=lengths)
             case And(left, right):
@@ -187,28 +212,30 @@ class MaskParts:
         return MaskParts(
             causal=self.causal or other.causal,
             window=_combine(min, self.window, other.window),
+            distance=_combine(min, self.distance, other.distance),
             lengths=_combine(_minimum, self.lengths, other.lengths),
             rest=_combine(And, self.rest, other.rest),
         )
 
     @property
     def is_relative(self) -> bool:
-        return self.causal or self.window is not None or (self.rest is not None and self.rest.is_relative)
+        has_limit = self.causal or self.window is not None or self.distance is not None
+        return has_limit or (self.rest is not None and self.rest.is_relative)
 
     @property
     def mask(self) -> Mask | None:
         """The mask as one expression; None: no mask."""
         mask = Causal() if self.causal else None
         mask = _combine(And, mask, None if self.window is None else Window(self.window))
+        mask = _combine(And, mask, None if self.distance is None else Local(self.distance))
         mask = _combine(And, mask, None if self.lengths is None else Padding(self.lengths))
         return _combine(And, mask, self.rest)
 
     def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> "MaskParts":
-        return MaskParts(
-            self.causal,
-            self.window,
-            None if self.lengths is None else self.lengths[indices],
-            None if self.rest is None else self.rest.select_sequences(indices),
+        return replace(
+            self,
+            lengths=None if self.lengths is None else self.lengths[indices],
+            rest=None if self.rest is None else self.rest.select_sequences(indices),
         )
 
 

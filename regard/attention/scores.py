@@ -49,8 +49,9 @@ class Score(nn.Module):
         dtype = q.dtype
         if dtype == torch.float16:  # an unscaled product may exceed its maximum, 65504
             q, k = q.float(), k.float()
+        T, S = q.shape[-2], k.shape[-2]
         q, k, scale = self.fold(q, k)
-        scores = self.pair(q, k)
+        scores = self.pair_at(q, k, torch.arange(T, device=q.device) + (S - T), torch.arange(S, device=q.device))
         scores = scores if scale == 1.0 else scores * scale
         return scores.to(dtype) if dtype == torch.float16 else scores
 
@@ -66,6 +67,16 @@ class Score(nn.Module):
     def pair(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
         """The scores of all pairs of folded queries and keys, before scaling."""
         raise NotImplementedError
+
+    def pair_at(
+        self,
+        q: Float[Tensor, "*b T D"],
+        k: Float[Tensor, "*b S D"],
+        p: Int[Tensor, "T"],
+        s: Int[Tensor, "S"],
+    ) -> Float[Tensor, "*b T S"]:
+        """`pair` of queries at positions p and keys at positions s; for scores that depend on positions."""
+        return self.pair(q, k)
 
     def pair_size(self, width: int) -> int:
         """Elements that `pair` holds in memory per pair of folded q and k of this width; determines the block size."""
@@ -302,6 +313,56 @@ class SoftCap(Score):
 
     def select_heads(self, heads: Sequence[int]) -> "SoftCap":
         return SoftCap(self.inner.select_heads(heads), self.cap)
+
+
+class Disentangled(Score):
+    """Disentangled score of content and relative position (DeBERTa, He et al. 2021, equations 4 and 5).
+
+    (s·h + s·K[i] + Q[i]·h) / √(3D), where K and Q are keys and queries of relative positions, (H, R, D), and i is the
+    index of the relative position of s and h: `index(p, s)` computes it for positions of queries and keys.
+
+    >>> positions = torch.zeros(1, 3, 4)
+    >>> score = Disentangled(positions, positions, lambda p, s: (p[:, None] - s).clamp(-1, 1) + 1)
+    >>> score(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4)).shape
+    torch.Size([1, 1, 2, 2])
+    """
+
+    needs_equal_widths = True
+
+    def __init__(
+        self,
+        keys: Float[Tensor, "H R D"],
+        queries: Float[Tensor, "H R D"],
+        index: Callable[[Int[Tensor, "t"], Int[Tensor, "s"]], Int[Tensor, "t s"]],
+    ) -> None:
+        super().__init__()
+        # Activations of a layer, not parameters of the score.
+        self.keys, self.queries, self.index, self.heads = keys, queries, index, len(keys)
+
+    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        # Appended to each query and key: its products with all relative positions, of which `pair_at` selects one.
+        products = q @ self.keys.mT.to(q.dtype), k @ self.queries.mT.to(k.dtype)
+        q, k = (torch.cat((x, product), dim=-1) for x, product in zip((q, k), products))
+        return q, k, self.scale
+
+    @property
+    def scale(self) -> float:
+        """The factor of the sum of the three products."""
+        return (3 * self.keys.shape[-1]) ** -0.5
+
+    def pair_at(self, q: Tensor, k: Tensor, p: Tensor, s: Tensor) -> Float[Tensor, "*b T S"]:
+        width = self.keys.shape[-1]
+        index = self.index(p, s)
+        content = q[..., :width] @ k[..., :width].mT
+        of_query = q[..., width:].gather(-1, index.expand(*q.shape[:-2], *index.shape))
+        of_key = k[..., width:].gather(-1, index.mT.expand(*k.shape[:-2], *index.mT.shape)).mT
+        return content + of_query + of_key
+
+    def pair_size(self, width: int) -> int:
+        return 6
+
+    def select_heads(self, heads: Sequence[int]) -> "Disentangled":
+        return Disentangled(self.keys[list(heads)], self.queries[list(heads)], self.index)
 
 
 def too_many_keys_error(keys: int, max_keys: int) -> RegardError:

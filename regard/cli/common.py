@@ -71,6 +71,15 @@ TargetLanguage = Annotated[
         metavar="LANGUAGE", help="target language of a multilingual model, by its code", help_behavior_hint=NO_HINT
     ),
 ]
+SourceLanguage = Annotated[
+    str | None,
+    tyro.conf.arg(
+        name="from",
+        metavar="LANGUAGE",
+        help="source language of a multilingual model that needs it (NLLB, M2M100, mBART), by its code",
+        help_behavior_hint=NO_HINT,
+    ),
+]
 Truncate = Annotated[
     bool, tyro.conf.arg(help="truncate inputs to the training length (model.max_len)", help_behavior_hint=NO_HINT)
 ]

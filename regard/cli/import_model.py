@@ -17,10 +17,10 @@ class Options:
     """Import a model from another format: regard import FOLDER --out model
 
     Hugging Face: a folder with config.json, safetensors and tokenizer of BERT, RoBERTa, XLM-RoBERTa, CamemBERT,
-    DistilBERT, ALBERT, ELECTRA, GPT-2, Llama, Qwen2, Qwen3, BART, Marian, T5, mT5, ViT, DeiT or DINOv2. timm: a
-    Vision Transformer, as a folder with config.json or a safetensors file. GGUF: a .gguf file of a language model;
-    quantized weights become float32. llama2.c: a checkpoint file, with --tokenizer. No code of the model is
-    executed, and the network is not used. A missing or unknown tensor is an error that names it.
+    DistilBERT, ALBERT, ELECTRA, GPT-2, Llama, Qwen2, Qwen3, BART, mBART, Marian, NLLB, M2M100, T5, mT5, ViT, DeiT or
+    DINOv2. timm: a Vision Transformer, as a folder with config.json or a safetensors file. GGUF: a .gguf file of a
+    language model; quantized weights become float32. llama2.c: a checkpoint file, with --tokenizer. No code of the
+    model is executed, and the network is not used. A missing or unknown tensor is an error that names it.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]

@@ -9,6 +9,7 @@ import torch
 
 from regard.attention import explain
 from regard.cli.common import DeviceOption, Model, parse
+from regard.data.text.language_tokens import LanguageTokens
 from regard.data.text.special_tokens import EOS
 from regard.evaluation import attention_names
 from regard.layers.packed import pack
@@ -44,7 +45,9 @@ def _sections(pipeline: Pipeline) -> Iterator[tuple[str, Facts]]:
     facts: Facts = [("family", family_name(config)), ("parameters", f"{parameters:,}")]
     yield "model", facts + list(dataclasses.asdict(config).items())
     if isinstance(pipeline, Translator) and pipeline.languages:
-        if len(pipeline.language_pairs) == 1:
+        if pipeline.language_tokens is not None:
+            yield "languages", _languages(pipeline.language_tokens)
+        elif len(pipeline.language_pairs) == 1:
             yield "languages", list(zip(("source", "target"), pipeline.languages))
         else:
             yield "languages", [("pairs", " ".join(map(str, pipeline.language_pairs)))]
@@ -55,6 +58,12 @@ def _sections(pipeline: Pipeline) -> Iterator[tuple[str, Facts]]:
         yield "training", [fact for fact in _flat(pipeline.training) if not fact[0].startswith("recipe.model.")]
     if attention_names(pipeline):
         yield f"attention on {pipeline.device}", _attentions(pipeline)
+
+
+def _languages(tokens: LanguageTokens) -> Facts:
+    """The languages of an imported multilingual model, which translates between any two of them."""
+    defaults = (("default source", tokens.default_source), ("default target", tokens.default_target))
+    return [("codes", " ".join(tokens.ids)), *((name, code) for name, code in defaults if code is not None)]
 
 
 def _tokenizers(pipeline: Pipeline) -> tuple[str, Facts]:
@@ -92,7 +101,7 @@ def _attentions(pipeline: Pipeline) -> Facts:
             hooks.append(module.register_forward_hook(record_kernel))
         try:
             if isinstance(pipeline, Translator):
-                pipeline.model(*pipeline.teacher_forced([(ids, ids)]))
+                pipeline.model(pipeline.pack([ids]), pipeline.pack([ids]))
             elif isinstance(pipeline, ImageModel):
                 channels = pipeline.model.config.channels
                 pipeline.model(torch.zeros(1, channels, *pipeline.size, device=pipeline.device))

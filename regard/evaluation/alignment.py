@@ -124,10 +124,11 @@ def _align(
 ) -> dict[str, list[list[Link]]]:
     """The alignment of each pair by each layer. A pair with an empty text has no links."""
     links: dict[str, list[list[Link]]] = {layer: [[] for _ in pairs] for layer in layers}
-    special = translator.with_target().special
-    # Positions of special tokens. Rows: forced tokens after <sos>, and <eos> last. Columns: `begin` and `end`.
+    translator = translator.with_target()
+    special = translator.special
+    # Positions of special tokens. Rows: forced tokens after <sos>, and <eos> last. Columns: before and after the text.
     first_row = len(special.make_decoder_input([])) - 1
-    first_column, trailing = (0 if token is None else 1 for token in (special.begin, special.end))
+    first_column, trailing = len(special.prefix), len(special.suffix)
     for i, maps in _maps(translator, pairs, layers, truncate):
         columns = _pieces_in_words(translator.source_tokenizer, pairs[i][0], words)
         rows = _pieces_in_words(translator.target_tokenizer, pairs[i][1], words)
@@ -198,7 +199,7 @@ def _maps(
         means = {layer: recording[layer].weights().mean(1).cpu().numpy() for layer in layers}
         for b, i in enumerate(batch):
             source_ids, target_ids = encoded[i]
-            rows = len(translator.special.make_decoder_input(target_ids))
+            rows = len(translator.with_target().special.make_decoder_input(target_ids))
             yield i, {layer: mean[b, :rows, : len(source_ids)] for layer, mean in means.items()}
 
 

@@ -20,6 +20,7 @@ from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs, split_words
 from regard.data.text.documents import read_documents
 from regard.data.text.labeled_texts import label_ids, read_labeled_texts
 from regard.data.text.language_pairs import files_per_pair, parse_language_pairs
+from regard.data.text.language_tokens import describe_languages
 from regard.data.text.questions import read_squad
 from regard.data.text.readers import read_pairs
 from regard.data.text.tagged_texts import check_tags, read_tagged_texts
@@ -39,6 +40,7 @@ from regard.evaluation.tag_metrics import tag_scores
 from regard.evaluation.teacher_forcing import attention_names
 from regard.evaluation.text_metrics import confusion_counts, squad_scores, text_scores
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.pipelines.language_choice import language_tokens_of
 from regard.progress import show_progress
 
 logger = logging.getLogger(__name__)
@@ -140,19 +142,23 @@ def _evaluate_language_pairs(
     """The metrics of a translator; of several language pairs, the means and the metrics of each pair."""
     pairs = parse_language_pairs(languages, "languages")
     if not pairs:
-        if len(translator.target_languages) > 1 and translator.target_language is None:
+        try:
+            bound = translator.with_target()
+        except RegardError:
             raise RegardError(
-                f"The model translates into several languages ({', '.join(translator.target_languages)}); those of "
-                f"{' '.join(files)} are unknown.",
-                "Pass languages, one pair per file: --languages en-de en-fr",
-            )
-        return _evaluate_translator(translator.with_target(), files, *options)
+                f"The model is multilingual; the languages of {' '.join(files)} are unknown.",
+                f"{describe_languages(translator.target_languages, 'into')} Pass languages, one pair per file: "
+                "--languages en-de en-fr",
+            ) from None
+        return _evaluate_translator(bound, files, *options)
     if len(set(pairs)) < len(pairs):
         raise RegardError(f"languages = {list(languages)}: a pair is listed twice.", "Evaluate one file per pair.")
-    bound = [translator.with_target(pair.target) for pair in pairs]  # an error now, not after minutes of translating
+    # A model that is not told the source language may be tested on any. An error now, not after minutes of translating.
+    needs_source = language_tokens_of(translator).source is not None
+    translators = [translator.with_target(pair.target, pair.source if needs_source else None) for pair in pairs]
     per_pair = {
         str(pair): _evaluate_translator(one, pair_files, *options)
-        for pair, one, pair_files in zip(pairs, bound, files_per_pair(files, pairs, "data"))
+        for pair, one, pair_files in zip(pairs, translators, files_per_pair(files, pairs, "data"))
     }
     first = next(iter(per_pair.values()))
     if len(per_pair) == 1:

@@ -24,6 +24,7 @@ from regard.interop.weight_mapping import MappingRow, MappingTable
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.optional_packages import require_package
 from regard.pipelines import TextEncoder, TextGenerator, Translator, write_tokenizers
+from regard.pipelines.language_choice import language_tokens_of
 
 # -- mapping tables: parameter names, and paths in the specification of CTranslate2 -----------------------------------
 
@@ -116,6 +117,9 @@ def _translator_specification(library: Any, translator: Translator) -> Any:
             f"CTranslate2 supports one end token; this model has {len(special.ends)}: {special.ends}.",
             "Export to onnx or huggingface.",
         )
+    # mBART: sources end with </s> and the language, the decoder starts with the language. Both are passed as pieces.
+    tokens = language_tokens_of(translator)
+    ends_with_language, starts_with_language = tokens.source == "after_end", tokens.target == "sos"
     if special.end not in (None, special.eos):
         raise RegardError(
             "CTranslate2 ends a source with the same token as a target; this model does not.", "Export to onnx."
@@ -130,9 +134,10 @@ def _translator_specification(library: Any, translator: Translator) -> Any:
     spec.config.unk_token = names[special.unk]
     spec.config.bos_token = names[special.sos if special.begin is None else special.begin]
     spec.config.eos_token = names[special.eos]
-    spec.config.decoder_start_token = names[special.sos]
+    has_start = not starts_with_language or translator.target_language is not None
+    spec.config.decoder_start_token = names[special.sos] if has_start else None
     spec.config.add_source_bos = special.begin is not None
-    spec.config.add_source_eos = special.end is not None
+    spec.config.add_source_eos = special.end is not None and not ends_with_language
     if config.norm_eps != NORM_EPS[config.norm_kind]:
         spec.config.layer_norm_epsilon = config.norm_eps
     return spec

@@ -37,7 +37,13 @@ DECODER_VALUES: dict[str, tuple] = {
     **dict.fromkeys(("score_width", "score_cap", "logit_cap"), (0.0,)),
 }
 ENCODER_VALUES: dict[str, tuple] = {
+    "norm_kind": ("layer", "rms"),
+    "first_norm": (True,),
     "activation": tuple(ACTIVATIONS),
+    "bias": ("all",),
+    "relative": ("none",),
+    "rotary_base": (10000.0,),
+    "sliding_windows": ((),),
     "score": _SCORES,
     "qk_norm": (False,),
     "pooling": ("first",),

@@ -61,7 +61,7 @@ def join_special(special: SpecialTokens, offset: int) -> SpecialTokens:
 
     >>> join_special(SpecialTokens(end=3), 100)  # doctest: +NORMALIZE_WHITESPACE
     SpecialTokens(pad=100, unk=1, sos=102, eos=103, mask=None, begin=None, end=3, forced=None, between=None,
-    other_eos=())
+    other_eos=(), after_end=None)
     """
     decoder_ids = {name: getattr(special, name) for name in ("pad", "sos", "eos", "forced")}
     shifted = {name: i + offset for name, i in decoder_ids.items() if i is not None}

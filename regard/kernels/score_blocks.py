@@ -13,10 +13,12 @@ def score_blocks(
     pair_size: int = 1,
     causal: bool = False,
     window: int | None = None,
+    distance: int | None = None,
 ) -> Iterator[tuple[slice, slice, slice]]:
     """The sequences, queries and keys of each block of scores of this shape; `pair_size` is elements per score.
 
-    Keys that are masked for all queries of a block are left out. Query t is at position t + S − T of the keys.
+    Keys that are masked for all queries of a block are left out. Query t is at position t + S − T of the keys, and
+    `distance` is the largest distance of a key in both directions.
 
     >>> [keys for _, _, keys in score_blocks((1, 1, 4, 4), "cpu", pair_size=1 << 17, causal=True)]
     [slice(0, 2, None), slice(0, 4, None)]
@@ -31,6 +33,8 @@ def score_blocks(
         first, last = t + S - T, min(t + queries, T) - 1 + S - T
         low = 0 if window is None else max(0, first - window + 1)
         high = S if window is None and not causal else min(S, last + 1)
+        if distance is not None:
+            low, high = max(low, first - distance), min(high, last + distance + 1)
         if low < high:
             for b in range(0, B, sequences):
                 yield slice(b, b + sequences), slice(t, t + queries), slice(low, high)

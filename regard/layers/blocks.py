@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from regard.attention import Bias, Offsets
 from regard.attention.offsets import Lengths
-from regard.layers.feedforward import FeedForward, VisionActivation
+from regard.layers.feedforward import EncoderActivation, FeedForward, VisionActivation
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
-from regard.layers.multihead import BiasPlacement, MultiHead
-from regard.layers.norms import DecoderNormKind, make_norm
-from regard.layers.positions import Rotary, RotaryScaling, RotaryTables
+from regard.layers.multihead import BiasPlacement, DisentangledAttention, MultiHead
+from regard.layers.norms import DecoderNormKind, EncoderNormKind, make_norm
+from regard.layers.positions import RelativePositions, Rotary, RotaryScaling, RotaryTables
 from regard.layers.residual import FusedResidual, Residual
 
 NormPlacement = Literal["pre", "post"]
@@ -36,9 +36,9 @@ class BlockConfig:
     head_width: int | None = None
     dropout: float = 0.1
     norm: NormPlacement | Literal["sandwich", "output"] = "pre"
-    norm_kind: DecoderNormKind = "layer"
+    norm_kind: EncoderNormKind | DecoderNormKind = "layer"
     norm_eps: float = 1e-5
-    activation: VisionActivation = "relu"
+    activation: VisionActivation | EncoderActivation = "relu"
     rotary_base: float | None = None
     rotary_factor: float = 1.0
     rotary_context: int = 0
@@ -47,6 +47,8 @@ class BlockConfig:
     score_width: float = 0.0
     score_cap: float = 0.0
     sliding_window: int = 0
+    disentangled: bool = False
+    """attention with keys and queries of relative positions, which blocks get as `bias` (DeBERTa)"""
     qk_norm_eps: float | None = None
     qk_norm_kind: DecoderNormKind = "rms"
     qk_norm_joint: bool = False
@@ -59,7 +61,8 @@ class BlockConfig:
     layer_scale: float = 0.0
 
     def make_attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
-        return MultiHead(
+        attention = DisentangledAttention if self.disentangled and kind == "self" else MultiHead
+        return attention(
             self.width,
             self.heads,
             kind=kind,
@@ -131,7 +134,7 @@ class EncoderBlock(nn.Module):
         x: Float[Tensor, "*n E"],
         offsets: Offsets | Lengths | None,
         positions: Int[Tensor, "*n"] | None = None,
-        bias: Bias | None = None,
+        bias: Bias | RelativePositions | None = None,
         cache: KVCache | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:

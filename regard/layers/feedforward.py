@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard.kernels.cuda import linear_relu_cuda
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu"]
+EncoderActivation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu", "geglu_exact"]
 # quick_gelu: x · sigmoid(1.702 x) (CLIP)
 VisionActivation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu", "quick_gelu"]
 
@@ -22,21 +23,21 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
     "tanh": nn.functional.tanh,
 }
-# Gated linear units: SwiGLU (Llama) and GEGLU with the tanh approximation of GELU (T5 1.1).
-_GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
+# Gated linear units: SwiGLU (Llama), GEGLU with the tanh approximation of GELU (T5 1.1) and without it (ModernBERT).
+_GATES = {"swiglu": "silu", "geglu": "gelu_tanh", "geglu_exact": "gelu"}
 
 
 def activate(name: str, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Apply an activation function, given its name.
+    """Apply an activation function, given its name; for a gated one, the activation of its gate.
 
     >>> activate("relu2", torch.tensor([-1.0, 3.0]))
     tensor([0., 9.])
     """
-    return _FUNCTIONS[name](x)
+    return _FUNCTIONS[_GATES.get(name, name)](x)
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them; swiglu and geglu are gated: W2 (W1 x * act(W3 x)).
+    """Two linear layers with an activation between them; the kinds of GLU are gated: W2 (W1 x * act(W3 x)).
 
     The weight of `inner` holds W1 and, below it, W3.
 
@@ -44,7 +45,9 @@ class FeedForward(nn.Module):
     torch.Size([5, 8])
     """
 
-    def __init__(self, width: int, hidden: int, activation: VisionActivation = "relu", bias: bool = True) -> None:
+    def __init__(
+        self, width: int, hidden: int, activation: VisionActivation | EncoderActivation = "relu", bias: bool = True
+    ) -> None:
         super().__init__()
         self.activation = activation
         self.inner = nn.Linear(width, hidden * (2 if activation in _GATES else 1), bias=bias)
@@ -63,4 +66,4 @@ class FeedForward(nn.Module):
     def apply_gate(self, hidden: Float[Tensor, "*n G"]) -> Float[Tensor, "*n F"]:
         """The product of W1 x and the activated gate W3 x."""
         value, gate = hidden.chunk(2, dim=-1)
-        return value * activate(_GATES[self.activation], gate)
+        return value * activate(self.activation, gate)

@@ -47,6 +47,22 @@ class AttentionPooling(nn.Module):
         return self.attention(queries, Offsets(starts, len(queries), 1), memory=x, memory_offsets=offsets)
 
 
+def mean_tokens(x: Float[Tensor, "*n E"], offsets: Offsets | Lengths | None) -> Float[Tensor, "B E"]:
+    """The mean of the tokens of each sequence; zeros for a sequence without tokens.
+
+    >>> mean_tokens(torch.tensor([[1.0], [3.0], [5.0]]), Offsets.from_starts(torch.tensor([0, 2, 3])))
+    tensor([[2.],
+            [5.]])
+    """
+    if isinstance(offsets, Offsets):
+        sums = x.new_zeros(len(offsets.starts) - 1, x.shape[-1]).index_add(0, offsets.sequences, x)
+        return sums / offsets.lengths.clamp(min=1)[:, None].to(x.dtype)
+    if offsets is None or offsets.lengths is None:
+        return x.mean(1)
+    is_token = torch.arange(x.shape[1], device=x.device) < offsets.lengths[:, None]
+    return (x * is_token[..., None].to(x.dtype)).sum(1) / offsets.lengths.clamp(min=1)[:, None].to(x.dtype)
+
+
 class SegmentationDecoder(nn.Module):
     """Mask transformer of Segmenter (Strudel et al. 2021): logits of each label for each patch.
 

@@ -1,17 +1,30 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with grouped key/value heads and rotary positions."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Bias, Mask, ScaledDot, SoftCap, attend, causal, make_score, padding, window
+from regard.attention import (
+    Bias,
+    Disentangled,
+    Mask,
+    ScaledDot,
+    Score,
+    SoftCap,
+    attend,
+    causal,
+    local,
+    make_score,
+    padding,
+    window,
+)
 from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.norms import DecoderNormKind, make_norm
-from regard.layers.positions import Rotary, RotaryTables, apply_rotary
+from regard.layers.positions import RelativePositions, Rotary, RotaryTables, apply_rotary
 
 AttentionKind = Literal["self", "masked", "cross"]
 BiasPlacement = Literal["all", "attention", "qkv", "not_qkv", "feedforward", "none"]
@@ -21,9 +34,10 @@ class MultiHead(nn.Module):
     """Multi-head attention: over the sequence itself (self, masked) or over another sequence (cross).
 
     A head has width / heads channels, or `head_width`. With fewer `kv_heads` than `heads`, several query heads share
-    one key/value head (grouped-query attention). A `sliding_window` limits masked attention to the last keys. QK-norm
-    normalizes each head or, with `qk_norm_joint`, all heads of a token together. `score_width` replaces the width of a
-    head in the scale of the scaled dot product; `score_cap` soft-caps the scores.
+    one key/value head (grouped-query attention). A `sliding_window` limits masked attention to the last keys, and
+    self-attention to keys at this distance in both directions. QK-norm normalizes each head or, with `qk_norm_joint`,
+    all heads of a token together. `score_width` replaces the width of a head in the scale of the scaled dot product;
+    `score_cap` soft-caps the scores.
 
     >>> attention = MultiHead(16, heads=4, kind="self")
     >>> attention(torch.randn(5, 16), Offsets.from_starts(torch.tensor([0, 2, 5]))).shape
@@ -78,7 +92,11 @@ class MultiHead(nn.Module):
             for count in (heads, kv_heads)
         )
         self.sliding_window = sliding_window
-        self.mask = None if kind != "masked" else window(sliding_window) if sliding_window else causal()
+        self.mask = None
+        if kind == "masked":
+            self.mask = window(sliding_window) if sliding_window else causal()
+        elif kind == "self" and sliding_window:
+            self.mask = local(sliding_window)
 
     def queries(
         self,
@@ -136,7 +154,7 @@ class MultiHead(nn.Module):
         memory: Float[Tensor, "*m E"] | None = None,
         memory_offsets: Offsets | Lengths | None = None,
         cache: KVCache | CrossAttentionCache | None = None,
-        bias: Bias | None = None,
+        bias: Bias | RelativePositions | None = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n E"]:
         """Attention of packed sequences (N, E) or, without offsets, of sequences of one length (B, T, E).
@@ -155,21 +173,27 @@ class MultiHead(nn.Module):
             k, v = cache.append(k, v)
             queries = q.flatten(0, 1)[:, :, None]  # a batch of B·K sequences with one query each
             mask = cache.step_mask(self.sliding_window)
-            attn_output = attend(queries, k, v, score=self.score, mask=mask, bias=bias).view(q.shape)
+            score, score_bias = self.add_positions(bias)
+            attn_output = attend(queries, k, v, score=score, mask=mask, bias=score_bias).view(q.shape)
         else:
             k, v = self.keys_values(*((x, positions) if memory is None else (memory, None)), rotary, lengths)
             if cache is not None and offsets is not None:
                 cache.fill(k, v, offsets)
             k_offsets = offsets if memory is None else memory_offsets
+            score, score_bias = self.add_positions(bias)
             if isinstance(offsets, Offsets) and not isinstance(k_offsets, Lengths):
                 attn_output = attend(
-                    q, k, v, score=self.score, mask=self.mask, bias=bias, q_offsets=offsets, k_offsets=k_offsets
+                    q, k, v, score=score, mask=self.mask, bias=score_bias, q_offsets=offsets, k_offsets=k_offsets
                 )
             else:
                 q, k, v = (y.transpose(1, 2) for y in (q, k, v))
                 mask = self._padding_mask(k_offsets)
-                attn_output = attend(q, k, v, score=self.score, mask=mask, bias=bias).transpose(1, 2)
+                attn_output = attend(q, k, v, score=score, mask=mask, bias=score_bias).transpose(1, 2)
         return self.out(attn_output.flatten(-2))
+
+    def add_positions(self, bias: Any) -> tuple[Score, Bias | None]:
+        """The score and the bias of a call, from the relative positions that a model passes as `bias`."""
+        return self.score, bias
 
     def _padding_mask(self, keys: Offsets | Lengths | None) -> Mask | None:
         """The mask of padded sequences, combined with the causal mask where there is one."""
@@ -177,3 +201,22 @@ class MultiHead(nn.Module):
         if lengths is None:
             return self.mask
         return padding(lengths) if self.mask is None else self.mask & padding(lengths)
+
+
+class DisentangledAttention(MultiHead):
+    """Multi-head attention with disentangled scores (DeBERTa).
+
+    Keys and queries of relative positions, which are passed as `bias`, come from the projections of the tokens.
+
+    >>> from regard.layers.positions import RelativeEmbedding
+    >>> attention = DisentangledAttention(16, heads=4, kind="self")
+    >>> attention(torch.randn(2, 5, 16), bias=RelativeEmbedding(16, buckets=8)()).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def add_positions(self, bias: RelativePositions | None) -> tuple[Score, None]:
+        if bias is None:  # the content alone, with the same scale
+            return ScaledDot(3.0 * self.head_width), None
+        queries = self.query(bias.embeddings).unflatten(-1, (self.heads, self.head_width))
+        keys = self.key_value(bias.embeddings).unflatten(-1, (2, self.kv_heads, self.head_width)).select(-3, 0)
+        return Disentangled(keys.transpose(0, 1), queries.transpose(0, 1), bias.index), None

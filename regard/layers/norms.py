@@ -1,5 +1,7 @@
 """Norms over channels: LayerNorm (mean 0, variance 1, learned gain and bias) and RMSNorm (mean square 1, gain)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -7,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 NormKind = Literal["layer", "rms"]
+EncoderNormKind = Literal["layer", "rms", "layer_without_bias"]
+"""norms of encoder-only models"""
 DecoderNormKind = Literal["layer", "rms", "rms_zero_centered"]
 """norms of decoder-only models"""
 
@@ -41,11 +45,16 @@ class ZeroCenteredRMSNorm(nn.Module):
         return nn.functional.rms_norm(x.to(dtype), self.weight.shape, 1 + self.weight, self.eps).to(x.dtype)
 
 
-def make_norm(kind: DecoderNormKind, width: int, eps: float = 1e-5) -> nn.Module:
+def make_norm(kind: EncoderNormKind | DecoderNormKind, width: int, eps: float = 1e-5) -> nn.Module:
     """Make a norm by its name.
 
     >>> make_norm("layer", 8)(torch.randn(3, 8)).shape
     torch.Size([3, 8])
     """
-    kinds = {"layer": nn.LayerNorm, "rms": RMSNorm, "rms_zero_centered": ZeroCenteredRMSNorm}
+    kinds: dict[str, Callable[..., nn.Module]] = {
+        "layer": nn.LayerNorm,
+        "layer_without_bias": partial(nn.LayerNorm, bias=False),
+        "rms": RMSNorm,
+        "rms_zero_centered": ZeroCenteredRMSNorm,
+    }
     return kinds[kind](width, eps=eps)

@@ -1,6 +1,8 @@
 """Positional encodings: sinusoidal, learned, rotary, relative; and their two-dimensional forms for image patches."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -319,6 +321,63 @@ class RelativeBias(nn.Module):
 
     def forward(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Float[Tensor, "H t s"]:
         return self.table(self.buckets(p, s)).permute(2, 0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class RelativePositions:
+    """Embeddings of relative positions, and the row of each pair of a query position and a key position."""
+
+    embeddings: Float[Tensor, "R E"]
+    index: Callable[[Int[Tensor, "t"], Int[Tensor, "s"]], Int[Tensor, "t s"]]
+
+
+class RelativeEmbedding(nn.Module):
+    """Embeddings of relative positions (DeBERTa), from which every layer computes keys and queries of its own.
+
+    Half of the `buckets` is for each direction. Without `distance`, each relative position has a bucket. Otherwise
+    only the nearer half of them has; farther ones share buckets of logarithmically growing size, up to this distance.
+    Positions beyond the last bucket share it.
+
+    >>> embedding = RelativeEmbedding(16, buckets=8)
+    >>> embedding().embeddings.shape, embedding.index(torch.tensor([9]), torch.tensor([2, 8, 9, 12, 99]))
+    (torch.Size([8, 16]), tensor([[7, 5, 4, 1, 0]]))
+    """
+
+    steps: Tensor
+
+    def __init__(self, width: int, buckets: int, distance: int = 0, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        span = buckets // 2
+        if buckets % 2 or (distance and not (span >= 4 and distance - 1 > span // 2)):
+            raise RegardError(
+                f"relative_buckets is {buckets}, with relative_distance = {distance}.",
+                "Choose an even number of buckets: at least 8, and less than four times the distance, or distance 0.",
+            )
+        self.table = nn.Embedding(buckets, width)
+        nn.init.normal_(self.table.weight, std=0.02)
+        self.norm = norm if norm is not None else nn.Identity()
+        self.register_buffer("steps", _relative_steps(span, distance), persistent=False)
+
+    def forward(self) -> RelativePositions:
+        """The normalized embeddings, which all layers share."""
+        return RelativePositions(self.norm(self.table.weight), self.index)
+
+    def index(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Int[Tensor, "t s"]:
+        """The row of each pair of query position `p` and key position `s`."""
+        gap = p[:, None] - s
+        steps = self.steps[gap.abs().clamp(max=len(self.steps) - 1)]
+        span = self.table.num_embeddings // 2
+        return (torch.where(gap < 0, -steps, steps) + span).clamp(0, 2 * span - 1)
+
+
+def _relative_steps(span: int, distance: int) -> Int[Tensor, "P"]:
+    """Bucket of each distance from 0 on, until all farther ones have the last bucket."""
+    if not distance:
+        return torch.arange(span + 1)
+    near = span // 2
+    gap = torch.arange(2 * distance + 1)
+    ratio = (gap.clamp(min=1) / near).log() / torch.tensor((distance - 1) / near).log()
+    return torch.where(gap <= near, gap, (ratio * (near - 1)).ceil().long() + near)
 
 
 def make_positions(kind: PositionKind, width: int, max_len: int, offset: int = 0) -> Sinusoidal | Learned | None:

@@ -1,9 +1,9 @@
-"""Encoder-only models (BERT, RoBERTa, DistilBERT, ALBERT, ELECTRA) with a head for each task."""
+"""Encoder-only models (BERT, RoBERTa, DistilBERT, ALBERT, ELECTRA, MPNet, DeBERTa, ModernBERT) with task heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -13,12 +13,13 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
-from regard.layers.feedforward import Activation, activate
-from regard.layers.heads import AttentionPooling
-from regard.layers.norms import NormKind, make_norm
+from regard.layers.feedforward import EncoderActivation, activate
+from regard.layers.heads import AttentionPooling, mean_tokens
+from regard.layers.norms import EncoderNormKind, make_norm
 from regard.layers.packed import Padded, Tokens
+from regard.layers.positions import RelativeBias, RelativeEmbedding
 from regard.models.config_checks import check_heads
-from regard.ranges import Count, Epsilon, Layers, Natural, Rate, check_ranges
+from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 Head = Literal["none", "mask", "classify", "answer", "tag"]
 ProblemType = Literal["single_label", "multi_label", "regression"]
@@ -34,12 +35,28 @@ class BertConfig:
     feedforward: Count = 1024
     dropout: Rate = 0.1
     norm: NormPlacement = "post"
-    norm_kind: NormKind = "layer"
+    norm_kind: EncoderNormKind = "layer"
     norm_eps: Epsilon = 1e-12
-    activation: Activation = "gelu"
+    first_norm: bool = True
+    """pre-norm: a norm before the attention of the first block, in addition to that of the embeddings"""
+    activation: EncoderActivation = "gelu"
+    bias: Literal["all", "attention", "feedforward", "none"] = "all"
+    """linear layers of the blocks that have a bias"""
     positions: Literal["learned", "rotary", "sinusoidal", "none"] = "learned"
     position_offset: Natural = 0
     """unused rows at the start of the learned position table (RoBERTa: 2)"""
+    rotary_base: Annotated[float, Range(low=1)] = 10000.0
+    """rotary positions: base of the rotation rates base^(-2i/D)"""
+    relative: Literal["none", "bias", "disentangled"] = "none"
+    """relative positions in all layers: a bias of the scores (T5, MPNet), or keys and queries of their own (DeBERTa)"""
+    relative_buckets: Count = 32
+    """relative positions: number of buckets, half of them for each direction"""
+    relative_distance: Natural = 128
+    """relative positions: distance from which on all share the last bucket; 0 (disentangled): a bucket per distance"""
+    sliding_windows: tuple[Natural, ...] = ()
+    """largest distance of a key in each layer, 0 for no limit; repeated if there are more layers (ModernBERT)"""
+    window_rotary_base: Annotated[float, Range(low=0)] = 0.0
+    """rotary positions: base in layers with a sliding window (ModernBERT); 0: as in the others"""
     segments: Natural = 2
     """segment (token type) embeddings, which distinguish the first text from the second; 0: none"""
     embedding_width: Natural = 0
@@ -50,10 +67,14 @@ class BertConfig:
     qk_norm: bool = False
     head: Head = "mask"
     """output: features (none), masked tokens (mask), text label (classify), answer span (answer), token labels (tag)"""
-    pooling: Literal["first", "query"] = "first"
-    """input of the classifier: the first token (first), or attention pooling with a learned query (query)"""
+    pooling: Literal["first", "mean", "query"] = "first"
+    """input of the classifier: the first token, the mean of all tokens, or attention pooling with a learned query"""
     pooler: Literal["none", "tanh", "relu", "gelu"] = "none"
-    """layer between pooling and classifier; required for classification from the first token"""
+    """layer between pooling and classifier; classification from the first token needs it or `head_transform`"""
+    head_transform: bool = False
+    """linear layer, activation and norm before the output layer of every head, as for masked tokens (ModernBERT)"""
+    head_bias: bool = True
+    """bias of the linear layer before the output layer"""
     labels: tuple[str, ...] = ()
     """set from the data"""
     problem_type: ProblemType = "single_label"
@@ -73,15 +94,31 @@ class BertConfig:
             raise RegardError(
                 f"model.groups is {self.groups}; it must divide model.layers ({self.layers}).", "Change one of them."
             )
-        if self.head == "classify" and self.pooler == "none" and self.pooling == "first":
+        if self.head == "classify" and self.pooler == "none" and self.pooling == "first" and not self.head_transform:
             raise RegardError("A model that classifies needs a pooler.", "Set model.pooler to tanh, relu or gelu.")
-        if self.pooling == "query" and self.head in ("mask", "answer", "tag"):
+        if self.relative == "disentangled" and (self.score, self.qk_norm) != ("scaled_dot", False):
             raise RegardError(
-                f'model.pooling is "query", which is for classification; the head {self.head} reads every token.',
+                "Disentangled attention needs the scaled dot product without QK-norm.",
+                'Set model.score to "scaled_dot" and model.qk_norm to false.',
+            )
+        if self.groups and self.sliding_windows:
+            raise RegardError(
+                "Layers that share weights cannot have sliding windows.", "Set model.groups or model.sliding_windows."
+            )
+        if self.pooling != "first" and self.head in ("mask", "answer", "tag"):
+            raise RegardError(
+                f'model.pooling is "{self.pooling}", which is for classification; '
+                f"the head {self.head} reads every token.",
                 'Set model.pooling to "first".',
             )
 
-    def block_config(self) -> BlockConfig:
+    def sliding_window(self, layer: int) -> int:
+        """The largest distance of a key in a layer; 0: no limit."""
+        return self.sliding_windows[layer % len(self.sliding_windows)] if self.sliding_windows else 0
+
+    def block_config(self, layer: int = 0) -> BlockConfig:
+        sliding_window = self.sliding_window(layer)
+        rotary_base = (self.window_rotary_base if sliding_window else 0.0) or self.rotary_base
         return BlockConfig(
             width=self.width,
             heads=self.heads,
@@ -91,7 +128,10 @@ class BertConfig:
             norm_kind=self.norm_kind,
             norm_eps=self.norm_eps,
             activation=self.activation,
-            rotary_base=10000.0 if self.positions == "rotary" else None,
+            bias=self.bias,
+            rotary_base=rotary_base if self.positions == "rotary" else None,
+            sliding_window=sliding_window,
+            disentangled=self.relative == "disentangled",
             qk_norm_eps=1e-6 if self.qk_norm else None,
             max_len=self.max_len,
         )
@@ -117,14 +157,22 @@ def bert_base(**changes) -> BertConfig:
 class MaskHead(nn.Module):
     """Head of masked language modeling before the output layer: linear layer, activation, norm."""
 
-    def __init__(self, width: int, embedding_width: int, activation: str, norm: nn.Module) -> None:
+    def __init__(self, width: int, embedding_width: int, activation: str, norm: nn.Module, bias: bool = True) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, embedding_width)
+        self.dense = nn.Linear(width, embedding_width, bias=bias)
         self.activation = activation
         self.norm = norm
 
     def forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n W"]:
         return self.norm(activate(self.activation, self.dense(x)))
+
+
+def _make_relative(config: BertConfig, norm: nn.Module) -> RelativeBias | RelativeEmbedding | None:
+    """The relative positions that all layers share."""
+    buckets, distance = config.relative_buckets, config.relative_distance
+    if config.relative == "bias":
+        return RelativeBias(config.heads, bidirectional=True, buckets=buckets, distance=distance)
+    return RelativeEmbedding(config.width, buckets, distance, norm) if config.relative == "disentangled" else None
 
 
 class Bert(nn.Module):
@@ -157,17 +205,24 @@ class Bert(nn.Module):
             low_precision=config.norm == "post",
         )
         self.widen = nn.Linear(inner, config.width) if config.embedding_width else nn.Identity()
-        block, count = config.block_config(), config.groups or config.layers
-        self.blocks = nn.ModuleList(EncoderBlock(block, config.score) for _ in range(count))  # type: ignore[assignment]
+        self.relative = _make_relative(config, norm(config.width))
+        blocks = [EncoderBlock(config.block_config(i), config.score) for i in range(config.groups or config.layers)]
+        if config.norm == "pre" and not config.first_norm:
+            blocks[0].attention_norm = nn.Identity()
+        self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.norm = norm(config.width) if config.norm == "pre" else nn.Identity()
-        self.query_pool = AttentionPooling(block, config.score) if config.pooling == "query" else None
+        self.query_pool = AttentionPooling(config.block_config(), config.score) if config.pooling == "query" else None
         self.pooler = nn.Linear(config.width, config.width) if config.pooler != "none" else None
         self.dropout = Dropout(config.dropout)
         labels = len(config.labels)
         outputs = {"none": 0, "mask": config.vocab, "classify": labels, "answer": 2, "tag": labels}[config.head]
         self.mask_head = None
         if config.head == "mask":
-            self.mask_head = MaskHead(config.width, inner, config.activation, norm(inner))
+            self.mask_head = MaskHead(config.width, inner, config.activation, norm(inner), config.head_bias)
+        elif config.head_transform and config.head != "none":
+            self.mask_head = MaskHead(
+                config.width, config.width, config.activation, norm(config.width), config.head_bias
+            )
         self.output = nn.Linear(inner if config.head == "mask" else config.width, outputs) if outputs else None
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2 and ".score." not in name:
@@ -180,14 +235,18 @@ class Bert(nn.Module):
     def encode(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
         """The output of the encoder, one row per token."""
         x = self.widen(self.embedding(tokens.ids, tokens.positions, tokens.max_len, segments))
+        relative = self.relative() if isinstance(self.relative, RelativeEmbedding) else self.relative
         for i in range(self.config.layers):
-            x = self.blocks[i * len(self.blocks) // self.config.layers](x, tokens.offsets, tokens.positions)
+            block = self.blocks[i * len(self.blocks) // self.config.layers]
+            x = block(x, tokens.offsets, tokens.positions, relative)
         return self.norm(x)
 
     def pool(self, encoded: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "B E"]:
-        """One vector per text, from its first token or by attention pooling, through the pooler."""
+        """One vector per text, from its first token, the mean or attention pooling, through the pooler."""
         if self.query_pool is not None:
             x = self.query_pool(encoded, tokens.offsets)
+        elif self.config.pooling == "mean":
+            x = mean_tokens(encoded, tokens.offsets)
         elif isinstance(tokens, Padded):
             x = encoded[:, 0]
         else:
@@ -201,11 +260,11 @@ class Bert(nn.Module):
 
     def head_features(self, x: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "rows E"]:
         """`features`, from the output of the encoder."""
+        if self.config.head == "classify":
+            x = self.pool(x, tokens)
         if self.mask_head is not None:
-            return self.mask_head(x)
-        if self.config.head == "tag":
-            return self.dropout(x)
-        return self.dropout(self.pool(x, tokens)) if self.config.head == "classify" else x
+            x = self.mask_head(x)
+        return self.dropout(x) if self.config.head in ("classify", "tag") else x
 
     def forward(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
         """Logits by head: of the token or tag at each position, of the label of each text, or of the answer's ends."""

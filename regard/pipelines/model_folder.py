@@ -2,7 +2,7 @@
 
 config.json           format, family and sizes of the model; special token ids, if not the default ones; SHA-256 of
                       the tokenizer files; precision, if int8; default options of decoding, if not the usual ones;
-                      resizing of images, if imported
+                      resizing of images and tokens of languages, if imported
 model.safetensors     weights, in float32 or int8; no executable code
 tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
 shortlist.safetensors target tokens that may translate each source token, if learned (see `regard shortlist`)
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from regard.config_reader import fill_config, json_bytes, read_json
 from regard.data.images.resizing import Resizing
 from regard.data.text.language_pairs import LanguagePair, add_directions, format_language_pairs, parse_language_pairs
+from regard.data.text.language_tokens import LanguageTokens
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.decode import DecodeConfig
@@ -36,11 +37,11 @@ from regard.models import FAMILIES, family_name, make_model
 from regard.models.parameters import SkipInitialization, layer_counts
 from regard.pipelines.image_model import ImageModel
 from regard.pipelines.int8_weights import dequantize_weights, quantize_weights
+from regard.pipelines.language_choice import without_languages
 from regard.pipelines.migration import migrate_names
 from regard.pipelines.pipeline import Pipeline
 from regard.pipelines.sentence_embedding import read_sentence_embedding, write_sentence_embedding
 from regard.pipelines.shortlist_file import SHORTLIST_FILE, read_shortlist, write_shortlist
-from regard.pipelines.target_language import without_target
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import TextGenerator
 from regard.pipelines.translator import Translator
@@ -55,6 +56,7 @@ _FINGERPRINTS = "tokenizer_sha256"
 _PRECISION = "precision"
 _DECODING = "decoding"
 _RESIZING = "resizing"
+_LANGUAGE_TOKENS = "language_tokens"
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 C = TypeVar("C")
@@ -109,7 +111,7 @@ def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "
     check_value(WeightPrecision, precision, "precision")
     folder = Path(path)
     if isinstance(pipeline, Translator):
-        pipeline = without_target(pipeline)
+        pipeline = without_languages(pipeline)
     write_tokenizers(folder, *pipeline.tokenizers)
     write_atomically(folder / "training.json", json_bytes(pipeline.training))
     if isinstance(pipeline, Translator) and pipeline.shortlist is not None:
@@ -137,6 +139,8 @@ def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = 
         config[_FINGERPRINTS] = _fingerprints(folder)
     if isinstance(pipeline, Translator) and pipeline.language_pairs:
         config["languages"] = format_language_pairs(pipeline.language_pairs)
+    if isinstance(pipeline, Translator) and pipeline.language_tokens is not None:
+        config[_LANGUAGE_TOKENS] = pipeline.language_tokens.to_json()
     if isinstance(pipeline, TextEncoder):
         config |= write_sentence_embedding(folder, pipeline.sentence)
     if isinstance(pipeline, Translator | TextGenerator) and pipeline.decoding != type(pipeline).decoding:
@@ -235,9 +239,12 @@ def load(path, device="auto", *, expect=None):
 
 def read_pipeline_settings(pipeline: Pipeline, folder: Path) -> None:
     """Set what a folder contains for its pipeline beside model and tokenizers."""
+    path = folder / "config.json"
     if isinstance(pipeline, Translator):
         pipeline.language_pairs = read_language_pairs(folder)
-    path = folder / "config.json"
+        vocab, name = min(vocab_sizes(pipeline.model.config)), f"{path}: {_LANGUAGE_TOKENS}"
+        if (tokens := read_json(path).get(_LANGUAGE_TOKENS)) is not None:
+            pipeline.language_tokens = LanguageTokens.from_json(tokens, name, vocab)
     if isinstance(pipeline, Translator | TextGenerator):
         pipeline.decoding = _read_part(path, _DECODING, DecodeConfig()) or pipeline.decoding
     if isinstance(pipeline, ImageModel):
@@ -407,6 +414,7 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
         "family",
         "shared_tokenizer",
         "languages",
+        _LANGUAGE_TOKENS,
         "sentence",
         _FINGERPRINTS,
         _PRECISION,

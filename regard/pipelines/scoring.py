@@ -72,3 +72,12 @@ def target_logprobs(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]) -> 
     tensor([0.2500])
     """
     return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def format_score(score: SequenceScore) -> str:
+    """A score as a line of text: log-probability, mean per token and number of tokens, separated by tabs.
+
+    >>> format_score(SequenceScore(-3.0, 4)).split("\\t")
+    ['-3.000000', '-0.750000', '4']
+    """
+    return f"{score.logprob:.6f}\t{score.mean:.6f}\t{score.tokens}"

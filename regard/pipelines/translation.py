@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from regard.data.text.sentence_splitter import join_sentences
 from regard.decode import DecodeConfig, Hypothesis, SearchHistory
+
+Split = Literal["auto", "always", "never"]
+"""which lines are split into sentences: those beyond the trained length, all, or none"""
 
 
 @dataclass(frozen=True)

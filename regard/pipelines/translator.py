@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
 
 from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.language_tokens import LanguageTokens
 from regard.data.text.sentence_splitter import split_sentences
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
@@ -24,30 +24,18 @@ from regard.decode import (
     Shortlist,
     TokenTexts,
 )
-from regard.decode.shortlist import require_shortlist
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.pipelines.large_files.file_processing import (
-    BlockOutput,
-    FileProgress,
-    FileSummary,
-    ProcessItems,
-    process_file,
-    process_shards,
-)
-from regard.pipelines.large_files.input_items import InputItems, find_shards
-from regard.pipelines.large_files.ray_workers import Cluster, make_processors
+from regard.pipelines.language_choice import select_languages
+from regard.pipelines.large_files import translation_files
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.scoring import SequenceScore, target_logprobs
-from regard.pipelines.shortlist_file import learn_shortlist, shortlist_fingerprint
-from regard.pipelines.target_language import select_target
-from regard.pipelines.translation import Translation, format_translations, join_translations
+from regard.pipelines.shortlist_file import learn_shortlist
+from regard.pipelines.translation import Split, Translation, join_translations
 
-Split = Literal["auto", "always", "never"]
-"""which lines are split into sentences: those beyond the trained length, all, or none"""
 # Offset between the sampling indices of consecutive sentences of one line.
 _SENTENCE_STRIDE = 1 << 32
 # Lines of a stream that are translated together.
@@ -56,10 +44,6 @@ BEAM_SEARCH = DecodeConfig()
 # Sizes of shortlists.
 TOKENS_PER_SOURCE_TOKEN = 50
 FREQUENT_TOKENS = 100
-
-
-AddColumn = Callable[["Translator", Sequence[str], list[list[Translation]]], list[str]]
-"""computes a column of the output, one entry per translation, from lines and their translations"""
 
 
 @dataclass
@@ -82,6 +66,10 @@ class Translator(TextPipeline):
     """codes of source and target language of every pair that the model was trained on, if known"""
     target_language: str | None = None
     """target language of a multilingual model, see `with_target`"""
+    source_language: str | None = None
+    """source language of a multilingual model that needs it, see `with_target`"""
+    language_tokens: LanguageTokens | None = None
+    """tokens of the languages of an imported multilingual model; those of other models are tags in the tokenizer"""
     shortlist: Shortlist | None = None
     """target tokens that may translate each source token, for `DecodeConfig(shortlist=True)`"""
     decoding: DecodeConfig = BEAM_SEARCH
@@ -91,12 +79,12 @@ class Translator(TextPipeline):
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.source_tokenizer, self.target_tokenizer
 
-    def __call__(self, line: str, to: str | None = None) -> str:
+    def __call__(self, line: str, to: str | None = None, source_language: str | None = None) -> str:
         """The best translation of a line; a line beyond the trained length is split into sentences.
 
-        `to` is the code of the target language, for a model of several.
+        `to` and `source_language` are the codes of the languages, for a model of several.
         """
-        return self.translate(line, split="auto", to=to)[0].text
+        return self.translate(line, split="auto", to=to, source_language=source_language)[0].text
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -105,6 +93,8 @@ class Translator(TextPipeline):
         >>> translator.language_pairs, translator.languages  # doctest: +SKIP
         ((LanguagePair('en', 'de'), LanguagePair('en', 'fr')), ('en', 'de', 'fr'))
         """
+        if self.language_tokens is not None:
+            return tuple(self.language_tokens.ids)
         if len(self.language_pairs) == 1:
             return tuple(self.language_pairs[0])
         return tuple(dict.fromkeys(code for pair in self.language_pairs for code in pair))
@@ -112,23 +102,36 @@ class Translator(TextPipeline):
     @property
     def target_languages(self) -> tuple[str, ...]:
         """Codes of the target languages, if known."""
-        return tuple(dict.fromkeys(pair.target for pair in self.language_pairs))
+        return self._languages_of("target")
 
-    def with_target(self, to: str | None = None) -> "Translator":
-        """A translator of the same model into one target language; None is the only one, or the one set before.
+    @property
+    def source_languages(self) -> tuple[str, ...]:
+        """Codes of the source languages, if known."""
+        return self._languages_of("source")
 
-        The sources of a multilingual model begin with the tag of the target language.
+    def _languages_of(self, side: Literal["source", "target"]) -> tuple[str, ...]:
+        if self.language_tokens is not None:
+            return tuple(self.language_tokens.ids)
+        return tuple(dict.fromkeys(getattr(pair, side) for pair in self.language_pairs))
+
+    def with_target(self, to: str | None = None, source_language: str | None = None) -> "Translator":
+        """A translator of the same model into one target language and, if the model needs it, from one source language.
+
+        None is the language set before, the default of the model, or its only one. Special tokens tell the model the
+        languages: see `LanguageTokens`.
 
         >>> translator.with_target("fr")("The cat sleeps.")  # doctest: +SKIP
         'Le chat dort.'
+        >>> nllb.with_target("fra_Latn", "eng_Latn")("The cat sleeps.")  # doctest: +SKIP
+        'Le chat dort.'
         """
-        code, special = select_target(self, to)
-        return self if special == self.special else dataclasses.replace(self, target_language=code, special=special)
+        return select_languages(self, to, source_language)
 
     @property
-    def _target_setting(self) -> dict[str, Any]:
-        """The target language as a setting of an output file."""
-        return {"to": self.target_language} if self.target_language is not None else {}
+    def language_settings(self) -> dict[str, Any]:
+        """The languages as settings of an output file."""
+        chosen = {"to": self.target_language, "from": self.source_language}
+        return {name: code for name, code in chosen.items() if code is not None}
 
     @property
     def models(self) -> Sequence[TranslationModel]:
@@ -194,19 +197,22 @@ class Translator(TextPipeline):
         first_index: int = 0,
         history: bool = False,
         to: str | None = None,
+        source_language: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
         """The `n_best` translations of each line, best first; one list for a single string.
 
-        `to` is the code of the target language, for a model of several. An empty line has an empty translation. Each
-        translation begins with its entry in `prefixes`, and contains all phrases of its entry in `required` (as often
-        as they are listed) and none of its entry in `forbidden`, as whole words; a list of strings applies to all
-        lines. `split` selects the lines to split into sentences, whose translations are joined; this gives one
-        translation per line. Lines with required phrases are not split. `first_index` is the index of the first line,
-        on which samples depend in addition to the seed. `history` records the candidates of every step of the search.
+        `to` and `source_language` are the codes of the languages, for a model of several. An empty line has an empty
+        translation. Each translation begins with its entry in `prefixes`, and contains all phrases of its entry in
+        `required` (as often as they are listed) and none of its entry in `forbidden`, as whole words; a list of strings
+        applies to all lines. `split` selects the lines to split into sentences, whose translations are joined; this
+        gives one translation per line. Lines with required phrases are not split. `first_index` is the index of the
+        first line, on which samples depend in addition to the seed. `history` records the candidates of every step of
+        the search.
         """
         phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
-        options = {"prefixes": prefixes, **phrases, "truncate": truncate, "split": split, "history": history, "to": to}
+        options = {"prefixes": prefixes, **phrases, "truncate": truncate, "split": split, "history": history}
+        options |= {"to": to, "source_language": source_language}
         if isinstance(lines, str):
             return self.translate([lines], config, **options)[0]
         return self.prepare(lines, config, first_index=first_index, **options).run(progress=progress)
@@ -224,9 +230,10 @@ class Translator(TextPipeline):
         first_index: int = 0,
         history: bool = False,
         to: str | None = None,
+        source_language: str | None = None,
     ) -> DecodingRequest[list[Translation]]:
         """The encoded lines and options of `translate`, to decode later: `translate` is `prepare(…).run()`."""
-        translator, config = self.with_target(to), config or self.decoding
+        translator, config = self.with_target(to, source_language), config or self.decoding
         if config.n_best > 1 or history:
             if split == "always":
                 raise RegardError(
@@ -277,6 +284,7 @@ class Translator(TextPipeline):
         truncate: bool = False,
         split: Split = "never",
         to: str | None = None,
+        source_language: str | None = None,
         block_size: int = STREAM_BLOCK,
     ) -> Iterator[list[Translation]]:
         """The translations of each line, like `translate`, for any number of lines, even an endless stream.
@@ -292,7 +300,8 @@ class Translator(TextPipeline):
         if block_size < 1:
             raise RegardError(f"block_size must be at least 1 (got {block_size}).", "Pass a positive number of lines.")
         options = {"required": required, "forbidden": forbidden, "truncate": truncate, "split": split}
-        return self.with_target(to)._translate_blocks(iter(lines), config, prefix, block_size, options)
+        translator = self.with_target(to, source_language)
+        return translator._translate_blocks(iter(lines), config, prefix, block_size, options)
 
     def _translate_blocks(
         self, lines: Iterator[str], config: DecodeConfig | None, prefix: str, size: int, options: dict[str, Any]
@@ -302,77 +311,6 @@ class Translator(TextPipeline):
             prefixes = [prefix] * len(block) if prefix else None
             yield from self.translate(block, config, prefixes=prefixes, first_index=done, **options)
             done += len(block)
-
-    def translate_file(
-        self,
-        source: str | Path | InputItems[str],
-        output: str | Path,
-        config: DecodeConfig | None = None,
-        *,
-        prefix: str = "",
-        required: Sequence[str] = (),
-        forbidden: Sequence[str] = (),
-        truncate: bool = False,
-        split: Split = "auto",
-        scores: bool = False,
-        replicas: Sequence["Translator"] = (),
-        cluster: Cluster | None = None,
-        overwrite: bool = False,
-        progress: Callable[[FileProgress], None] | None = None,
-        add_column: AddColumn | None = None,
-        settings: dict[str, Any] | None = None,
-    ) -> FileSummary:
-        """Translate a file of any size, plain or compressed, in constant memory; the same call resumes it if killed.
-
-        Each line of the output is the best translation of a line; with `scores` or `n_best` above 1, see
-        `format_translations`. `prefix` and the phrases apply to every line. `replicas` are copies of this translator,
-        on other devices, that work in parallel; with `cluster="ray"`, a Ray cluster does the work (see
-        `ray_processors`). If `source` is a pattern such as "part-*.en", `output` is a folder, which gets one file per
-        input file. An existing output is an error unless `overwrite` is set. `add_column` computes a further column,
-        and `settings` must contain what it depends on. A multilingual model needs `with_target`.
-
-        >>> translator.translate_file("corpus.en.gz", "corpus.fr.gz")  # doctest: +SKIP
-        FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})
-        """
-        config = config or self.decoding
-        settings = self._target_setting | (settings or {})
-        if config.shortlist:
-            settings["shortlist_file"] = shortlist_fingerprint(require_shortlist(self.shortlist))
-        options: dict[str, Any] = {"truncate": truncate, "split": split}
-        options |= {"required": list(required), "forbidden": list(forbidden)}
-
-        def make_processor(translator: Translator) -> ProcessItems[str]:
-            def process(lines: list[str], first_index: int, on_batch: Callable[[int, int], None]) -> BlockOutput:
-                prefixes = [prefix] * len(lines) if prefix else None
-                results = translator.translate(
-                    lines, config, prefixes=prefixes, first_index=first_index, progress=on_batch, **options
-                )
-                column = None if add_column is None else add_column(translator, lines, results)
-                rows = format_translations(results, config, first_index, scores=scores, column=column)
-                return BlockOutput("".join(f"{row}\n" for row in rows).encode())
-
-            return process
-
-        def check(line: str, name: str) -> None:
-            self.check_line(line, name, truncate=truncate, split=split if config.n_best == 1 else "never")
-
-        return process_shards(
-            find_shards(source, output),
-            make_processors(make_processor, self, replicas, cluster),
-            settings={
-                "task": "translate",
-                "model": self.fingerprint(),
-                "prefix": prefix,
-                "scores": scores,
-                **options,
-                **dataclasses.asdict(config),
-                **settings,
-            },
-            check=check,
-            allowed_changes=self.truncation_changes,
-            overwrite=overwrite,
-            progress=progress,
-        )
 
     def check_line(self, line: str, name: str, *, truncate: bool, split: Split) -> None:
         """Raise an error if a line, or one of its sentences, exceeds the length limit."""
@@ -464,18 +402,20 @@ class Translator(TextPipeline):
         truncate: bool = False,
         batch_tokens: int = 4096,
         to: str | None = None,
+        source_language: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Any:
         """The log-probability of each target given its source; one score for a single pair of strings.
 
-        An ensemble scores with the mean probability of its models. `to` is the code of the target language, for a model
-        of several.
+        An ensemble scores with the mean probability of its models. `to` and `source_language` are the codes of the
+        languages, for a model of several.
         """
         if isinstance(pairs, str):
             raise RegardError("score expects a pair of source and target (got a string).", 'Pass ("source", "target").')
         if isinstance(pairs, tuple) and len(pairs) == 2 and all(isinstance(side, str) for side in pairs):
-            return self.score([pairs], truncate=truncate, batch_tokens=batch_tokens, to=to)[0]  # type: ignore[list-item]
-        translator, encoded = self.with_target(to), []
+            options: dict[str, Any] = {"truncate": truncate, "batch_tokens": batch_tokens}
+            return self.score([pairs], **options, to=to, source_language=source_language)[0]  # type: ignore[list-item]
+        translator, encoded = self.with_target(to, source_language), []
         for i, (source_line, target_line) in enumerate(pairs, 1):  # type: ignore[misc]
             name = f"pair {i}"
             if not source_line.strip():
@@ -490,80 +430,24 @@ class Translator(TextPipeline):
             batch: list[int] = []
             while order and (not batch or len(batch) * (len(encoded[order[-1]][1]) + 1) <= batch_tokens):
                 batch.append(order.pop())
-            source, target = self.teacher_forced([encoded[i] for i in batch])
-            labels = torch.tensor([t for i in batch for t in self._labels(encoded[i][1])], device=self.device)
+            source, target = translator.teacher_forced([encoded[i] for i in batch])
+            labels = torch.tensor([t for i in batch for t in translator._labels(encoded[i][1])], device=self.device)
             per_model = [target_logprobs(model(source, target).float(), labels) for model in models]
             mean = torch.stack(per_model).logsumexp(0) - math.log(len(per_model))  # log of the mean probability
-            for i, logprobs in zip(batch, mean.split([len(self._labels(encoded[i][1])) for i in batch])):
+            for i, logprobs in zip(batch, mean.split([len(translator._labels(encoded[i][1])) for i in batch])):
                 scores[i] = SequenceScore(float(logprobs.double().sum()), len(logprobs))
             if progress is not None:
                 progress(len(encoded) - len(order), len(encoded))
         return [score for score in scores if score is not None]
 
-    def score_file(
-        self,
-        source: str | Path | Sequence[str | Path] | InputItems[tuple[str, str]],
-        output: str | Path,
-        *,
-        columns: Sequence[str] = (),
-        truncate: bool = False,
-        replicas: Sequence["Translator"] = (),
-        overwrite: bool = False,
-        progress: Callable[[FileProgress], None] | None = None,
-    ) -> FileSummary:
-        """Score the pairs of a file, or of two parallel files, of any size, like `translate_file`.
-
-        Each line of the output has log-probability, mean per token and number of tokens, separated by tabs; an empty
-        pair gives an empty line. The totals are the sums of `pairs`, `logprob` and `tokens`.
-
-        >>> translator.score_file(["corpus.en", "corpus.fr"], "scores.tsv").totals["tokens"]  # doctest: +SKIP
-        1327
-        """
-
-        def make_processor(translator: Translator) -> ProcessItems[tuple[str, str]]:
-            def process(
-                pairs: list[tuple[str, str]], first_index: int, on_batch: Callable[[int, int], None]
-            ) -> BlockOutput:
-                nonempty = [pair for pair in pairs if any(side.strip() for side in pair)]
-                scores = translator.score(nonempty, truncate=truncate, progress=on_batch)
-                results = iter(scores)
-                rows = [format_score(next(results)) if any(side.strip() for side in pair) else "" for pair in pairs]
-                logprob, tokens = sum(score.logprob for score in scores), sum(score.tokens for score in scores)
-                totals = {"pairs": len(scores), "logprob": logprob, "tokens": tokens}
-                return BlockOutput("".join(f"{row}\n" for row in rows).encode(), totals)
-
-            return process
-
-        def check(pair: tuple[str, str], name: str) -> None:
-            if pair[1].strip() and not pair[0].strip():
-                raise RegardError(f"{name}: the source is empty.", "Remove the pair.")
-            self.encode_source(pair[0], name=name, truncate=truncate)
-            self.encode_target(pair[1], name=name, truncate=truncate)
-
-        return process_file(
-            source if isinstance(source, InputItems) else InputItems.from_pairs(source, columns),
-            output,
-            [make_processor(translator) for translator in (self, *replicas)],
-            settings={"task": "score", "model": self.fingerprint(), "truncate": truncate, **self._target_setting},
-            check=check,
-            allowed_changes=self.truncation_changes,
-            overwrite=overwrite,
-            progress=progress,
-        )
-
     def teacher_forced(self, pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Packed, Packed]:
         """The model inputs for teacher forcing, from pairs of ids (see `Translator.encode_source`)."""
-        return self.pack([s for s, _ in pairs]), self.pack([self.special.make_decoder_input(t) for _, t in pairs])
+        special = self.with_target().special
+        return self.pack([s for s, _ in pairs]), self.pack([special.make_decoder_input(t) for _, t in pairs])
 
     def _labels(self, target: list[int]) -> list[int]:
         """The next token for each token of the decoder input."""
         return [*self.special.make_decoder_input(target)[1:], self.special.eos]
 
-
-def format_score(score: SequenceScore) -> str:
-    """A score as a line of text: log-probability, mean per token and number of tokens, separated by tabs.
-
-    >>> format_score(SequenceScore(-3.0, 4)).split("\\t")
-    ['-3.000000', '-0.750000', '4']
-    """
-    return f"{score.logprob:.6f}\t{score.mean:.6f}\t{score.tokens}"
+    translate_file = translation_files.translate_file
+    score_file = translation_files.score_file

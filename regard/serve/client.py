@@ -22,7 +22,7 @@ from regard.decode import DecodeConfig, Hypothesis
 from regard.errors import RegardError
 from regard.pipelines import Classification, Continuation, SequenceScore, Translation
 from regard.pipelines.image_model import ImageLike
-from regard.pipelines.translator import Split
+from regard.pipelines.translation import Split
 
 # Texts of one request.
 BLOCK_SIZE = 64
@@ -66,10 +66,10 @@ class RemoteModel:
     token: str | None = dataclasses.field(default=None, repr=False)
     timeout: float = 60.0
 
-    def __call__(self, text: str, to: str | None = None) -> str:
-        """The best translation of a text (`to` is the target language of a model of several), or its continuation."""
+    def __call__(self, text: str, to: str | None = None, source_language: str | None = None) -> str:
+        """The best translation of a text (between these languages, for a model of several), or its continuation."""
         if "translate" in self.description["tasks"]:
-            return self.translate(text, split="auto", to=to)[0].text
+            return self.translate(text, split="auto", to=to, source_language=source_language)[0].text
         return self.generate(text)[0].text
 
     def translate(
@@ -83,11 +83,13 @@ class RemoteModel:
         truncate: bool = False,
         split: Split = "never",
         to: str | None = None,
+        source_language: str | None = None,
     ) -> Any:
         """The `n_best` translations of each line, best first; one list for a single string."""
         if isinstance(lines, str):
             options: dict[str, Any] = {"required": required, "forbidden": forbidden, "truncate": truncate}
-            return self.translate([lines], config, prefixes=prefixes, split=split, to=to, **options)[0]
+            options |= {"to": to, "source_language": source_language}
+            return self.translate([lines], config, prefixes=prefixes, split=split, **options)[0]
         results: list[list[Translation]] = []
         for start in range(0, len(lines), BLOCK_SIZE):
             block = slice(start, start + BLOCK_SIZE)
@@ -101,6 +103,7 @@ class RemoteModel:
                 truncate=truncate,
                 split=split,
                 to=to,
+                source_language=source_language,
             )
             results += [_outputs(Translation, n_best) for n_best in response["translations"]]
         return results

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from regard.data.text.language_tokens import LanguageTokens
 from regard.decode import DecodeConfig
 from regard.decode.engine.model_precision import copy_modules
 from regard.errors import RegardError, did_you_mean
@@ -72,6 +73,24 @@ class ServedModel:
     def language_pairs(self) -> tuple[tuple[str, str], ...]:
         """The codes of source and target language of every pair of a translator; empty if they are not known."""
         return tuple((pair[0], pair[1]) for pair in getattr(self.pipeline, "language_pairs", ()))
+
+    @property
+    def language_tokens(self) -> LanguageTokens | None:
+        """The languages of a translator between any two of them (NLLB, M2M100, mBART)."""
+        return getattr(self.pipeline, "language_tokens", None)
+
+    @property
+    def has_languages(self) -> bool:
+        """Whether the languages of a translator are known."""
+        return bool(self.language_pairs) or self.language_tokens is not None
+
+    def translates(self, source: str, target: str) -> bool:
+        """Whether the model translates from one language, or "auto", to another."""
+        if self.language_tokens is None:
+            return any(pair[1] == target and source in ("auto", pair[0]) for pair in self.language_pairs)
+        codes = self.language_tokens.ids
+        has_source = source in codes or (source == "auto" and self.language_tokens.default_source is not None)
+        return target in codes and has_source
 
     @property
     def detects_languages(self) -> bool:
@@ -241,7 +260,8 @@ def warm_up(model: ServedModel) -> None:
     pipeline = model.pipeline
     if isinstance(pipeline, Translator):
         config, to = DecodeConfig(max_len=8), next(iter(pipeline.target_languages), None)
-        requests = [pipeline.prepare(["a b c d"], config, truncate=True, to=to) for _ in range(_WARM_UP_TEXTS)]
+        bound = pipeline.with_target(to, next(iter(pipeline.source_languages), None))
+        requests = [bound.prepare(["a b c d"], config, truncate=True) for _ in range(_WARM_UP_TEXTS)]
     elif isinstance(pipeline, TextGenerator):
         config = DecodeConfig(method="sample", max_len=4)
         requests = [pipeline.prepare(["a b c d"], config, truncate=True) for _ in range(_WARM_UP_TEXTS)]

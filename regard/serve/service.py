@@ -27,6 +27,9 @@ from regard.serve.serve_limits import ServeLimits
 from regard.viewer import look
 
 T = TypeVar("T")
+Languages = tuple[str | None, str | None]
+"""codes of target and source language, for a translator of several"""
+NO_LANGUAGES: Languages = (None, None)
 # Longer texts are tokenized in another thread, so that other requests do not wait.
 _INLINE_CHARACTERS = 4000
 # Weights of an attention response.
@@ -88,13 +91,18 @@ class Service:
         return await self.call(model, ("answer", empty), lambda batch: answer(batch, empty=empty), questions, timeout)
 
     async def score(
-        self, model: ServedModel, inputs: Sequence[Any], truncate: bool, timeout: float, to: str | None = None
+        self,
+        model: ServedModel,
+        inputs: Sequence[Any],
+        truncate: bool,
+        timeout: float,
+        languages: Languages = NO_LANGUAGES,
     ) -> list[Any]:
-        """Score texts, or pairs of source and target; `to` is the target language of a translator of several."""
+        """Score texts, or pairs of source and target."""
         self.limits.check_texts([text for one in inputs for text in _texts_of(one)])
-        score = _with_target(model.pipeline, to).score
+        score = _with_languages(model.pipeline, languages).score
         return await self.call(
-            model, ("score", truncate, to), lambda batch: score(batch, truncate=truncate), list(inputs), timeout
+            model, ("score", truncate, languages), lambda batch: score(batch, truncate=truncate), list(inputs), timeout
         )
 
     async def segment(self, model: ServedModel, images: Sequence[Any], timeout: float) -> list[Any]:
@@ -106,14 +114,14 @@ class Service:
         source: Any,
         read: Callable[[Any], T],
         timeout: float,
-        to: str | None = None,
+        languages: Languages = NO_LANGUAGES,
         **options: Any,
     ) -> T:
         """What `read` makes of the recorded attention of a model on an input."""
 
         def run(inputs: list[Any]) -> list[T]:
             with model.look_lock:
-                pipeline = _with_target(model.viewed_pipeline, to)
+                pipeline = _with_languages(model.viewed_pipeline, languages)
                 return [read(look(pipeline, inputs[0], name=model.name, **options))]
 
         if isinstance(source, str):
@@ -151,12 +159,12 @@ class Service:
             future.cancel()
 
 
-def _with_target(pipeline: Any, to: str | None) -> Any:
-    """A translator into this language; other pipelines as they are."""
+def _with_languages(pipeline: Any, languages: Languages) -> Any:
+    """A translator between these languages; other pipelines as they are."""
     if isinstance(pipeline, Translator):
-        return pipeline.with_target(to)
-    if to is not None:
-        raise RequestError("Only a translator has a target language.", "Leave out the field to.")
+        return pipeline.with_target(*languages)
+    if languages != NO_LANGUAGES:
+        raise RequestError("Only a translator has languages.", "Leave out the fields to and source_language.")
     return pipeline
 
 

@@ -17,6 +17,7 @@ from regard.data.text.language_pairs import (
     parse_language_pairs,
 )
 from regard.errors import RegardError
+from regard.pipelines import Translator
 from regard.training.datasets import Dataset, Pairs, read_pair_dataset, read_pair_splits, repeat_pairs
 from regard.training.recipe import DataConfig
 
@@ -109,6 +110,28 @@ def language_tags(pairs: Sequence[LanguagePair]) -> list[str]:
     ['<2de>', '<2fr>']
     """
     return [] if len(pairs) < 2 else list(dict.fromkeys(language_tag(pair.target) for pair in pairs))
+
+
+def select_training_languages(translator: Translator, config: DataConfig) -> Translator:
+    """An imported multilingual translator with the languages of the training data, which become its default languages.
+
+    The data have one language pair: `data.languages`, or the default languages of the model. Other translators are
+    returned as they are.
+    """
+    if translator.language_tokens is None:
+        return translator
+    pairs = training_pairs(config)
+    if len(pairs) > 1:
+        raise RegardError(
+            f"data.languages: an imported multilingual model is fine-tuned on one language pair (got {len(pairs)}).",
+            "Fine-tune on one pair after the other.",
+        )
+    source, target = pairs[0] if pairs else (None, None)
+    bound = translator.with_target(target, source)
+    tokens = dataclasses.replace(
+        translator.language_tokens, default_source=bound.source_language, default_target=bound.target_language
+    )
+    return dataclasses.replace(bound, language_tokens=tokens)
 
 
 def source_tags(

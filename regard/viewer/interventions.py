@@ -25,7 +25,7 @@ from regard.layers.embeddings import Embedding, ImageEmbedding
 from regard.layers.feedforward import FeedForward
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.multihead import MultiHead
-from regard.models import Transformer
+from regard.models import Bert, Transformer
 
 # Attributes that hold positional encodings, by class; a module with None there uses no positions.
 POSITIONS: dict[type[nn.Module], tuple[str, ...]] = {
@@ -33,6 +33,7 @@ POSITIONS: dict[type[nn.Module], tuple[str, ...]] = {
     ImageEmbedding: ("learned", "sinusoidal", "rotary"),
     MultiHead: ("rotary",),
     Transformer: ("encoder_bias", "decoder_bias"),
+    Bert: ("relative",),
 }
 
 

@@ -267,6 +267,7 @@ def look(
     truncate: bool = False,
     context: str | None = None,
     to: str | None = None,
+    source_language: str | None = None,
 ) -> Look: ...
 @overload
 def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
@@ -284,6 +285,7 @@ def look(
     truncate: bool = False,
     context: str | None = None,
     to: str | None = None,
+    source_language: str | None = None,
 ) -> Look | ImageLook:
     """Run a model on an input and record all of its attention maps.
 
@@ -300,6 +302,7 @@ def look(
         truncate: truncate inputs that are too long, instead of raising an error.
         context: for a question-answering model, the text that the question is about.
         to: code of the target language, for a translator into several.
+        source_language: code of the source language, for a translator that needs it.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
@@ -325,7 +328,8 @@ def look(
             raise RegardError("The context is empty.", "Pass the text that the question is about.")
     if isinstance(model, Translator):
         search = config or model.decoding, prefix
-        seen = _look_at_translation(model.with_target(to), source, target, layers, words, search, truncate)
+        bound = model.with_target(to, source_language)
+        seen = _look_at_translation(bound, source, target, layers, words, search, truncate)
     else:
         if target is not None:
             raise RegardError("Only a translator takes a target.", "Leave out the target.")
@@ -442,8 +446,7 @@ def _look_at_pair(
     )
     special, label = translator.special, translator.target_tokenizer.label
     source_label = translator.source_tokenizer.label
-    begin, end = (0 if one is None else 1 for one in (special.begin, special.end))
-    last = len(source_ids) - end
+    begin, last = len(special.prefix), len(source_ids) - len(special.suffix)
     source_text = build_axis(translator.source_tokenizer, source, source_ids[begin:last], words)
     target_text = build_axis(translator.target_tokenizer, target, target_ids, words)
     source_special = [[source_label(i) for i in ids] for ids in (source_ids[:begin], source_ids[last:])]

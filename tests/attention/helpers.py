@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from regard.attention import Concat, Cosine, Dot, General, Location, ScaledDot, causal, padding, window
+from regard.attention import Concat, Cosine, Dot, General, Location, ScaledDot, causal, local, padding, window
 
 
 class FakeCudaTensor(torch.Tensor):
@@ -52,6 +52,8 @@ def masks(lengths: torch.Tensor) -> dict:
         "padding": padding(lengths),
         "causal&padding": causal() & padding(lengths),
         "window": window(3),
+        "local": local(2),
+        "local&padding": local(1) & padding(lengths),
         "window&padding": window(2) & padding(lengths),
         "~causal": ~causal(),
         "causal|padding": causal() | padding(lengths),

@@ -9,8 +9,8 @@ import jaxtyping
 import pytest
 import torch
 
-from regard.attention import Concat, Offsets, ScaledDot, attend, causal, explain, padding, record, use, window
-from regard.attention.masks import Window
+from regard.attention import Concat, Offsets, ScaledDot, attend, causal, explain, local, padding, record, use, window
+from regard.attention.masks import Local, Window
 from regard.attention.reference import reference, reference_packed
 from tests.attention.helpers import MASK_NAMES, SCORE_NAMES, Slope, masks, random, scores
 
@@ -139,7 +139,7 @@ def test_cuda_packed_equals_reference(case, dtype, compiled, monkeypatch):
         torch.manual_seed(0)
         score = scores(D, D, k_offsets.max_len, H)[name].to("cuda", dtype)
         exact_score = copy.deepcopy(score).cpu().double()
-        for mask in (None, causal(), window(3)) if k_lengths is None else (None,):
+        for mask in (None, causal(), window(3), local(2)) if k_lengths is None else (None,):
 
             def function(q, k, v, score=score, mask=mask):
                 return attend(q, k, v, score=score, mask=mask, q_offsets=cuda_q_offsets, k_offsets=cuda_k_offsets)
@@ -153,7 +153,7 @@ def test_cuda_packed_equals_reference(case, dtype, compiled, monkeypatch):
             if not compiled:
                 if dtype == torch.bfloat16 and "concat" not in name:
                     expected_backend = "sdpa" if case == "rectangular" else "varlen_short"
-                    assert choices[0].backend == ("varlen" if isinstance(mask, Window) else expected_backend)
+                    assert choices[0].backend == ("varlen" if isinstance(mask, Window | Local) else expected_backend)
                 else:
                     assert choices[0].backend not in ("varlen", "varlen_short")
             expected = gradients(

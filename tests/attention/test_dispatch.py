@@ -19,6 +19,7 @@ from regard.attention import (
     causal,
     dispatch,
     explain,
+    local,
     padding,
     use,
     weights,
@@ -47,9 +48,14 @@ def test_backend_choice():
     assert chosen_backend(10, 100, mask=causal()) == "chunked"
     assert chosen_backend(1, 100, mask=causal()) == "sdpa"
     assert chosen_backend(100, 100, mask=window(3)) == "chunked"
+    assert chosen_backend(100, 100, mask=local(3)) == "chunked"
     assert chosen_backend(100, 100, mask=causal() | lengths) == "chunked"
     assert chosen_backend(100, 100, bias=Slope(2).double()) == "chunked"
     assert chosen_backend(16, 16, bias=Slope(2).double()) == "batched_matmul"
+    with torch.no_grad():
+        assert chosen_backend(100, 100, bias=Slope(2).double()) == "sdpa"
+        assert chosen_backend(100, 100, bias=Slope(2).double(), mask=causal()) == "chunked"
+        assert chosen_backend(4000, 4000, B=1, bias=Slope(2).double()) == "chunked"  # too large a matrix
     assert chosen_backend(16, 16, score=Concat(4, 4, 5).double()) == "concat_cpu"
     assert chosen_backend(16, 16, score=Concat(4, 4, 5).double(), bias=Slope(2).double()) == "chunked"
     assert chosen_backend(100, 100, score=General(4, 4).double()) == "sdpa"

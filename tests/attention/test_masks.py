@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.attention import causal, padding, window
+from regard.attention import causal, local, padding, window
 from regard.attention.masks import MaskParts
 from regard.errors import RegardError
 from tests.attention.helpers import masks
@@ -26,6 +26,12 @@ def test_last_query_is_aligned_with_the_last_key():
         [0, 1, 1, 0, 0, 0],
         [0, 0, 1, 1, 0, 0],
         [0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]
+    assert full_matrix(local(1))[0, 0].int().tolist() == [
+        [0, 1, 1, 1, 0, 0],
+        [0, 0, 1, 1, 1, 0],
+        [0, 0, 0, 1, 1, 1],
         [0, 0, 0, 0, 1, 1],
     ]
 
@@ -64,12 +70,13 @@ def test_decomposed_mask_equals_the_original(name):
     assert parts.is_relative == mask.is_relative == (name != "padding")
 
 
-def test_decomposition_finds_causal_window_and_lengths():
+def test_decomposition_finds_causal_window_distance_and_lengths():
     parts = MaskParts.from_mask(
-        causal() & (padding(LENGTHS) & window(5)) & padding(LENGTHS + 1) & window(3) & ~window(1)
+        causal() & (padding(LENGTHS) & window(5) & local(4)) & padding(LENGTHS + 1) & window(3) & ~window(1) & local(2)
     )
     assert parts.causal
     assert parts.window == 3
+    assert parts.distance == 2
     assert torch.equal(parts.lengths, LENGTHS)
     parts = MaskParts.from_mask(~padding(LENGTHS) | padding(LENGTHS))
     assert not parts.is_relative
@@ -78,3 +85,5 @@ def test_decomposition_finds_causal_window_and_lengths():
 def test_empty_window_is_an_error():
     with pytest.raises(RegardError, match="window must be at least 1"):
         window(0)
+    with pytest.raises(RegardError, match="distance must be at least 0"):
+        local(-1)

@@ -66,6 +66,7 @@ CASES = {
     "packed, causal": lambda T: packed(T, mask=causal()),
     "few queries": lambda T: attention(T // 8, S=T, mask=causal() & short_by_5(T)),
     "window": lambda T: attention(T, mask=window(64) & short_by_5(T)),
+    "local": lambda T: attention(T, mask=local(64) & short_by_5(T)),
     "or": lambda T: attention(T, mask=~causal() | short_by_5(T)),
     "bias": lambda T: attention(T, mask=causal(), bias=Slope(1)),
     "concat": lambda T: attention(T, score=Concat(16, 16, hidden=2), mask=causal()),
@@ -100,7 +101,7 @@ def run_script(script: str) -> list[str]:
 def test_no_case_is_quadratic():
     """At T = S = 6144 one float32 T×S matrix would be 144 MiB, a boolean one 36."""
     growth = {name: float(number) for number, name in (line.split(" ", 1) for line in run_script(CASES))}
-    assert len(growth) == 22
+    assert len(growth) == 23
     assert sum(list(growth.values())[:16]) < 20, growth
     assert sum(list(growth.values())[16:]) < 60, growth
 

@@ -14,6 +14,7 @@ from regard.attention import (
     attend,
     causal,
     explain,
+    local,
     padding,
     use,
     weights,
@@ -74,7 +75,13 @@ def test_packed_equals_single_sequences(case, dtype):
     limit = torch.tensor([3] * len(q_lengths))
     masks = {"none": None, "padding": padding(limit), "padding|~padding": padding(limit) | ~padding(limit - 1)}
     if k_lengths is None:
-        masks |= {"causal": causal(), "window": window(2), "~causal": ~causal(), "both": causal() & padding(limit)}
+        masks |= {
+            "causal": causal(),
+            "window": window(2),
+            "local": local(1),
+            "~causal": ~causal(),
+            "both": causal() & padding(limit),
+        }
     torch.manual_seed(4)
     longest = max(k_lengths or q_lengths)
     for score_name, score in scores(D, D, longest - 3, H).items():  # max_keys of Location is the number of keys
@@ -215,7 +222,8 @@ def test_varlen_equals_reference(case, monkeypatch):
         random(k_offsets.total, 2, 6, seed=1),
         random(k_offsets.total, 2, 9, seed=2),
     )
-    masks = [None] if k_lengths else [None, causal(), window(3), causal() & window(2)]
+    masks = [None, causal(), window(3), causal() & window(2), local(2), local(1) & causal(), local(1) & window(3)]
+    masks = [None] if k_lengths else masks
     torch.manual_seed(0)
     for name, score in scores(6, 6, max(k_lengths or q_lengths) - 3, 4).items():
         if "concat" in name:
@@ -226,7 +234,7 @@ def test_varlen_equals_reference(case, monkeypatch):
                 out = attend(q, k, v, score=score, mask=mask, q_offsets=q_offsets, k_offsets=k_offsets)
             expected = reference_packed(q, k, v, score, mask, None, q_offsets, k_offsets)
             torch.testing.assert_close(out, expected)
-    assert set(calls) == ({(-1, -1)} if k_lengths else {(-1, -1), (-1, 0), (2, 0), (1, 0)})
+    assert set(calls) == ({(-1, -1)} if k_lengths else {(-1, -1), (-1, 0), (2, 0), (1, 0), (2, 2)})
 
 
 def test_invalid_offsets_and_shapes(monkeypatch):
@@ -246,7 +254,8 @@ def test_invalid_offsets_and_shapes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("max_len", "mask", "supported"), [(9, None, True), (8, None, False), (8, causal(), False), (8, window(3), True)]
+    ("max_len", "mask", "supported"),
+    [(9, None, True), (8, None, False), (8, causal(), False), (8, window(3), True), (8, local(3), True)],
 )
 def test_varlen_supports_only_unequal_lengths_or_windows(max_len, mask, supported):
     x = torch.zeros(16, 2, 8, dtype=torch.bfloat16).as_subclass(FakeCudaTensor)

@@ -7,6 +7,7 @@ from regard.attention import (
     SCORES,
     Concat,
     Cosine,
+    Disentangled,
     Dot,
     DotLike,
     General,
@@ -15,12 +16,16 @@ from regard.attention import (
     Score,
     attend,
     causal,
+    explain,
+    local,
     make_score,
     padding,
     use,
+    weights,
 )
 from regard.attention.reference import reference
 from regard.errors import RegardError
+from regard.kernels import score_blocks
 from tests.attention.helpers import SCORE_NAMES, random, scores
 
 Q, K = random(2, 3, 4), random(2, 5, 4, seed=1)
@@ -53,6 +58,53 @@ def test_location_depends_only_on_positions():
     torch.testing.assert_close(score(Q, K), score(Q, random(2, 5, 9)))
     with pytest.raises(RegardError, match="7 keys, but W_a has 6 rows"):
         score(Q, random(2, 7, 4))
+
+
+def relative_index(p, s):
+    return (p[:, None] - s).clamp(-2, 2) + 2
+
+
+def test_disentangled_score_equals_its_formula():
+    keys, queries = random(2, 5, 4, seed=2), random(2, 5, 4, seed=3)
+    score = Disentangled(keys, queries, relative_index)
+    q, k = random(1, 2, 3, 4), random(1, 2, 6, 4, seed=1)
+    expected = torch.empty(1, 2, 3, 6, dtype=torch.float64)
+    for h in range(2):
+        for t in range(3):
+            for s in range(6):
+                i = min(max(t + 3 - s, -2), 2) + 2  # query t is at position t + 3
+                both = q[0, h, t] @ k[0, h, s], q[0, h, t] @ keys[h, i], queries[h, i] @ k[0, h, s]
+                expected[0, h, t, s] = sum(both) / 12**0.5
+    torch.testing.assert_close(score(q, k), expected)
+    torch.testing.assert_close(score.select_heads([1])(q[:, 1:], k[:, 1:]), expected[:, 1:])
+    torch.testing.assert_close(weights(q, k, score=score), expected.softmax(-1))
+
+
+def test_disentangled_attention_equals_the_reference_with_gradients():
+    def run(backend):
+        inputs = [random(2, 2, 70, 4, seed=i) for i in range(3)] + [random(2, 5, 4, seed=i) for i in (3, 4)]
+        q, k, v, keys, queries = (x.requires_grad_() for x in inputs)
+        with use(backend):
+            out = attend(
+                *(q, k, v), score=Disentangled(keys, queries, relative_index), mask=padding(torch.tensor([70, 41]))
+            )
+        out.backward(random(*out.shape, seed=5))
+        return [out, *(x.grad for x in (q, k, v, keys, queries))]
+
+    for found, expected in zip(run("chunked"), run("reference"), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mask", [None, padding(torch.tensor([70, 41, 0])), local(3), causal()])
+@pytest.mark.parametrize("T", [70, 33, 75])
+def test_disentangled_attention_without_gradients_equals_the_reference(mask, T, monkeypatch):
+    monkeypatch.setitem(score_blocks.BLOCK_ELEMENTS, "cpu", 5000)  # several blocks of queries
+    q, k, v = random(3, 4, T, 4), random(3, 2, 70, 4, seed=1), random(3, 2, 70, 6, seed=2)
+    score = Disentangled(random(4, 5, 4, seed=3), random(4, 5, 4, seed=4), relative_index)
+    with explain() as choices:
+        out = attend(q, k, v, score=score, mask=mask)
+    assert choices[0].backend == "disentangled"
+    torch.testing.assert_close(out, reference(q, k, v, score, mask))
 
 
 def test_joint_concat_equals_split_concat():

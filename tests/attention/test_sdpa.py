@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.attention import attend, causal, masks, padding, use
+from regard.attention import attend, causal, explain, masks, padding, use
 from regard.attention.backends import sdpa
 from regard.attention.masks import KeyPadding, MaskParts
 from regard.attention.reference import reference
 from regard.attention.scores import ScaledDot
-from tests.attention.helpers import FakeCudaTensor, random
+from tests.attention.helpers import FakeCudaTensor, Slope, random
 
 CPU = torch.device("cpu")
 
@@ -51,6 +51,16 @@ def test_calls_with_the_same_lengths_share_a_mask(computed):
     assert KeyPadding.from_lengths(lengths, 7, CPU, torch.float64) is KeyPadding.from_lengths(
         lengths, 7, CPU, torch.float64
     )
+
+
+@pytest.mark.parametrize("mask", [None, padding(torch.tensor([70, 33, 0]))])
+def test_bias_without_gradients_equals_the_reference(mask):
+    q, k, v = (random(3, heads, length, 4, seed=i) for i, (heads, length) in enumerate(((4, 65), (2, 70), (2, 70))))
+    bias = Slope(4).double()
+    with torch.no_grad(), explain() as choices:
+        out = attend(q, k, v, mask=mask, bias=bias)
+    assert choices[0].backend == "sdpa"
+    torch.testing.assert_close(out, reference(q, k, v, ScaledDot(), mask, bias))
 
 
 def test_modified_lengths_invalidate_the_cache(computed):

@@ -173,10 +173,11 @@ def test_recurrent_alignments_of_a_batch_match_single_pairs():
         SpecialTokens(begin=4, end=3),
         SpecialTokens(end=3, forced=4),
         SpecialTokens(begin=4, end=3, forced=5),
+        SpecialTokens(end=3, after_end=4, sos=5),
         SpecialTokens(),
         SpecialTokens(begin=4),
     ],
-    ids=["end", "begin end", "end forced", "begin end forced", "none", "begin"],
+    ids=["end", "begin end", "end forced", "begin end forced", "after end", "none", "begin"],
 )
 def test_special_tokens_do_not_shift_links(special):
     """Imported models may add a token before the source, and force one after <sos> (BART)."""

@@ -155,6 +155,21 @@ def test_albert_tokenizer_is_read(tmp_path):
     )
 
 
+def test_deberta_tokenizer_is_read(tmp_path):
+    content = train_sentencepiece(
+        **dict(model_type="unigram", pad_id=0, bos_id=1, eos_id=2, unk_id=3),
+        **dict(pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]"),
+    )
+    folder = write_config(tmp_path, tokenizer_class="DebertaV2Tokenizer")
+    write_file(tmp_path, content, "spm.model")
+    imported = read_tokenizer(folder)
+    assert_same_tokenizer(transformers.DebertaV2Tokenizer.from_pretrained(folder), imported, PLAIN_TEXTS)
+    assert imported.special["mask"] == load_sentencepiece(content).get_piece_size()  # after all pieces
+    write_config(tmp_path, tokenizer_class="DebertaV2Tokenizer", split_by_punct=True)
+    with pytest.raises(RegardError, match="split_by_punct"):
+        read_tokenizer(folder)
+
+
 def test_xlm_roberta_tokenizer_is_read(tmp_path):
     folder = write_config(tmp_path, tokenizer_class="XLMRobertaTokenizer")
     write_file(tmp_path, train_sentencepiece(**MODELS["unigram"]), "sentencepiece.bpe.model")

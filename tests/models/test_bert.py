@@ -5,7 +5,8 @@ import torch
 
 from regard.attention import SCORES, record
 from regard.errors import RegardError
-from regard.layers.packed import pack
+from regard.layers.feedforward import activate
+from regard.layers.packed import Padded, pack
 from regard.models.bert import Bert, BertConfig, bert_base, bert_small
 
 TEXTS = [[2, 4, 5, 3], [2, 6, 3], [2, 3]]
@@ -79,6 +80,48 @@ def test_pooling_query_gets_a_gradient():
     for head in ("mask", "answer"):
         with pytest.raises(RegardError, match="is for classification; the head"):
             small(head=head, pooling="query")
+
+
+def test_gated_activations_work_with_every_head():
+    """The linear layer of the head has the activation of the gates."""
+    for activation in ("swiglu", "geglu", "geglu_exact"):
+        assert small(activation=activation)(pack(TEXTS)).shape[-1] == 11
+        model = small(activation=activation, head="tag", head_transform=True, labels=("a", "b"))
+        x = model.encode(pack(TEXTS))
+        hidden = activate({"swiglu": "silu", "geglu": "gelu_tanh"}.get(activation, "gelu"), model.mask_head.dense(x))
+        torch.testing.assert_close(model(pack(TEXTS)), model.output(model.mask_head.norm(hidden)))
+
+
+def test_mean_pooling_ignores_other_texts_and_padding():
+    model = small(head="classify", pooling="mean", pooler="tanh", labels=("a", "b"))
+    rows = [[2, 4, 3, 5], [7], [6, 8]]
+    expected = torch.cat([model.pool(model.encode(pack([row])), pack([row])) for row in rows])
+    torch.testing.assert_close(model.pool(model.encode(pack(rows)), pack(rows)), expected)
+    padded = Padded(torch.tensor([row + [0] * (4 - len(row)) for row in rows]), torch.tensor([4, 1, 2]))
+    torch.testing.assert_close(model.pool(model.encode(padded), padded), expected)
+
+
+def test_disentangled_attention_without_positions_has_the_scores_of_the_contents():
+    model = small(relative="disentangled", relative_buckets=8, relative_distance=0, positions="none", norm_eps=1e-5)
+    before = model(pack(TEXTS))
+    with torch.no_grad():
+        model.relative.norm.weight.zero_()
+        for block in model.blocks:
+            block.attention.query.bias.zero_()
+            block.attention.key_value.bias.zero_()
+        expected = model(pack(TEXTS))  # keys and queries of positions are zero
+        model.relative = None
+        torch.testing.assert_close(model(pack(TEXTS)), expected)
+    assert not torch.allclose(before, expected)
+
+
+def test_inconsistent_options_are_errors():
+    with pytest.raises(RegardError, match="scaled dot product"):
+        small(relative="disentangled", score="dot")
+    with pytest.raises(RegardError, match="share weights"):
+        small(groups=2, sliding_windows=(1,))
+    with pytest.raises(RegardError, match="relative_buckets is 7"):
+        small(relative="disentangled", relative_buckets=7)
 
 
 def test_segments_change_the_output():

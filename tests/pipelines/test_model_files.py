@@ -20,8 +20,8 @@ from regard.models import Bert, Seq2SeqConfig
 from regard.models.bert import BertConfig
 from regard.pipelines import TextEncoder, Translator, load
 from regard.pipelines.large_files import file_processing
+from regard.pipelines.scoring import format_score
 from regard.pipelines.translation import format_translations
-from regard.pipelines.translator import format_score
 from tests.conftest import number_pairs, train_numbers
 
 LINES = [source for source, _ in number_pairs(150, seed=7)]

@@ -84,6 +84,13 @@ ENCODERS = {
     "BERT, classify": _bert(head="classify", labels=("a", "b", "c"), pooler="tanh", positions="rotary", norm="pre"),
     "BERT, answer": _bert(head="answer", groups=1, embedding_width=8),
     "BERT, features": _bert(head="none"),
+    "MPNet": _bert(relative="bias", relative_buckets=8, relative_distance=9),
+    "DeBERTa": _bert(relative="disentangled", relative_buckets=8, relative_distance=7, positions="none"),
+    "ModernBERT": _bert(
+        **dict(norm="pre", first_norm=False, norm_kind="layer_without_bias", bias="none", activation="geglu_exact"),
+        **dict(positions="rotary", rotary_base=90.0, sliding_windows=(0, 2), window_rotary_base=30.0),
+        **dict(head="classify", labels=("a", "b", "c"), pooling="mean", head_transform=True, head_bias=False),
+    ),
     "BERT, learned query": _bert(head="classify", labels=("a", "b", "c"), pooling="query"),
 }
 IMAGES = {

@@ -1,5 +1,6 @@
 """Helpers for tests of scenes: a NumPy reference that computes attention weights from a scene."""
 
+import itertools
 import math
 
 import numpy as np
@@ -27,6 +28,8 @@ def is_allowed(mask: dict | None, p: int, s: int) -> bool:
             return s <= p
         case {"op": "window", "size": n}:
             return p - n < s <= p
+        case {"op": "local", "size": n}:
+            return abs(p - s) <= n
         case {"op": "lengths", "length": n}:
             return s < n
         case {"op": "and", "parts": parts}:
@@ -49,7 +52,12 @@ def weights(seen: Scene, name: str) -> np.ndarray:
     for h in range(H):
         keys = k[:, h * G // H]
         if one["score"]["form"] == "dot":
-            logits = q[:, h] @ keys.T
+            relative = one["score"].get("relative")
+            width = min(relative) if relative else q.shape[-1]
+            logits = q[:, h, :width] @ keys[:, :width].T
+            for t, s in itertools.product(range(T), range(S)) if relative else ():
+                channel = relative[s - t + T - 1]
+                logits[t, s] += q[t, h, channel] + keys[s, channel]
         else:
             logits = np.tanh(q[:, None, h] + keys) @ numbers(seen, one["w"])[h]
         logits = logits * one["score"]["scale"]

@@ -62,6 +62,12 @@ READERS = {
     "classify": BertConfig(**READER, head="classify", pooler="tanh", labels=("good", "bad")),
     "answer": BertConfig(**READER, head="answer", score="cosine"),
     "embed": BertConfig(**READER, head="none", positions="sinusoidal"),
+    "modernbert": BertConfig(
+        **dict(READER, norm="pre", norm_eps=1e-5, norm_kind="layer_without_bias", first_norm=False, bias="none"),
+        **dict(positions="rotary", segments=0, activation="geglu_exact", sliding_windows=(0, 1), relative="bias"),
+        **dict(head="classify", labels=("good", "bad"), pooling="mean", head_transform=True, head_bias=False),
+    ),
+    "deberta": BertConfig(**READER, relative="disentangled", relative_buckets=8, relative_distance=4, positions="none"),
 }
 FORMS = [*TRANSLATORS, *READERS]
 

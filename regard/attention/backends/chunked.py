@@ -36,7 +36,7 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
 def blocks(q: Tensor, S: int, pair_size: int, parts: MaskParts) -> Iterator[tuple[slice, slice, slice]]:
     """The sequences, queries and keys of each block; keys that are masked for the entire block are left out."""
     B, H, T, _ = q.shape
-    return score_blocks((B, H, T, S), q.device.type, pair_size, parts.causal, parts.window)
+    return score_blocks((B, H, T, S), q.device.type, pair_size, parts.causal, parts.window, parts.distance)
 
 
 def block_weights(
@@ -50,7 +50,7 @@ def block_weights(
     s: Tensor,
 ) -> Float[Tensor, "b H t s"]:
     """The weights of one block, from folded q and k at positions p and s."""
-    scores = score.pair(q, k)
+    scores = score.pair_at(q, k, p, s)
     if scale != 1.0:
         scores = scores * scale
     if bias is not None:

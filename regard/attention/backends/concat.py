@@ -12,7 +12,10 @@ from regard.kernels.triton_support import contiguous_rows
 
 
 def supports(call: Call) -> bool:
-    if not isinstance(call.score, Concat) or call.bias is not None or call.mask_parts.rest is not None:
+    parts = call.mask_parts
+    if not isinstance(call.score, Concat) or call.bias is not None:
+        return False
+    if parts.rest is not None or parts.distance is not None:
         return False
     rows = max(x.shape[-2 if call.q_offsets is None else 0] for x in (call.q, call.k))
     return concat_cuda.supports(call.q, call.v, call.score.weight_a.shape[-2], rows)

@@ -3,6 +3,8 @@
 On a CPU torch silently falls back from its fused kernel to one with quadratic memory if tensors are 3-d, if q, k and v
 differ in width, if a bias requires gradients, or if the last axis is not contiguous; this backend avoids all four. SDPA
 supports neither a mask together with `is_causal` nor a causal mask aligned to the last key; `run` expresses both.
+
+A bias without gradients is passed as a mask of floats. That is a T×S matrix, so only up to a fixed number of elements.
 """
 
 import torch
@@ -16,18 +18,29 @@ from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike
 from regard.kernels.triton_support import contiguous_rows
 
+MAX_BIAS_ELEMENTS = 1 << 24
+
 
 def supports(call: Call) -> bool:
     parts = call.mask_parts
-    if not isinstance(call.score, DotLike) or call.bias is not None:
+    if not isinstance(call.score, DotLike):
         return False
-    if parts.rest is not None or parts.window is not None:
+    if call.bias is not None:
+        return _supports_bias(call)
+    if parts.rest is not None or parts.window is not None or parts.distance is not None:
         return False
     if not parts.causal:
         return True
     # Causal: `run` pads the queries to as many as there are keys, which is too slow for a few queries over many keys.
     T, S = call.q.shape[2], call.k.shape[2]
     return T == 1 or 2 * T >= S
+
+
+def _supports_bias(call: Call) -> bool:
+    (B, H, T, _), S, parts = call.q.shape, call.k.shape[2], call.mask_parts
+    needs_grad = torch.is_grad_enabled() and any(p.requires_grad for p in call.bias.parameters())  # type: ignore[union-attr]
+    elements = H * T * S * (1 if parts.lengths is None else B)
+    return elements <= MAX_BIAS_ELEMENTS and not needs_grad and not parts.is_relative and parts.rest is None
 
 
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
@@ -54,6 +67,10 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     else:
         # (B, 1, 1, S), not expanded: torch converts a boolean mask to floats, and would do so for all T×S elements.
         mask = None if keys is None or causal else keys.allowed if keys.bias is None else keys.bias
+        if call.bias is not None:
+            p, s = torch.arange(S - T, S, device=q.device), torch.arange(S, device=q.device)
+            bias = call.bias(p, s).to(q.dtype)[None].contiguous()  # torch's fused kernels need contiguous rows
+            mask = bias if keys is None else bias.masked_fill(~keys.allowed, float("-inf"))
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=H != G)
     if causal and T != S:
         out = out[:, :, S - T :] if T < S else pad(out, (0, 0, T - S, 0))

@@ -23,7 +23,8 @@ def supports(call: Call) -> bool:
         return False
     # Sequences of equal lengths are a (B, T) batch without moving data, and torch's kernels for these are faster. They
     # have no sliding window.
-    return call.mask_parts.window is not None or not (call.q_offsets.is_rectangular and call.k_offsets.is_rectangular)
+    has_window = call.mask_parts.window is not None or call.mask_parts.distance is not None
+    return has_window or not (call.q_offsets.is_rectangular and call.k_offsets.is_rectangular)
 
 
 def supports_inputs(call: Call) -> bool:
@@ -49,8 +50,11 @@ def run(call: Call) -> Float[Tensor, "N H Dv"]:
     q, k, v = (_align(x, H) for x in (q, k, v))
     q, k, v = (pad(x, (0, max(q.shape[-1], v.shape[-1]) - x.shape[-1])) for x in (q, k, v))
     # Numbers of keys to the left and to the right of the query's own position; −1 is all of them.
-    left = -1 if parts.window is None else parts.window - 1
-    right = 0 if parts.causal or parts.window is not None else -1
+    left, right = -1 if parts.window is None else parts.window - 1, -1
+    if parts.distance is not None:
+        left, right = parts.distance if left < 0 else min(left, parts.distance), parts.distance
+    if parts.causal or parts.window is not None:
+        right = 0
     out = varlen_attn(
         q,
         k,

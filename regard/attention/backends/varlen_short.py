@@ -31,6 +31,7 @@ def supports(call: Call) -> bool:
         varlen_short_cuda.supports(call.q, max_q, max_k, width)
         and varlen.supports_inputs(call)
         and call.mask_parts.window is None
+        and call.mask_parts.distance is None
     )
 
 

@@ -16,6 +16,7 @@ from regard.cli.common import (
     Flag,
     Model,
     Quiet,
+    SourceLanguage,
     TargetLanguage,
     Truncate,
     check_utf8,
@@ -67,6 +68,7 @@ class Options:
     ] = None
     """target text for teacher forcing"""
     to: TargetLanguage = None
+    source_language: SourceLanguage = None
     context: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """question answering models: text that the question is about"""
     beam: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 5)")] = None
@@ -132,7 +134,7 @@ def run(argv: list[str]) -> int:
         raise RegardError("--beam and --prefix require an input text.", "Pass a text, or leave them out.")
     if options.beside is not None or options.steps:
         return _compare(options)
-    pipeline = load_for_look(options.model, options.device, options.to)
+    pipeline = load_for_look(options.model, options)
     if isinstance(pipeline, ImageModel):
         return _look_at_image(pipeline, options)
     if options.more:

@@ -13,13 +13,13 @@ from regard.training import list_step_folders
 from regard.viewer.comparison import SECOND_SOURCE, ComparisonRequestHandler
 
 
-def load_for_look(folder: str | Path, device: str, to: str | None) -> Any:
-    """Load a model folder; `to` is the target language of a multilingual translator."""
-    pipeline = load(folder, device)
+def load_for_look(folder: str | Path, options: Any) -> Any:
+    """Load a model folder on the device of the options, with their languages if it is a multilingual translator."""
+    pipeline = load(folder, options.device)
     if isinstance(pipeline, Translator):
-        return pipeline.with_target(to)
-    if to is not None:
-        raise RegardError("--to requires a translator.", "Leave it out.")
+        return pipeline.with_target(options.to, options.source_language)
+    if options.to is not None or options.source_language is not None:
+        raise RegardError("--to and --from require a translator.", "Leave them out.")
     return pipeline
 
 
@@ -36,13 +36,13 @@ def comparison_handler(options: Any) -> tuple[ComparisonRequestHandler, dict[str
     texts = {"source": options.text, "target": options.target}
     if options.steps:
         steps = list_step_folders(options.model)
-        loaders = [partial(load_for_look, folder, options.device, options.to) for folder in steps.values()]
+        loaders = [partial(load_for_look, folder, options) for folder in steps.values()]
         labels = [f"step {step}" for step in steps]
         handler = ComparisonRequestHandler(
             loaders[-1](), name, models=loaders, labels=labels, share_last_translation=True, **common
         )
     elif Path(options.beside).is_dir():
-        both = [load_for_look(folder, options.device, options.to) for folder in (options.model, options.beside)]
+        both = [load_for_look(folder, options) for folder in (options.model, options.beside)]
         names = [name, Path(options.beside).resolve().name]
         labels = names if names[0] != names[1] else [str(options.model), options.beside]
         handler = ComparisonRequestHandler(
@@ -59,7 +59,7 @@ def comparison_handler(options: Any) -> tuple[ComparisonRequestHandler, dict[str
                 "Comparing two sentences requires both of them, and no --target.",
                 "Pass two sentences, and leave out --target.",
             )
-        handler = ComparisonRequestHandler(load_for_look(options.model, options.device, options.to), name, **common)
+        handler = ComparisonRequestHandler(load_for_look(options.model, options), name, **common)
         texts = {"source": options.text, SECOND_SOURCE: options.beside}
     _check_comparable(handler.pipeline)
     return handler, {key: check_utf8(text, f"the {key}") for key, text in texts.items() if text is not None}

@@ -11,6 +11,7 @@ from regard.cli.common import (
     Output,
     Overwrite,
     Quiet,
+    SourceLanguage,
     TargetLanguage,
     Truncate,
     batch_progress,
@@ -28,7 +29,7 @@ from regard.errors import RegardError
 from regard.evaluation.evaluators import read_examples
 from regard.pipelines import Translator
 from regard.pipelines.large_files.input_items import InputItems
-from regard.pipelines.translator import format_score
+from regard.pipelines.scoring import format_score
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Options:
     model: Model
     data: Data
     to: TargetLanguage = None
+    source_language: SourceLanguage = None
     output: Output = None
     overwrite: Overwrite = False
     columns: Columns = ()
@@ -70,7 +72,7 @@ def _print_scores(options: Options) -> None:
     if not nonempty:
         raise RegardError(f"{' '.join(options.data)}: all pairs are empty.", "Pass files with text.")
     (translator,) = open_models(options.model, options.device, Translator)
-    translator = translator.with_target(options.to)
+    translator = translator.with_target(options.to, options.source_language)
     with batch_progress("scoring") as on_progress:
         results = translator.score([pairs[i] for i in nonempty], truncate=options.truncate, progress=on_progress)
     scores = dict(zip(nonempty, results))
@@ -89,7 +91,7 @@ def _score_file(options: Options) -> None:
     else:
         source = InputItems.from_pairs(options.data, options.columns)
     translators = open_models(options.model, options.device, Translator, parallel=True)
-    first, *replicas = (translator.with_target(options.to) for translator in translators)
+    first, *replicas = (translator.with_target(options.to, options.source_language) for translator in translators)
     with file_progress("scoring") as on_progress:
         summary = first.score_file(
             source,

@@ -20,6 +20,7 @@ from regard.cli.common import (
     Output,
     Overwrite,
     Quiet,
+    SourceLanguage,
     TargetLanguage,
     Texts,
     Truncate,
@@ -46,8 +47,7 @@ from regard.evaluation.teacher_forcing import require_attention
 from regard.interop.onnx.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
 from regard.pipelines.large_files.input_items import InputItems, find_shards
-from regard.pipelines.translation import format_translations
-from regard.pipelines.translator import Split
+from regard.pipelines.translation import Split, format_translations
 
 PROMPT = "Type lines to translate"
 
@@ -71,6 +71,7 @@ class Options:
     """lines to translate"""
     input: InputShards = None
     to: TargetLanguage = None
+    source_language: SourceLanguage = None
     output: Output = None
     overwrite: Overwrite = False
     ensemble: Ensemble = ()
@@ -117,7 +118,7 @@ def run(argv: list[str]) -> int:
     to_stream = is_stream(options.output)
     device = options.device if options.cluster is None else "cpu"
     translators = open_models(options.model, device, Translator, options.ensemble, parallel=not to_stream)
-    translators = [translator.with_target(options.to) for translator in translators]
+    translators = [translator.with_target(options.to, options.source_language) for translator in translators]
     options = parse_decoding(options, "translate", argv, translators[0].decoding)
     if options.alignments:
         require_attention(translators[0])

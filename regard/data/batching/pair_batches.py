@@ -193,7 +193,8 @@ class PairBatches:
         return source_lengths, target_lengths
 
     def _add_source_tokens(self, source: Sequences) -> Sequences:
-        return source.add_special_tokens(self.source_special.begin, self.source_special.end)
+        special = self.source_special
+        return source.add_special_tokens(special.begin, special.end).add_special_tokens(end=special.after_end)
 
     def _add_target_tokens(self, target: Sequences) -> Sequences:
         special = self.target_special

@@ -15,8 +15,8 @@ class SpecialTokens:
     """Special token ids of a model. The defaults are those of models trained with Regard; imported models set theirs.
 
     `begin` and `end` surround each input text, and `between`, if set, precedes the second text of a pair (RoBERTa).
-    Decoder output starts with `sos`, followed by `forced` if set (forced BOS token), and ends with `eos` or one of
-    `other_eos`.
+    `after_end`, if set, follows `end` (mBART: the source language). Decoder output starts with `sos`, followed by
+    `forced` if set (forced BOS token), and ends with `eos` or one of `other_eos`.
 
     >>> special = SpecialTokens(begin=7, end=8, between=8)
     >>> special.add_special_tokens([5, 6]) + special.add_special_tokens_to_second([4])
@@ -33,6 +33,7 @@ class SpecialTokens:
     forced: Natural | None = None
     between: Natural | None = None
     other_eos: tuple[Natural, ...] = ()
+    after_end: Natural | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, "special.")
@@ -46,11 +47,21 @@ class SpecialTokens:
     def ids(self) -> list[int]:
         """All ids that are set."""
         one_each = (self.pad, self.unk, self.sos, self.eos, self.mask, self.begin, self.end, self.forced, self.between)
-        return [*(token for token in one_each if token is not None), *self.other_eos]
+        return [*(token for token in (*one_each, self.after_end) if token is not None), *self.other_eos]
+
+    @property
+    def prefix(self) -> list[int]:
+        """The ids before an input text."""
+        return _optional(self.begin)
+
+    @property
+    def suffix(self) -> list[int]:
+        """The ids after an input text."""
+        return [*_optional(self.end), *_optional(self.after_end)]
 
     def add_special_tokens(self, ids: list[int]) -> list[int]:
-        """Surround the ids of an input text with `begin` and `end`."""
-        return [*_optional(self.begin), *ids, *_optional(self.end)]
+        """Surround the ids of an input text with `begin`, `end` and `after_end`."""
+        return [*self.prefix, *ids, *self.suffix]
 
     def add_special_tokens_to_second(self, ids: list[int]) -> list[int]:
         """Surround the ids of the second text of a pair with `between` and `end`."""

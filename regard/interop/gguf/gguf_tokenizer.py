@@ -26,7 +26,8 @@ from regard.interop.sentencepiece_files import (
     build_tokenizer,
     check_pieces,
 )
-from regard.interop.tokenizer_files import build_byte_level, mark_special_tokens, set_special_template
+from regard.interop.tokenizer_files import mark_special_tokens, set_special_template
+from regard.interop.tokenizer_formats import build_byte_level
 
 _PREFIX = "tokenizer.ggml."
 # Special ids by role.

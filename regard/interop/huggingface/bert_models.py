@@ -5,10 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor
-
-from regard.data.text.special_tokens import SpecialTokens
-from regard.errors import RegardError
 from regard.interop.foreign_config import (
     ConfigKey,
     ConfigKeys,
@@ -21,13 +17,10 @@ from regard.interop.huggingface.single_stack import (
     ACTIVATIONS,
     ENCODER_KEYS,
     ForeignClass,
-    Weights,
     read_labels,
     read_problem_type,
-    read_single_stack,
     write_labels,
     write_problem_type,
-    write_single_stack,
 )
 from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, weight_and_bias
 from regard.models.bert import BertConfig, Head
@@ -37,7 +30,7 @@ from regard.models.bert import BertConfig, Head
 # Tensors of other classes of the family, which files often keep; and position indices.
 _UNUSED = ("*pooler.*", "cls.*", "lm_head.*", "vocab_*", "predictions.*", "sop_classifier.*")
 _ELECTRA_UNUSED = ("generator_*", "discriminator_*")
-_IGNORED = ("*embeddings.position_ids",)
+IGNORED = ("*embeddings.position_ids",)
 
 _EMBEDDINGS = [
     MappingRow("embedding.tokens.weight", "embeddings.word_embeddings.weight"),
@@ -63,27 +56,27 @@ _ALBERT_LAYER = block_rows(
     feedforward=("ffn", "ffn_output"),
     norms=("attention.LayerNorm", "full_layer_layer_norm"),
 )
-_POOLER = weight_and_bias("pooler", "pooler.dense")
+POOLER = weight_and_bias("pooler", "pooler.dense")
 _ALBERT_ROWS = [
     *_EMBEDDINGS,
     *weight_and_bias("widen", "encoder.embedding_hidden_mapping_in"),
     *weight_and_bias("pooler", "pooler"),
 ]
 
-_BERT = MappingTable([*_EMBEDDINGS, *_POOLER], {"blocks": _BERT_LAYER}, _IGNORED, _UNUSED, prefix="bert.")
+_BERT = MappingTable([*_EMBEDDINGS, *POOLER], {"blocks": _BERT_LAYER}, IGNORED, _UNUSED, prefix="bert.")
 _ROBERTA = _BERT._replace(prefix="roberta.")
-_DISTILBERT = MappingTable(_EMBEDDINGS, {"blocks": _DISTILBERT_LAYER}, _IGNORED, _UNUSED, prefix="distilbert.")
-_ALBERT = MappingTable(_ALBERT_ROWS, {"blocks": _ALBERT_LAYER}, _IGNORED, _UNUSED, prefix="albert.")
+_DISTILBERT = MappingTable(_EMBEDDINGS, {"blocks": _DISTILBERT_LAYER}, IGNORED, _UNUSED, prefix="distilbert.")
+_ALBERT = MappingTable(_ALBERT_ROWS, {"blocks": _ALBERT_LAYER}, IGNORED, _UNUSED, prefix="albert.")
 _ELECTRA = MappingTable(
     [*_EMBEDDINGS, *weight_and_bias("widen", "embeddings_project")],
     {"blocks": _BERT_LAYER},
-    _IGNORED,
+    IGNORED,
     _ELECTRA_UNUSED,
     prefix="electra.",
 )
 
 
-def _with_mask_head(table: MappingTable, dense: str, norm: str, bias: str, decoder: str) -> MappingTable:
+def with_mask_head(table: MappingTable, dense: str, norm: str, bias: str, decoder: str) -> MappingTable:
     """Add the masked-language-model head; its last layer, the decoder, is tied to the embedding."""
     tokens = f"{table.prefix}embeddings.word_embeddings.weight"
     return table.with_head(
@@ -94,35 +87,35 @@ def _with_mask_head(table: MappingTable, dense: str, norm: str, bias: str, decod
     )
 
 
-_BERT_MASK = _with_mask_head(
+_BERT_MASK = with_mask_head(
     _BERT,
     dense="cls.predictions.transform.dense",
     norm="cls.predictions.transform.LayerNorm",
     bias="cls.predictions.bias",
     decoder="cls.predictions.decoder",
 )
-_ROBERTA_MASK = _with_mask_head(
+_ROBERTA_MASK = with_mask_head(
     _ROBERTA,
     dense="lm_head.dense",
     norm="lm_head.layer_norm",
     bias="lm_head.bias",
     decoder="lm_head.decoder",
 )
-_DISTILBERT_MASK = _with_mask_head(
+_DISTILBERT_MASK = with_mask_head(
     _DISTILBERT,
     dense="vocab_transform",
     norm="vocab_layer_norm",
     bias="vocab_projector.bias",
     decoder="vocab_projector",
 )
-_ALBERT_MASK = _with_mask_head(
+_ALBERT_MASK = with_mask_head(
     _ALBERT,
     dense="predictions.dense",
     norm="predictions.LayerNorm",
     bias="predictions.bias",
     decoder="predictions.decoder",
 )
-_ELECTRA_MASK = _with_mask_head(
+_ELECTRA_MASK = with_mask_head(
     _ELECTRA,
     dense="generator_predictions.dense",
     norm="generator_predictions.LayerNorm",
@@ -132,13 +125,13 @@ _ELECTRA_MASK = _with_mask_head(
 
 # -- configs ----------------------------------------------------------------------------------------------------------
 
-_BERT_KEYS = [
+BERT_KEYS = [
     *ENCODER_KEYS,
     ConfigKey("segments", "type_vocab_size", 2),
     ConfigKey("max_len", "max_position_embeddings", 512),
     ConfigKey("vocab", "vocab_size", 30522),
 ]
-_ROBERTA_KEYS = replace_defaults(_BERT_KEYS, vocab=50265)
+_ROBERTA_KEYS = replace_defaults(BERT_KEYS, vocab=50265)
 _DISTILBERT_KEYS = [
     ConfigKey("width", "dim", 768),
     ConfigKey("heads", "n_heads", 12),
@@ -150,18 +143,18 @@ _DISTILBERT_KEYS = [
     ConfigKey("vocab", "vocab_size", 30522),
 ]
 _ALBERT_KEYS = replace_defaults(
-    [*_BERT_KEYS, ConfigKey("embedding_width", "embedding_size", 128), ConfigKey("groups", "num_hidden_groups", 1)],
+    [*BERT_KEYS, ConfigKey("embedding_width", "embedding_size", 128), ConfigKey("groups", "num_hidden_groups", 1)],
     **{"vocab": 30000, "width": 4096, "heads": 64, "feedforward": 16384, "activation": "gelu_new", "dropout": 0.0},
 )
 _ELECTRA_KEYS = replace_defaults(
-    [*_BERT_KEYS, ConfigKey("embedding_width", "embedding_size", 128)], width=256, heads=4, feedforward=1024
+    [*BERT_KEYS, ConfigKey("embedding_width", "embedding_size", 128)], width=256, heads=4, feedforward=1024
 )
 
 
-def _read_bert(
+def read_bert_config(
     settings: ForeignConfig,
     head: Head,
-    keys: ConfigKeys = _BERT_KEYS,
+    keys: ConfigKeys = BERT_KEYS,
     pooler: Literal["tanh", "relu", "gelu"] = "tanh",
     **fixed: Any,
 ) -> BertConfig:
@@ -183,7 +176,7 @@ def _read_bert(
     )
 
 
-def _write_label_keys(config: BertConfig, head: Head) -> dict[str, Any]:
+def write_label_keys(config: BertConfig, head: Head) -> dict[str, Any]:
     if head == "tag":
         return write_labels(config.labels)
     if head != "classify":
@@ -191,29 +184,29 @@ def _write_label_keys(config: BertConfig, head: Head) -> dict[str, Any]:
     return write_labels(config.labels) | write_problem_type(config.problem_type, config.labels)
 
 
-def _write_bert(config: BertConfig, head: Head, keys: ConfigKeys = _BERT_KEYS) -> dict[str, Any]:
+def write_bert_config(config: BertConfig, head: Head, keys: ConfigKeys = BERT_KEYS) -> dict[str, Any]:
     return {
         "model_type": "bert",
         **write_fields(keys, config),
         "type_vocab_size": config.segments or 1,
         "attention_probs_dropout_prob": 0.0,
-        **_write_label_keys(config, head),
+        **write_label_keys(config, head),
     }
 
 
-def _require_mask_activation(settings: ForeignConfig, head: Head) -> None:
+def require_mask_activation(settings: ForeignConfig, head: Head) -> None:
     if head == "mask":
         settings.require("hidden_act", "gelu")  # the activation of this head does not depend on the config
 
 
 def _read_roberta(settings: ForeignConfig, head: Head) -> BertConfig:
     """RoBERTa differs from BERT in its positions, which start after the padding id."""
-    _require_mask_activation(settings, head)
+    require_mask_activation(settings, head)
     offset = settings.get_natural("pad_token_id", 1) + 1
     rows = settings.get_count("max_position_embeddings", 512)
     if rows <= offset:
         raise settings.unsupported("max_position_embeddings", f"the first {offset} positions are never used")
-    bert = _read_bert(settings.replace({"max_position_embeddings": rows - offset}), head, _ROBERTA_KEYS)
+    bert = read_bert_config(settings.replace({"max_position_embeddings": rows - offset}), head, _ROBERTA_KEYS)
     return replace(bert, position_offset=offset)
 
 
@@ -226,10 +219,10 @@ def _write_roberta(config: BertConfig, head: Head) -> dict[str, Any]:
     }
     if head == "mask":
         overrides["hidden_act"] = "gelu"
-    return _write_bert(config, head) | overrides
+    return write_bert_config(config, head) | overrides
 
 
-_read_distilbert = partial(_read_bert, keys=_DISTILBERT_KEYS, pooler="relu", norm_eps=1e-12, segments=0)
+_read_distilbert = partial(read_bert_config, keys=_DISTILBERT_KEYS, pooler="relu", norm_eps=1e-12, segments=0)
 
 
 def _write_distilbert(config: BertConfig, head: Head) -> dict[str, Any]:
@@ -237,13 +230,13 @@ def _write_distilbert(config: BertConfig, head: Head) -> dict[str, Any]:
         "model_type": "distilbert",
         **write_fields(_DISTILBERT_KEYS, config),
         "attention_dropout": 0.0,
-        **_write_label_keys(config, head),
+        **write_label_keys(config, head),
     }
 
 
 def _read_albert(settings: ForeignConfig, head: Head) -> BertConfig:
     settings.require("inner_group_num", 1)
-    return _read_bert(settings, head, _ALBERT_KEYS)
+    return read_bert_config(settings, head, _ALBERT_KEYS)
 
 
 def _write_albert(config: BertConfig, head: Head) -> dict[str, Any]:
@@ -252,12 +245,12 @@ def _write_albert(config: BertConfig, head: Head) -> dict[str, Any]:
         "embedding_size": config.embedding_width or config.width,
         "num_hidden_groups": config.groups or config.layers,
     }
-    return _write_bert(config, head) | overrides
+    return write_bert_config(config, head) | overrides
 
 
 def _read_electra(settings: ForeignConfig, head: Head) -> BertConfig:
-    _require_mask_activation(settings, head)
-    bert = _read_bert(settings, head, _ELECTRA_KEYS, pooler="gelu")
+    require_mask_activation(settings, head)
+    bert = read_bert_config(settings, head, _ELECTRA_KEYS, pooler="gelu")
     # Embeddings are projected only if the widths differ.
     return replace(bert, embedding_width=0) if bert.embedding_width == bert.width else bert
 
@@ -266,97 +259,58 @@ def _write_electra(config: BertConfig, head: Head) -> dict[str, Any]:
     overrides = {"model_type": "electra", "embedding_size": config.embedding_width or config.width}
     if head == "mask":
         overrides["hidden_act"] = "gelu"
-    return _write_bert(config, head) | overrides
+    return write_bert_config(config, head) | overrides
 
 
 # -- classes ----------------------------------------------------------------------------------------------------------
 
 
-_CLASSIFIER = weight_and_bias("output", "classifier")
+CLASSIFIER = weight_and_bias("output", "classifier")
+_SUFFIXES: dict[Head, str] = {
+    "none": "Model",
+    "mask": "ForMaskedLM",
+    "classify": "ForSequenceClassification",
+    "answer": "ForQuestionAnswering",
+    "tag": "ForTokenClassification",
+}
 
 
-def _classes(
-    name: str, read: Any, write: Any, table: MappingTable, mask: MappingTable, classify: MappingTable
-) -> dict[str, ForeignClass]:
-    """The classes of a family, one per head."""
-    tables: dict[tuple[str, Head], MappingTable] = {
-        ("Model", "none"): table,
-        ("ForMaskedLM", "mask"): mask,
-        ("ForSequenceClassification", "classify"): classify,
-        ("ForQuestionAnswering", "answer"): table.with_head(*weight_and_bias("output", "qa_outputs")),
-        ("ForTokenClassification", "tag"): table.with_head(*_CLASSIFIER),
-    }
+def head_tables(table: MappingTable, mask: MappingTable, classify: MappingTable) -> dict[Head, MappingTable]:
+    """The mapping tables of a family, by head; those of answers and tags have one linear layer."""
     return {
-        name + suffix: ForeignClass(head_table, partial(read, head=head), partial(write, head=head))
-        for (suffix, head), head_table in tables.items()
+        "none": table,
+        "mask": mask,
+        "classify": classify,
+        "answer": table.with_head(*weight_and_bias("output", "qa_outputs")),
+        "tag": table.with_head(*CLASSIFIER),
+    }
+
+
+def encoder_classes(name: str, read: Any, write: Any, tables: Mapping[Head, MappingTable]) -> dict[str, ForeignClass]:
+    """The classes of a family, one per head."""
+    return {
+        name + suffix: ForeignClass(tables[head], partial(read, head=head), partial(write, head=head))
+        for head, suffix in _SUFFIXES.items()
     }
 
 
 # The classification heads of RoBERTa and ELECTRA have their own hidden layer where BERT has the pooler.
-_TWO_LAYERS = [*weight_and_bias("pooler", "classifier.dense"), *weight_and_bias("output", "classifier.out_proj")]
-_ROBERTA_CLASSIFY = _ROBERTA._replace(rows=_EMBEDDINGS).with_head(*_TWO_LAYERS)
-_DISTILBERT_CLASSIFY = _DISTILBERT.with_head(*weight_and_bias("pooler", "pre_classifier"), *_CLASSIFIER)
-_ALBERT_CLASSIFY = _ALBERT.with_head(*_CLASSIFIER)
-_ELECTRA_CLASSIFY = _ELECTRA.with_head(*_TWO_LAYERS)
-# Of several matching classes, the one that a model was imported from is written, or else the first.
-_WRITTEN_CLASSES = {
-    **_classes("Bert", _read_bert, _write_bert, _BERT, _BERT_MASK, _BERT.with_head(*_CLASSIFIER)),
-    **_classes("Roberta", _read_roberta, _write_roberta, _ROBERTA, _ROBERTA_MASK, _ROBERTA_CLASSIFY),
-    **_classes("DistilBert", _read_distilbert, _write_distilbert, _DISTILBERT, _DISTILBERT_MASK, _DISTILBERT_CLASSIFY),
-    **_classes("Albert", _read_albert, _write_albert, _ALBERT, _ALBERT_MASK, _ALBERT_CLASSIFY),
-    **_classes("Electra", _read_electra, _write_electra, _ELECTRA, _ELECTRA_MASK, _ELECTRA_CLASSIFY),
+TWO_LAYERS = [*weight_and_bias("pooler", "classifier.dense"), *weight_and_bias("output", "classifier.out_proj")]
+_ROBERTA_CLASSIFY = _ROBERTA._replace(rows=_EMBEDDINGS).with_head(*TWO_LAYERS)
+_DISTILBERT_CLASSIFY = _DISTILBERT.with_head(*weight_and_bias("pooler", "pre_classifier"), *CLASSIFIER)
+_ALBERT_CLASSIFY = _ALBERT.with_head(*CLASSIFIER)
+_ELECTRA_CLASSIFY = _ELECTRA.with_head(*TWO_LAYERS)
+_TABLES = {
+    "Bert": head_tables(_BERT, _BERT_MASK, _BERT.with_head(*CLASSIFIER)),
+    "Roberta": head_tables(_ROBERTA, _ROBERTA_MASK, _ROBERTA_CLASSIFY),
+    "DistilBert": head_tables(_DISTILBERT, _DISTILBERT_MASK, _DISTILBERT_CLASSIFY),
+    "Albert": head_tables(_ALBERT, _ALBERT_MASK, _ALBERT_CLASSIFY),
+    "Electra": head_tables(_ELECTRA, _ELECTRA_MASK, _ELECTRA_CLASSIFY),
 }
-BERT_CLASSES = dict(_WRITTEN_CLASSES)
-# Their second head (next sentence or sentence order) is left out.
-BERT_CLASSES |= {f"{name}ForPreTraining": BERT_CLASSES[f"{name}ForMaskedLM"] for name in ("Bert", "Albert")}
-# The head that detects replaced tokens is left out.
-BERT_CLASSES["ElectraForPreTraining"] = BERT_CLASSES["ElectraModel"]
-# The same as RoBERTa, with other tokenizers.
-BERT_CLASSES |= {
-    name.replace("Roberta", other): foreign_class
-    for other in ("XLMRoberta", "Camembert")
-    for name, foreign_class in BERT_CLASSES.items()
-    if name.startswith("Roberta")
+BERT_LIKE_CLASSES = {
+    **encoder_classes("Bert", read_bert_config, write_bert_config, _TABLES["Bert"]),
+    **encoder_classes("Roberta", _read_roberta, _write_roberta, _TABLES["Roberta"]),
+    **encoder_classes("DistilBert", _read_distilbert, _write_distilbert, _TABLES["DistilBert"]),
+    **encoder_classes("Albert", _read_albert, _write_albert, _TABLES["Albert"]),
+    **encoder_classes("Electra", _read_electra, _write_electra, _TABLES["Electra"]),
 }
-
-
-def read_bert_model(
-    name: str, table: Mapping[str, Any], tokens: Mapping[str, int], tensors: Mapping[str, Tensor], origin: str
-) -> tuple[BertConfig, SpecialTokens, Weights]:
-    """Read a model of the class `name`: config, special ids and weights.
-
-    `table` is config.json, `tokens` are the special ids of the tokenizer by role.
-    """
-    config, weights = read_single_stack(BERT_CLASSES[name], ForeignConfig(table, origin), tensors)
-    begin, end = tokens.get("begin", tokens.get("cls")), tokens.get("end", tokens.get("sep"))
-    pad = config.position_offset - 1 if config.position_offset else tokens.get("pad", 0)
-    special = SpecialTokens(
-        pad=pad,
-        unk=tokens.get("unk", pad),
-        sos=pad if begin is None else begin,
-        eos=pad if end is None else end,
-        mask=tokens.get("mask"),
-        begin=begin,
-        end=end,
-        between=tokens.get("between"),
-    )
-    return config, special, weights
-
-
-def write_bert_model(
-    config: BertConfig, special: SpecialTokens, weights: Mapping[str, Tensor], preferred: str = ""
-) -> tuple[dict[str, Any], dict[str, Any], Weights]:
-    """config.json, generation_config.json (empty) and the tensors of the matching class; an error if none matches.
-
-    Classes of ELECTRA are written only if `preferred`, the class that the model was imported from, is one of them.
-    """
-    is_electra = preferred.startswith("Electra")
-    classes = {name: one for name, one in _WRITTEN_CLASSES.items() if is_electra or not name.startswith("Electra")}
-    name, table, tensors = write_single_stack(classes, config, weights, preferred)
-    if table.setdefault("pad_token_id", special.pad) != special.pad:
-        raise RegardError(
-            f"{name}: position_offset = {config.position_offset} must be one more than the padding id ({special.pad}).",
-            "Train with supported settings to export the model.",
-        )
-    ids = {"bos_token_id": special.begin, "eos_token_id": special.end}
-    return {"architectures": [name]} | table | ids, {}, tensors

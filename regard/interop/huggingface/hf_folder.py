@@ -14,6 +14,7 @@ The config.json of a timm folder has other keys, among them `architecture`.
 
 import dataclasses
 import difflib
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,15 +33,17 @@ from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.huggingface.bert_models import BERT_CLASSES, read_bert_model, write_bert_model
 from regard.interop.huggingface.encoder_decoder_models import (
     ENCODER_DECODER_CLASSES,
     read_encoder_decoder,
     write_encoder_decoder,
 )
+from regard.interop.huggingface.encoder_models import ENCODER_CLASSES, read_encoder_model, write_encoder_model
 from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
 from regard.interop.huggingface.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
 from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing, write_resizing
+from regard.interop.huggingface.language_export import with_default_languages, write_language_tokenizer
+from regard.interop.huggingface.m2m100_sinusoids import M2M100
 from regard.interop.huggingface.model_card import make_model_card
 from regard.interop.huggingface.sentence_modules import (
     MODULES_FILE,
@@ -52,6 +55,7 @@ from regard.interop.huggingface.sentence_modules import (
 from regard.interop.huggingface.timm_models import read_timm_model
 from regard.interop.huggingface.vit_models import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.interop.joint_vocabulary import join_config, join_special, join_tokenizers, join_weights
+from regard.interop.language_tokenizers import move_default_target
 from regard.interop.tensor_files import SAFETENSORS_FILE, read_json, read_tensor_file, read_tensors
 from regard.interop.tokenizer_files import (
     ROLES,
@@ -75,6 +79,7 @@ from regard.pipelines import (
     vocab_sizes,
 )
 
+logger = logging.getLogger("regard")
 PREPROCESSOR_FILE = "preprocessor_config.json"
 MODEL_CARD_FILE = "README.md"
 # Keys of the two languages in tokenizer_config.json, as in Marian's.
@@ -97,7 +102,7 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    **dict.fromkeys(BERT_CLASSES, Architecture("bert", read_bert_model, write_bert_model)),
+    **dict.fromkeys(ENCODER_CLASSES, Architecture("bert", read_encoder_model, write_encoder_model)),
     **dict.fromkeys(GPT_CLASSES, Architecture("gpt", read_gpt_model, write_gpt_model)),
     **dict.fromkeys(ENCODER_DECODER_CLASSES, Architecture("transformer", read_encoder_decoder, write_encoder_decoder)),
 }
@@ -144,6 +149,14 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
     if not isinstance(config, BertConfig):
         special = dataclasses.replace(special, other_eos=other_eos)
+    languages = imported.languages
+    if languages is not None:
+        special, languages = move_default_target(special, languages)
+    elif name == M2M100 and special.forced is None:
+        raise RegardError(
+            f"{path}: forced_bos_token_id is missing, and the tokenizer has no language codes.",
+            "Add forced_bos_token_id, the token of the target language, to generation_config.json.",
+        )
     check_vocabulary(config, special, (imported.source, imported.target), str(folder))
     model = model_from_weights(config, weights, folder)
     source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
@@ -161,6 +174,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
         provenance |= describe_chat_template(template, imported)
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
+        pipeline.language_tokens = languages
         tokenizer_config = read_json(folder / "tokenizer_config.json")
         source_language, target_language = (tokenizer_config.get(key) for key in _LANGUAGE_KEYS)
         if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
@@ -214,6 +228,9 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     if (folder / "config.json").exists():
         raise RegardError(f"{folder}: the folder already contains a model.", "Choose another folder.")
     config: Any = pipeline.model.config
+    tokens = pipeline.language_tokens if isinstance(pipeline, Translator) else None
+    if isinstance(pipeline, Translator) and tokens is not None:
+        pipeline = with_default_languages(pipeline)
     special = pipeline.special
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()}
     if isinstance(pipeline, ImageModel):
@@ -244,15 +261,17 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
             written["eos_token_id"] = list(special.ends)
     if is_marian:
         write_marian_tokenizers(source, target, folder, special, max_len=config.max_len)
+    elif isinstance(pipeline, Translator) and tokens is not None:
+        write_language_tokenizer(pipeline, folder, tokens)
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
     additions: dict[str, Any] = {}
     if "chat_template" in imported:  # it writes special tokens
         additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
-    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
+    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1 and tokens is None:
         additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
-    elif isinstance(pipeline, Translator) and pipeline.language_pairs:
+    elif isinstance(pipeline, Translator) and pipeline.language_pairs and tokens is None:
         # The tag of the target language is written before a text: <2fr> The cat sleeps.
         additions |= {_PAIRS_KEY: format_language_pairs(pipeline.language_pairs), "split_special_tokens": False}
     if additions:
@@ -301,6 +320,9 @@ def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
     if "format" in table and "family" in table:
         raise RegardError(f"{path.parent}: already a model folder of Regard.", "Use it without importing it.")
     names, supported = table.get("architectures"), [*ARCHITECTURES, *VIT_CLASSES]
+    if names is None and (bare := _bare_class(table.get("model_type"), supported)):
+        logger.warning("%s: no class is named; the model is imported without a head, as %s.", path, bare)
+        return bare
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise RegardError(
             f"{path}: architectures = {names!r}; expected a list of one class.", 'For example: ["BertModel"].'
@@ -322,6 +344,16 @@ def _read_class_name(table: Mapping[str, Any], path: Path) -> str:
     return name
 
 
+def _bare_class(model_type: Any, supported: Sequence[str]) -> str | None:
+    """The class without a head of a type of models.
+
+    >>> _bare_class("deberta-v2", ["BertModel", "DebertaV2ForMaskedLM", "DebertaV2Model"])
+    'DebertaV2Model'
+    """
+    bare = (name for name in supported if name.endswith("Model") and not name.endswith("HeadModel"))
+    return next((name for name in bare if _model_types(name)[0] == model_type), None)
+
+
 def _model_types(name: str) -> tuple[str, ...]:
     """The values of `model_type` that belong to a class.
 
@@ -329,6 +361,7 @@ def _model_types(name: str) -> tuple[str, ...]:
     (('mbart',), ('xlm-roberta', 'roberta', 'camembert'))
     """
     prefixes = {"XLMRoberta": "xlm-roberta", "Gemma3": "gemma3_text", "GPTNeoX": "gpt_neox", "M2M100": "m2m_100"}
+    prefixes |= {"DebertaV2": "deberta-v2"}
     prefixes |= {"Dinov2WithRegisters": "dinov2_with_registers"}
     prefixes |= {"CLIPVision": "clip_vision_model", "SiglipVision": "siglip_vision_model"}
     family = re.split("Model|For|LMHead|MTModel", name)[0]

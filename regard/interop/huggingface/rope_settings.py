@@ -5,6 +5,7 @@ from typing import Any
 
 from regard.interop.foreign_config import ForeignConfig
 from regard.layers.positions import HIGH_FREQ_FACTOR, LOW_FREQ_FACTOR, YARN_ROTATIONS
+from regard.models.bert import BertConfig
 from regard.models.gpt import GPTConfig
 
 _SUPPORTED_TYPES = ("default", "linear", "llama3", "yarn", "dynamic")
@@ -103,12 +104,15 @@ def _write_scaling(config: GPTConfig) -> dict[str, Any]:
     return scaling
 
 
-# Gemma 3: layers with a sliding window have their own base.
-_BASE, _WINDOW_BASE = 1e6, 10000.0
+# A key of earlier versions and its default: the rotary base of layers with full attention, and with a sliding window.
+RopeKey = tuple[str, float]
+_GEMMA_BASE, _GEMMA_WINDOW_BASE = ("rope_theta", 1e6), ("rope_local_base_freq", 10000.0)
 
 
-def read_rope_by_layer_type(settings: ForeignConfig) -> dict[str, Any]:
-    """Fields of rotary positions with a table per type of layer (Gemma 3)."""
+def read_rope_by_layer_type(
+    settings: ForeignConfig, base: RopeKey = _GEMMA_BASE, window_base: RopeKey = _GEMMA_WINDOW_BASE
+) -> dict[str, Any]:
+    """Fields of rotary positions with a table per type of layer (Gemma 3, ModernBERT)."""
     tables = settings.table.get("rope_parameters") or {}
     if not isinstance(tables, dict):
         raise settings.unsupported("rope_parameters", "expected a table")
@@ -117,22 +121,24 @@ def read_rope_by_layer_type(settings: ForeignConfig) -> dict[str, Any]:
     if settings.table.get("rope_scaling"):
         scaling = _rope_table(settings, "rope_scaling", settings.table["rope_scaling"])
         rope = rope.replace(scaling.table)
-    fields = _read_rope_table(settings, "rope_parameters", rope, settings.get_float("rope_theta", _BASE))
+    fields = _read_rope_table(settings, "rope_parameters", rope, settings.get_float(*base))
     if fields.get("rotary_scaling") == "dynamic":
         raise settings.unsupported("rope_parameters", "expected a rope_type other than dynamic")
-    default = settings.get_float("rope_local_base_freq", _WINDOW_BASE)
-    local_fields = _read_rope_table(settings, "rope_parameters", local, default)
+    local_fields = _read_rope_table(settings, "rope_parameters", local, settings.get_float(*window_base))
     if len(local_fields) > 1:
         raise settings.unsupported("rope_parameters", "expected rope_type default in layers with sliding_attention")
     return fields | {"window_rotary_base": local_fields["rotary_base"]}
 
 
-def write_rope_by_layer_type(config: GPTConfig) -> dict[str, Any]:
+def write_rope_by_layer_type(
+    config: GPTConfig | BertConfig, base: RopeKey = _GEMMA_BASE, window_base: RopeKey = _GEMMA_WINDOW_BASE
+) -> dict[str, Any]:
     """The opposite of `read_rope_by_layer_type`."""
-    scaling, local_base = _write_scaling(config), config.window_rotary_base or config.rotary_base
+    scaling = _write_scaling(config) if isinstance(config, GPTConfig) else {}
+    local_base = config.window_rotary_base or config.rotary_base
     full = {"rope_type": "default", **scaling, "rope_theta": config.rotary_base}
     local = {"rope_type": "default", "rope_theta": local_base}
-    old_keys: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_local_base_freq": local_base}
+    old_keys: dict[str, Any] = {base[0]: config.rotary_base, window_base[0]: local_base}
     return {
         "rope_parameters": {"full_attention": full, "sliding_attention": local},
         **old_keys,
@@ -167,7 +173,7 @@ def read_layer_types(settings: ForeignConfig, layers: int, window: int | None, d
     return next(windows[:n] for n in range(1, layers + 1) if (windows[:n] * layers)[:layers] == windows)
 
 
-def layer_windows(config: GPTConfig) -> tuple[int, ...]:
+def layer_windows(config: GPTConfig | BertConfig) -> tuple[int, ...]:
     """The sliding window of each layer; () if there is none.
 
     >>> layer_windows(GPTConfig(layers=3, sliding_windows=(8, 0)))

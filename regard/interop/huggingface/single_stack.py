@@ -11,7 +11,7 @@ from regard.errors import RegardError
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported, foreign_value
 from regard.interop.huggingface.rope_settings import layer_windows, rotary_fields
 from regard.interop.weight_mapping import MappingTable, parameter_shapes, read_model_weights, write_weights
-from regard.models.bert import ProblemType
+from regard.models.bert import BertConfig, ProblemType
 from regard.models.gpt import GPTConfig
 
 logger = logging.getLogger("regard")
@@ -184,18 +184,25 @@ def _differences(foreign_class: ForeignClass, config: Any) -> dict[str, tuple]:
 
 def _fill_layer_fields(config: GPTConfig, fields: dict[str, Any]) -> None:
     """Fill in implicit values of fields that differ among layers, and drop those without an effect."""
-    fields["sliding_windows"] = windows = layer_windows(config)
     if config.positions == "rotary":
-        if not any(windows):
-            fields["window_rotary_base"] = 0.0
-        elif not config.window_rotary_base and config.rotary_factor == 1.0:
-            fields["window_rotary_base"] = config.rotary_base
         fields["unrotated_layers"] = tuple(sorted({i for i in config.unrotated_layers if i < config.layers}))
     if config.positions != "learned":
         del fields["position_offset"]
     fields["score_width"] = (config.score_width or fields["head_width"]) if config.score == "scaled_dot" else 0.0
     if not config.qk_norm:
         del fields["qk_norm_joint"]
+
+
+def _drop_unused_encoder_fields(config: BertConfig, fields: dict[str, Any]) -> None:
+    """Drop fields without an effect, given the others."""
+    if config.relative == "none":
+        del fields["relative_buckets"], fields["relative_distance"]
+    if config.norm == "post":
+        del fields["first_norm"]
+    if config.head in ("none", "mask"):
+        del fields["head_transform"], fields["pooling"]
+    if config.head == "none" or not (config.head == "mask" or config.head_transform):
+        del fields["head_bias"]
 
 
 def _computation_fields(config: Any) -> dict[str, Any]:
@@ -210,8 +217,16 @@ def _computation_fields(config: Any) -> dict[str, Any]:
             del fields[field]
     elif fields.get("rotary_factor") == 1.0:
         fields |= {"rotary_context": 0, "rotary_scaling": "interpolate"}
+    if "sliding_windows" in fields:
+        fields["sliding_windows"] = windows = layer_windows(config)
+        if fields["positions"] != "rotary" or not any(windows):
+            fields["window_rotary_base"] = 0.0
+        elif not config.window_rotary_base and fields.get("rotary_factor", 1.0) == 1.0:
+            fields["window_rotary_base"] = config.rotary_base
     if isinstance(config, GPTConfig):
         _fill_layer_fields(config, fields)
+    if isinstance(config, BertConfig):
+        _drop_unused_encoder_fields(config, fields)
     if "groups" in fields:
         fields["groups"] = config.groups or config.layers
         if config.head != "classify":

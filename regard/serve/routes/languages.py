@@ -1,5 +1,7 @@
 """English names of languages by their codes (ISO 639)."""
 
+import re
+
 LANGUAGE_NAMES = {
     "af": "Afrikaans", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian", "bn": "Bengali",
     "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish", "de": "German", "el": "Greek", "en": "English",
@@ -17,9 +19,10 @@ LANGUAGE_NAMES = {
 
 
 def language_name(code: str) -> str:
-    """The English name of a language, or its code if the name is not known.
+    """The English name of a language, or its code if the name is not known; the region of mBART's codes is ignored.
 
-    >>> language_name("fr"), language_name("xx")
-    ('French', 'xx')
+    >>> language_name("fr"), language_name("fr_XX"), language_name("xx")
+    ('French', 'French', 'xx')
     """
-    return LANGUAGE_NAMES.get(code, code)
+    language = code[:2] if re.fullmatch("[a-z]{2}_[A-Z]{2}", code) else code
+    return LANGUAGE_NAMES.get(language, code)

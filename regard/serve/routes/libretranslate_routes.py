@@ -6,8 +6,10 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
+from regard.data.text.language_tokens import nearest_codes
 from regard.serve.model_registry import ServedModel
 from regard.serve.routes.error_responses import validation_sentence
 from regard.serve.routes.html_text import split_html
@@ -45,8 +47,12 @@ def make_libretranslate_router(service: Service) -> APIRouter:
         config = replace(model.pipeline.decoding, n_best=1)
         if count > 1:
             config = replace(config, method="beam", beam=max(config.beam, count), n_best=count)
-        to = body.target if model.language_pairs else None
-        prepared = await service.prepare(lines, lambda: model.pipeline.prepare(lines, config, split="auto", to=to))
+        languages: dict[str, Any] = {"to": body.target} if model.has_languages else {}
+        if model.language_tokens is not None and source != "auto":
+            languages["source_language"] = source
+        prepared = await service.prepare(
+            lines, lambda: model.pipeline.prepare(lines, config, split="auto", **languages)
+        )
         results = iter(await service.decode(model, prepared, timeout))
         translated: list[str] = []
         alternatives: list[list[str]] = []
@@ -61,23 +67,31 @@ def make_libretranslate_router(service: Service) -> APIRouter:
             response["alternatives"] = alternatives[0] if is_single else alternatives
         if body.source == "auto":
             sources = [one for one, target in model.language_pairs if target == body.target]
-            fallback = sources[0] if sources else "auto"
+            default = model.language_tokens.default_source if model.language_tokens is not None else None
+            fallback = default or next(iter(sources), "auto")
             found = detected or {"confidence": 0, "language": fallback}
             response["detectedLanguage"] = found if is_single else [found] * len(texts)
         return response
 
     @router.get("/languages")
-    async def languages() -> list[dict[str, Any]]:
+    async def languages() -> JSONResponse:
         """The languages that the translators of this server state."""
-        targets: dict[str, list[str]] = {}
+        targets: dict[str, set[str]] = {}
         for model in service.registry.models:
             for source, target in model.language_pairs:
-                targets.setdefault(source, []).append(target)
-                targets.setdefault(target, [])
-        return [
-            {"code": code, "name": language_name(code), "targets": sorted(set(codes))}
-            for code, codes in sorted(targets.items())
-        ]
+                targets.setdefault(source, set()).add(target)
+                targets.setdefault(target, set())
+            codes = () if model.language_tokens is None else model.language_tokens.ids.keys()
+            for code in codes:
+                targets.setdefault(code, set()).update(codes)
+                targets[code].discard(code)
+        # Validating the 40,000 targets of NLLB as a model of FastAPI would take longer than all the rest.
+        return JSONResponse(
+            [
+                {"code": code, "name": language_name(code), "targets": sorted(codes)}
+                for code, codes in sorted(targets.items())
+            ]
+        )
 
     @router.post("/detect", openapi_extra=_describe_body(DetectBody))
     async def detect(request: Request) -> list[dict[str, Any]]:
@@ -114,14 +128,20 @@ async def _detect(service: Service, model: ServedModel, text: str, timeout: floa
 def _find_translator(service: Service, source: str, target: str) -> ServedModel:
     """The translator from one language to another; the only one, if it does not state its languages."""
     translators = [model for model in service.registry.models if "translate" in model.tasks]
-    if len(translators) == 1 and not translators[0].language_pairs:
+    if len(translators) == 1 and not translators[0].has_languages:
         return translators[0]
     for model in translators:
-        if any(pair[1] == target and source in ("auto", pair[0]) for pair in model.language_pairs):
+        if model.translates(source, target):
             return model
-    known = ", ".join("-".join(pair) for model in translators for pair in model.language_pairs) or "none"
+    pairs = ", ".join("-".join(pair) for model in translators for pair in model.language_pairs)
+    hints = [f"Language pairs: {pairs}."] if pairs else []
+    for tokens in (model.language_tokens for model in translators):
+        if tokens is not None:
+            unknown = next((code for code in (target, source) if code not in tokens.ids), target)[:40]
+            nearest = ", ".join(nearest_codes(unknown, list(tokens.ids)))
+            hints.append(f"Nearest to {unknown!r} of {len(tokens.ids)} languages: {nearest}.")
     message = f"No model translates from {source[:40]!r} to {target[:40]!r}."
-    raise RequestError(message, f"Language pairs: {known}.", status=400)
+    raise RequestError(message, " ".join(hints) or "Language pairs: none.", status=400)
 
 
 async def _read_body(service: Service, request: Request, body_class: type[B]) -> B:

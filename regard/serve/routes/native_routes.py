@@ -33,7 +33,8 @@ def make_native_router(service: Service) -> APIRouter:
     async def translate(body: TranslateBody, request: Request) -> dict[str, Any]:
         """The n-best translations of each text, with scores."""
         model, timeout = find_model(service, request, body.model, "translate")
-        options = {"prefixes": body.prefixes, "required": body.required, "forbidden": body.forbidden, "to": body.to}
+        options: dict[str, Any] = {"prefixes": body.prefixes, "required": body.required, "forbidden": body.forbidden}
+        options |= {"to": body.to, "source_language": body.source_language}
         _check_count("prefixes", body.prefixes, len(body.texts))
         config = body.options.to_config(model.pipeline.decoding)
         prepared = await service.prepare(
@@ -114,7 +115,8 @@ def make_native_router(service: Service) -> APIRouter:
         if inputs is None:
             needed = "pairs of source and target" if is_translator else "texts"
             raise RequestError(f"{model.name} scores {needed}.", f"Pass {'pairs' if is_translator else 'texts'}.")
-        scores = await service.score(model, list(inputs), body.truncate, timeout, body.to)
+        languages = (body.to, body.source_language)
+        scores = await service.score(model, list(inputs), body.truncate, timeout, languages)
         return {"model": model.name, "scores": [{"logprob": one.logprob, "tokens": one.tokens} for one in scores]}
 
     @router.post("/attention", response_model=None)
@@ -146,7 +148,8 @@ async def _look(service: Service, model: ServedModel, body: AttentionBody, read:
     if model.pipeline.tokenizers:
         if body.text is None or body.image is not None:
             raise RequestError(f"{model.name} processes texts.", "Pass text, and no image.")
-        return await service.look(model, body.text, read, timeout, body.to, target=body.target, context=body.context)
+        languages = (body.to, body.source_language)
+        return await service.look(model, body.text, read, timeout, languages, target=body.target, context=body.context)
     if body.image is None or body.text is not None:
         raise RequestError(f"{model.name} processes images.", "Pass image, and no text.")
     (image,) = await _decode_images(service, [body.image])

@@ -106,8 +106,15 @@ def make_openai_router(service: Service) -> APIRouter:
 
 def describe_model(model: ServedModel) -> dict[str, Any]:
     """A model in the list of models."""
-    description = {"id": model.name, "object": "model", "created": int(model.loaded_at), "owned_by": "regard"}
-    return {**description, "tasks": model.tasks, "language_pairs": [list(pair) for pair in model.language_pairs]}
+    description: dict[str, Any] = {
+        "id": model.name,
+        "object": "model",
+        "created": int(model.loaded_at),
+        "owned_by": "regard",
+    }
+    description |= {"tasks": model.tasks, "language_pairs": [list(pair) for pair in model.language_pairs]}
+    # A translator between any two of its languages has no list of pairs.
+    return description | ({} if model.language_tokens is None else {"languages": list(model.language_tokens.ids)})
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from regard.decode import DecodeConfig
-from regard.pipelines.translator import Split
+from regard.pipelines.translation import Split
 
 
 def check_text(text: str) -> str:
@@ -26,6 +26,7 @@ Text = Annotated[str, AfterValidator(check_text)]
 ModelName = Annotated[Text | None, Field(description="name of the model; not needed if only one has this task")]
 
 TargetLanguage = Annotated[Text | None, Field(description="target language, for a translator of several")]
+SourceLanguage = Annotated[Text | None, Field(description="source language, for a translator that needs it")]
 
 
 class Body(BaseModel):
@@ -64,6 +65,7 @@ class DecodeOptions(BaseModel):
 class TranslateBody(Body):
     texts: list[Text]
     to: TargetLanguage = None
+    source_language: SourceLanguage = None
     options: DecodeOptions = DecodeOptions()
     prefixes: list[Text] | None = Field(None, description="forced beginning of each translation")
     required: list[Text] | None = Field(None, description="phrases that every translation must contain")
@@ -110,6 +112,7 @@ class ScoreBody(Body):
     texts: list[Text] | None = Field(None, description="texts to score with a language model")
     pairs: list[tuple[Text, Text]] | None = Field(None, description="source and target, to score with a translator")
     to: TargetLanguage = None
+    source_language: SourceLanguage = None
     truncate: bool = False
 
 
@@ -117,6 +120,7 @@ class AttentionBody(Body):
     text: Text | None = Field(None, description="text that the model processes")
     target: Text | None = Field(None, description="output to force; by default a translator translates")
     to: TargetLanguage = None
+    source_language: SourceLanguage = None
     context: Text | None = Field(None, description="for question answering, the text that the question is about")
     image: str | None = Field(None, description="image file in base64")
     format: Literal["page", "arrays"] = Field("page", description="an HTML page, or the weights as JSON")

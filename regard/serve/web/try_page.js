@@ -30,9 +30,14 @@ async function request(path, body) {
 
 const send = async (path, body) => format(await (await request(path, body)).json());
 
+/** The fields of the chosen languages; a model of one pair has none. */
+function languages() {
+  const [to, source] = [find("to").value, find("from").value];
+  return { ...(to && { to }), ...(source && { source_language: source }) };
+}
+
 async function translate(model, text) {
-  const to = find("to").value;
-  return send("/api/translate", { model, texts: text.split("\n"), ...(to && { to }) });
+  return send("/api/translate", { model, texts: text.split("\n"), ...languages() });
 }
 
 async function answer(model, question) {
@@ -85,9 +90,11 @@ function selected() {
 
 function showFields() {
   const { model, task, isImage } = selected();
-  const targets = [...new Set((model?.language_pairs ?? []).map((pair) => pair[1]))];
-  find("to").replaceChildren(...(targets.length > 1 ? targets : []).map((code) => new Option(code, code)));
-  find("to-row").hidden = targets.length < 2;
+  const targets = model?.languages ?? [...new Set((model?.language_pairs ?? []).map((pair) => pair[1]))];
+  for (const [name, codes] of Object.entries({ to: targets, from: model?.languages ?? [] })) {
+    find(name).replaceChildren(...(codes.length > 1 ? codes : []).map((code) => new Option(code, code)));
+    find(`${name}-row`).hidden = codes.length < 2;
+  }
   find("image-row").hidden = !isImage;
   find("text-row").hidden = isImage;
   find("context-row").hidden = task !== "answer";
@@ -114,7 +121,7 @@ async function run() {
 
 async function look() {
   const { model, task, isImage } = selected();
-  const body = { model: model.id };
+  const body = { model: model.id, ...languages() };
   if (isImage) body.image = await readImage();
   else body.text = find("text").value;
   if (task === "answer") body.context = find("context").value;

@@ -20,6 +20,7 @@ from regard.models import ModelConfig, ViTConfig, family_name, make_model
 from regard.pipelines import TextEncoder, Translator, load_weights, make_pipeline, pipeline_kind, read_tokenizers
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
+from regard.training.multilingual import select_training_languages
 from regard.training.optim.schedules import parse_duration
 from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
 from regard.training.recipe import Recipe, TrainConfig, recipe_to_dict
@@ -234,6 +235,8 @@ def prepare_run(
 ) -> tuple[RunSpec, Rank0Resources]:
     """Encode the data and build the model; its initial weights are those of the pipeline `origin`, if there is one."""
     config, task, family = recipe.train, TASKS[recipe.task], pipeline_kind(recipe.model)
+    if isinstance(origin, Translator):
+        origin = select_training_languages(origin, recipe.data)
     special = family.special if origin is None else origin.special
     tokenizers = read_tokenizers(out, foreign=special != family.special) if family.tokenizer_count else ()
     model_config = task.complete_config(recipe.model, dataset, tokenizers)
@@ -257,6 +260,8 @@ def prepare_run(
         keeps = tokenizers[0].language_tags or not pipeline.language_pairs
         pairs = (*origin.language_pairs, *pipeline.language_pairs) if keeps else pipeline.language_pairs
         pipeline.language_pairs = add_directions(pairs, both=False)
+        pipeline.language_tokens = origin.language_tokens
+        pipeline.source_language, pipeline.target_language = origin.source_language, origin.target_language
     if isinstance(origin, TextEncoder) and isinstance(pipeline, TextEncoder):
         pipeline.sentence = origin.sentence
     return spec, Rank0Resources(dataset, validation, pipeline, note, origin is not None, vectors)

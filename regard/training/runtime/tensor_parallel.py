@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from regard.layers.feedforward import FeedForward
 from regard.layers.multihead import MultiHead
-from regard.layers.positions import RelativeBias
+from regard.layers.positions import RelativeBias, RelativeEmbedding
 from regard.training.runtime.workers import Workers, report_dead_ranks
 
 
@@ -62,6 +62,8 @@ class TensorParallel:
                 divisions |= self._divide_feedforward(module)
             elif isinstance(module, RelativeBias):
                 divisions[module.table.weight] = _COLUMNS
+            elif isinstance(module, RelativeEmbedding):  # the heads of all ranks read it
+                divisions |= dict.fromkeys(module.parameters(), _COPY)
         self.partial_gradients = {
             name for name, p in model.named_parameters() if p in divisions and divisions[p] == _COPY
         }

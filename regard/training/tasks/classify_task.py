@@ -74,11 +74,12 @@ class ClassifyTask(Task):
         return train_shared_tokenizer(texts, config, mask=True)
 
     def complete_config(self, config: Any, dataset: Dataset[Sequence[LabeledText]], tokenizers: Tokenizers) -> Any:
+        needs_pooler = config.pooler == "none" and config.pooling == "first" and not config.head_transform
         return set_vocab_size(
             config,
             tokenizers,
             head="classify",
-            pooler="tanh" if config.pooler == "none" and config.pooling == "first" else config.pooler,
+            pooler="tanh" if needs_pooler else config.pooler,
             labels=label_names(dataset.training),
         )
 

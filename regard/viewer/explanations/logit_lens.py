@@ -142,7 +142,5 @@ def unembed(model: Any, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Ten
         case ViT():
             return model.logits(model.pool(stream if model.norm_is_last else model.norm(stream), inputs))
         case Bert():
-            x = model.norm(stream)
-            x = model.mask_head(x) if model.mask_head is not None else model.pool(x, inputs)
-            return model.output(x)
+            return model.output(model.head_features(model.norm(stream), inputs))
     return model.logits(model.norm(stream))

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention import SCORES, Bias, Concat, Mask, Recorded, Score, SoftCap
+from regard.attention import SCORES, Bias, Concat, Disentangled, Mask, Recorded, Score, SoftCap
 from regard.attention.backends.call import Call
-from regard.attention.masks import And, Causal, MaskParts, Not, Or, Padding, Window
+from regard.attention.masks import And, Causal, Local, MaskParts, Not, Or, Padding, Window
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike
 from regard.errors import RegardError
@@ -68,6 +68,9 @@ class MapInputs(NamedTuple):
     mask: Mask | None
     cap: float
     """soft-capping of the scores, cap · tanh(score / cap); 0: none"""
+    relative: list[int] | None
+    """disentangled attention: the last channels of q and k are products with relative positions; this is the index of
+    the channel by distance, as for `bias`"""
 
 
 def build_scene(
@@ -164,6 +167,7 @@ def attention_headers(maps: Mapping[str, AttentionMap], blobs: list[bytes], look
                     "form": "dot" if one.w is None else "concat",
                     "scale": one.scale,
                     **({"cap": one.cap} if one.cap else {}),
+                    **({"relative": one.relative} if one.relative else {}),
                 },
                 "mask": _mask_header(one.mask),
                 "q": add_blob(blobs, one.q, exact),
@@ -244,6 +248,8 @@ def _layer_indices(maps: Iterable[AttentionMap]) -> list[int]:
 def _score_name(score: Score) -> str:
     if isinstance(score, SoftCap):
         return f"{_score_name(score.inner)}, soft-capped"
+    if isinstance(score, Disentangled):
+        return "disentangled"
     return next((name for name, kind in SCORES.items() if type(score) is kind), type(score).__name__)
 
 
@@ -256,6 +262,8 @@ def _mask_header(mask: Mask | None) -> dict[str, Any] | None:
             return {"op": "causal"}
         case Window(n):
             return {"op": "window", "size": n}
+        case Local(n):
+            return {"op": "local", "size": n}
         case Padding(lengths):
             return {"op": "lengths", "length": int(lengths[0])}
         case And(left, right):
@@ -277,12 +285,16 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
             raise RegardError(f"{recorded.name} was called several times with different keys.", PLOT_HINT)
         q = torch.cat([q, *(one.q for one in others)], dim=2)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
-    if type(score).pair not in (DotLike.pair, Concat.pair, SoftCap.pair):
+    is_disentangled = isinstance(score, Disentangled)
+    if type(score).pair not in (DotLike.pair, Concat.pair, SoftCap.pair) and not is_disentangled:
         raise RegardError(f"A page cannot compute the score {_score_name(score)}.", PLOT_HINT)
     with torch.autocast(q.device.type, enabled=False):
         folded_q, folded_k, scale = score.fold(q, repeat_heads(k, H))
         w = score.weight_a.squeeze(-1).expand(H, -1) if isinstance(score, Concat) else None
         distances = None if bias is None else _bias_by_distance(bias, H, T, S, q.device)
+        channels = None
+        if isinstance(score, Disentangled):
+            folded_q, folded_k, channels = _select_relative(score, folded_q, folded_k)
     keys = _distinct_heads(folded_k[0], k.shape[1])
     return MapInputs(
         _to_numpy(folded_q[0].transpose(0, 1)),
@@ -292,7 +304,18 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
         None if distances is None else _to_numpy(distances),
         mask_parts.mask,
         score.cap if isinstance(score, SoftCap) else 0.0,
+        channels,
     )
+
+
+def _select_relative(score: Disentangled, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """Queries and keys with the channels of relative positions that occur, and the channel of each distance."""
+    width, T, S = score.keys.shape[-1], q.shape[-2], k.shape[-2]
+    zero = torch.zeros(1, dtype=torch.long, device=q.device)
+    rows = score.index(zero, torch.arange(1 - S, T, device=q.device))[0]
+    used, channels = rows.unique(return_inverse=True)
+    q, k = (torch.cat((x[..., :width], x[..., width + used]), dim=-1) for x in (q, k))
+    return q, k, (channels + width).tolist()
 
 
 class _FirstSequence(NamedTuple):

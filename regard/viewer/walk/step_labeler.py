@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from regard.attention.masks import Local, Window
 from regard.viewer.walk.computation import ELEMENTWISE, FLOATS, LAYOUT, NORMS, Node
 from regard.viewer.walk.module_calls import ModuleCalls, ancestors, class_names, is_collapsed
 from regard.viewer.walk.step_labels import (
@@ -136,7 +137,7 @@ class StepLabeler:
         ]
 
     def _specialize(self, node: Node, label: OptionalLabel, path: str) -> OptionalLabel:
-        """Adapt a label to the module: a missing bias, the memory of cross-attention, the activation."""
+        """Adapt a label to the module: a missing bias, the memory of cross-attention, the mask, the activation."""
         if label is None:
             return None
         if node.op in ("mul", "add") and node.step.attributes.get("other") == {"mul": 1.0, "add": 0.0}[node.op]:
@@ -147,6 +148,8 @@ class StepLabeler:
             formula = re.sub(r" \+ b\S*$", "", formula)
         if getattr(self.calls.modules[path], "kind", "") == "cross" and label.name in ("k", "v"):
             formula = formula.replace("x", "m", 1)
+        if label.name == "e_masked":
+            title, formula = _describe_mask(getattr(self.calls.modules[path], "mask", None)) or (title, formula)
         if node.op in ACTIVATIONS:
             formula = formula.format(ACTIVATIONS[node.op])
             title = title.format(GATED_UNITS.get(node.op, "gated linear unit"))
@@ -200,3 +203,13 @@ class StepLabeler:
         if reader.op in ACTIVATIONS:
             return node.op not in ACTIVATIONS
         return reader.op in ELEMENTWISE and any(self._is_piece(one) and one.op not in ACTIVATIONS for one in readers)
+
+
+def _describe_mask(mask: Any) -> tuple[str, str] | None:
+    """Title and formula of a mask that is not simply causal."""
+    match mask:
+        case Local(n):
+            return "Local attention", f"eₜₛ ← −∞ for |s − t| > {n}"
+        case Window(n):
+            return "Causal mask with a sliding window", f"eₜₛ ← −∞ for s > t and for s ≤ t − {n}"
+    return None

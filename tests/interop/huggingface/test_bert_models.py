@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA compared with transformers, with random weights."""
+"""Encoder-only models (BERT and its successors) compared with transformers, with random weights."""
 
 import json
 import logging
@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from regard.attention import record
+from regard.attention.exact_weights import compute_weights
 from regard.errors import RegardError
 from regard.interop import import_huggingface
 from regard.layers.packed import pack
@@ -23,6 +25,12 @@ from tests.interop.model_comparison import (
 
 SEGMENTS = [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1]]
 
+_DEBERTA = {"relative_attention": True, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+_DEBERTA |= {"pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "type_vocab_size": 0}
+_ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 70.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+}
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 30, "num_attention_heads": 5, "num_hidden_layers": 2}
 CONFIGS = {
     "Bert": [
@@ -66,6 +74,38 @@ CONFIGS = {
             **dict(max_position_embeddings=20, embedding_size=24, layer_norm_eps=1e-5, type_vocab_size=3),
         ),
     ],
+    "MPNet": [
+        dict(_SIZES, intermediate_size=37, max_position_embeddings=13, pad_token_id=1),
+        dict(
+            **dict(_SIZES, hidden_size=24, num_attention_heads=3, num_hidden_layers=3, intermediate_size=50),
+            **dict(max_position_embeddings=20, layer_norm_eps=1e-5),
+        ),
+    ],
+    "DebertaV2": [
+        dict(_SIZES, intermediate_size=37, max_position_embeddings=13, position_buckets=4, **_DEBERTA),
+        dict(
+            **dict(_SIZES, hidden_size=24, num_attention_heads=3, num_hidden_layers=3, intermediate_size=50),
+            **(_DEBERTA | dict(max_relative_positions=3, type_vocab_size=2, position_biased_input=True)),
+            **dict(pooler_hidden_act="tanh", layer_norm_eps=1e-5, hidden_act="gelu_new", max_position_embeddings=13),
+        ),
+        dict(
+            **dict(_SIZES, intermediate_size=37, max_position_embeddings=40, position_buckets=8, hidden_act="relu"),
+            **(_DEBERTA | dict(max_relative_positions=6, pos_att_type="c2p|p2c")),
+        ),
+    ],
+    "ModernBert": [
+        dict(_SIZES, intermediate_size=37, hidden_size=30, num_hidden_layers=4, local_attention=4, pad_token_id=0),
+        dict(
+            **dict(_SIZES, hidden_size=24, num_attention_heads=3, num_hidden_layers=3, intermediate_size=50),
+            **dict(local_attention=3, layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+            **dict(norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True, norm_eps=1e-3),
+            **dict(classifier_pooling="mean", rope_parameters=_ROPE, pad_token_id=0),
+        ),
+        dict(
+            **dict(_SIZES, intermediate_size=41, mlp_bias=True, hidden_activation="silu", classifier_activation="silu"),
+            **dict(layer_types=["full_attention"] * 2, pad_token_id=0),
+        ),
+    ],
 }
 CASES = [(family, i) for family, configs in CONFIGS.items() for i in range(len(configs))]
 
@@ -76,7 +116,8 @@ def make_hf_model(transformers, family, index, head, folder, **changes):
 
 
 def segments_of(family):
-    return None if family in ("XLMRoberta", "Camembert", "DistilBert") else SEGMENTS
+    has_none = family in ("XLMRoberta", "Camembert", "DistilBert", "MPNet", "ModernBert", "DebertaV2")
+    return None if has_none else SEGMENTS
 
 
 def hf_output(family, model):
@@ -94,7 +135,7 @@ def test_encoder_matches_transformers(transformers, tmp_path, family, index):
     pipeline, exported = round_trip(transformers, tmp_path / "in", tmp_path / "out")
     encoded = assert_same_attention(pipeline.model, expected.attentions, segments_of(family))
     assert_close(encoded, remove_padding(expected.last_hidden_state))
-    if family not in ("DistilBert", "Electra"):  # they have no pooler
+    if family not in ("DistilBert", "Electra", "DebertaV2", "ModernBert"):  # they have no pooler
         assert_close(pipeline.model.pool(encoded, pack(ROWS)), expected.pooler_output)
     assert torch.equal(hf_output(family, exported).last_hidden_state, expected.last_hidden_state)
 
@@ -187,6 +228,49 @@ def test_discriminator_of_electra_is_imported_without_head(transformers, tmp_pat
     assert_close(pipeline.model(pack(ROWS), segments), remove_padding(expected))
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("MPNet", {"max_position_embeddings": 322}),
+        ("DebertaV2", {"position_buckets": 32, "max_position_embeddings": 128}),
+        ("DebertaV2", {"position_buckets": -1, "max_position_embeddings": 128}),
+        ("ModernBert", {"local_attention": 32}),
+    ],
+)
+def test_relative_positions_and_windows_match_transformers_in_long_texts(transformers, tmp_path, family, changes):
+    hf_model = make_hf_model(transformers, family, 0, "Model", tmp_path, **changes)
+    pipeline = import_huggingface(tmp_path)
+    ids = torch.randint(5, VOCAB, (320,), generator=torch.manual_seed(0)).tolist()
+    with torch.no_grad(), record(pipeline.model) as recording:
+        expected = hf_model(input_ids=torch.tensor([ids]), output_attentions=True)
+        assert_close(pipeline.model(pack([ids])), expected.last_hidden_state[0])
+    for (recorded,), weights in zip((one.calls for one in recording.values()), expected.attentions, strict=True):
+        assert_close(compute_weights(recorded), weights)
+
+
+def test_folder_without_class_is_imported_without_head(transformers, tmp_path, caplog):
+    """As the published DeBERTa-v3, whose file has two heads of pre-training."""
+    hf_model = make_hf_model(transformers, "DebertaV2", 0, "ForMaskedLM", tmp_path)
+    edit_config(tmp_path, "architectures")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"mask_predictions.dense.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
+    with caplog.at_level(logging.WARNING, "regard"):
+        pipeline = import_huggingface(tmp_path)
+    assert "no class is named" in caplog.text
+    assert "mask_predictions.dense.weight" in caplog.text
+    assert_close(pipeline.model(pack(ROWS)), remove_padding(run_hf_model(hf_model.deberta).last_hidden_state))
+    edit_config(tmp_path, model_type="unknown")
+    with pytest.raises(RegardError, match="architectures = None"):
+        import_huggingface(tmp_path)
+
+
+def test_segments_of_deberta_match_transformers(transformers, tmp_path):
+    hf_model = make_hf_model(transformers, "DebertaV2", 1, "Model", tmp_path)
+    segments = torch.tensor([segment for row in SEGMENTS for segment in row])
+    expected = remove_padding(run_hf_model(hf_model, SEGMENTS).last_hidden_state)
+    assert_close(import_huggingface(tmp_path).model(pack(ROWS), segments), expected)
+
+
 def test_labels_without_names_get_default_names(transformers, tmp_path):
     make_hf_model(transformers, "Bert", 0, "ForSequenceClassification", tmp_path)
     assert import_huggingface(tmp_path).model.config.labels == ("LABEL_0", "LABEL_1")
@@ -251,6 +335,25 @@ def test_name_prefix_is_optional(transformers, tmp_path, head):
         ("Albert", "inner_group_num", 2),
         ("Electra", "hidden_act", "relu"),
         ("Electra", "is_decoder", True),
+        ("MPNet", "hidden_act", "relu"),
+        ("MPNet", "relative_attention_num_buckets", 64),
+        ("MPNet", "pad_token_id", 0),
+        ("MPNet", "max_position_embeddings", 2),
+        ("DebertaV2", "relative_attention", False),
+        ("DebertaV2", "share_att_key", False),
+        ("DebertaV2", "norm_rel_ebd", "none"),
+        ("DebertaV2", "pos_att_type", ["c2p"]),
+        ("DebertaV2", "conv_kernel_size", 3),
+        ("DebertaV2", "embedding_size", 24),
+        ("DebertaV2", "attention_head_size", 5),
+        ("DebertaV2", "position_buckets", 2),
+        ("DebertaV2", "legacy", False),
+        ("ModernBert", "hidden_activation", "relu"),
+        ("ModernBert", "classifier_activation", "relu"),
+        ("ModernBert", "decoder_bias", False),
+        ("ModernBert", "tie_word_embeddings", False),
+        ("ModernBert", "layer_types", ["full_attention"]),
+        ("ModernBert", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
     ],
 )
 def test_unsupported_settings_are_an_error_that_names_the_key(transformers, tmp_path, family, key, value):

@@ -217,7 +217,7 @@ def test_missing_or_invalid_config_is_an_error(folder, tmp_path):
         import_huggingface(folder)
 
 
-@pytest.mark.parametrize("architectures", [None, [], "BertModel", ["BertModel", "GPT2Model"], ["MambaForCausalLM"]])
+@pytest.mark.parametrize("architectures", [[], "BertModel", ["BertModel", "GPT2Model"], ["MambaForCausalLM"]])
 def test_unsupported_classes_are_an_error(folder, architectures):
     edit_config(folder, architectures=architectures)
     with pytest.raises(RegardError, match=r"expected a list of one class|unsupported class") as caught:

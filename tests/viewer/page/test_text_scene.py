@@ -216,6 +216,26 @@ def test_sliding_windows_and_soft_capping():
     assert made.header["attentions"][0]["score"]["cap"] == 0.7
 
 
+def test_local_attention_and_relative_positions_of_encoders():
+    encoder = make_text_pipeline("bert")
+    changes = {"groups": 0, "sliding_windows": (0, 1), "relative": "disentangled"}
+    for buckets, distance in ((8, 5), (32, 0)):
+        config = dataclasses.replace(
+            encoder.model.config, **changes, relative_buckets=buckets, relative_distance=distance
+        )
+        seen = look(dataclasses.replace(encoder, model=amplify_weights(make_model(config))), SOURCE)
+        made = build_scene(seen)
+        compare(seen, made)
+        assert [one["mask"] for one in made.header["attentions"]] == [None, {"op": "local", "size": 1}] * 2
+        assert {one["score"]["name"] for one in made.header["attentions"]} == {"disentangled"}
+        T, _, width = made.header["attentions"][0]["q"]["shape"]
+        assert width == 4 + min(buckets, 2 * T - 1)  # only positions that occur
+    config = dataclasses.replace(config, relative="bias", relative_buckets=6, relative_distance=4)
+    compare(
+        seen := look(dataclasses.replace(encoder, model=amplify_weights(make_model(config))), SOURCE), build_scene(seen)
+    )
+
+
 def test_layers_with_shared_weights_are_separate_attentions():
     seen = look(make_text_pipeline("bert"), SOURCE)
     made = build_scene(seen)

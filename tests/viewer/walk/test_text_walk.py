@@ -106,6 +106,14 @@ def test_names_formulas_and_axes_of_an_attention():
     assert (trace["decoder.0.attention.e_masked"][0, 0, 1:] < -1e38).all()
 
 
+def test_masks_are_described():
+    def masks(walk):
+        return {(step["title"], step["formula"]) for step in shown(walk.trace) if "−∞" in (step["formula"] or "")}
+
+    assert masks(cached_walk("llama")) == {("Causal mask", "eₜₛ ← −∞ for s > t")}
+    assert masks(cached_walk("modernbert")) == {("Local attention", "eₜₛ ← −∞ for |s − t| > 1")}
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_step_of_built_in_layers_has_a_title(form):
     """Default titles are for custom layers."""

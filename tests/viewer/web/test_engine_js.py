@@ -35,7 +35,7 @@ from tests.viewer.text_models import SOURCE, WORDS, cached_look, make_look
 
 FORMS = ["transformer", "dot, cosine, location", "general, grouped concat", "rotary, grouped", "T5"]
 FORMS += ["luong lstm of two layers", "bahdanau"]
-FORMS += ["llama", "gemma", "gpt2", "bert, pre", "albert", "classify", "answer", "embed"]
+FORMS += ["llama", "gemma", "gpt2", "bert, pre", "albert", "classify", "answer", "embed", "modernbert"]
 ROUNDED: dict[str, tuple[str, Precision]] = {
     "transformer, float16": ("transformer", "float16"),
     "transformer, int8": ("transformer", "int8"),
@@ -154,6 +154,11 @@ def with_ends(pipeline: Any) -> Any:
     return replace(pipeline, special=replace(pipeline.special, other_eos=(6, 9)))
 
 
+def with_languages(pipeline: Any) -> Any:
+    """The pipeline with tokens of languages after the source and at the start of the target (mBART)."""
+    return replace(pipeline, special=replace(pipeline.special, after_end=7, sos=8))
+
+
 def with_problem(pipeline: Any, problem: str) -> Any:
     model = make_model(replace(pipeline.model.config, problem_type=problem)).eval()
     model.load_state_dict(pipeline.model.state_dict())
@@ -168,6 +173,7 @@ def with_pooling(pipeline: Any) -> Any:
 # Other pipelines of the same models.
 VARIANTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "transformer with several ends": ("transformer", with_ends),
+    "transformer with languages": ("transformer", with_languages),
     "llama with several ends": ("llama", with_ends),
     "labels of several kinds": ("classify", partial(with_problem, problem="multi_label")),
     "regression": ("classify", partial(with_problem, problem="regression")),

@@ -127,6 +127,7 @@ def odd_scene(rng: np.random.Generator, *, exact: bool = True) -> Scene:
         "free": None,
         "causal": {"op": "causal"},
         "window": {"op": "window", "size": 3},
+        "local": {"op": "local", "size": 2},
         "lengths": {"op": "and", "parts": [{"op": "lengths", "length": 7}, {"op": "causal"}]},
         "holes": {"op": "and", "parts": [{"op": "causal"}, {"op": "not", "part": {"op": "window", "size": 2}}]},
         "either": {"op": "or", "parts": [{"op": "window", "size": 2}, {"op": "lengths", "length": 2}]},
@@ -153,7 +154,9 @@ def odd_scene(rng: np.random.Generator, *, exact: bool = True) -> Scene:
     ]
     capped = scenes.attention("capped", "cross", 0, numbers(T, H, D), numbers(S, H, D), axes, masks["window"])
     capped["score"]["cap"] = 0.5
-    return scenes.scene(sides, [*attentions, capped], ("s", "t"), exact=exact)
+    relative = scenes.attention("relative", "cross", 0, numbers(T, H, D), numbers(S, H, D), axes, masks["local"])
+    relative["score"]["relative"] = [min(max(i // 3, 5), D - 1) for i in range(T + S - 1)]
+    return scenes.scene(sides, [*attentions, capped, relative], ("s", "t"), exact=exact)
 
 
 @pytest.fixture(params=["float32", "uint16"])

@@ -61,8 +61,14 @@ export class PageEngine {
 
   /** Surrounds ids with the special tokens of an input. @param {number[]} ids */
   addSpecialTokens(ids) {
-    const { begin, end } = this.special;
-    return [...(begin === null ? [] : [begin]), ...ids, ...(end === null ? [] : [end])];
+    const [prefix, suffix] = this.surroundings;
+    return [...prefix, ...ids, ...suffix];
+  }
+
+  /** The special tokens before and after an input. @returns {number[][]} */
+  get surroundings() {
+    const { begin, end, after_end: afterEnd = null } = this.special;
+    return [[begin], [end, afterEnd]].map((ids) => ids.filter((id) => id !== null));
   }
 
   /** @param {number[]} ids @returns {number[]} */
@@ -151,8 +157,7 @@ export class PageEngine {
     const options = { ...this.header.search, ...changed };
     const ids = this.encodeSource(source);
     const recorded = this.recordedSlots;
-    const { begin, end } = this.special;
-    const [head, tail] = [begin === null ? 0 : 1, end === null ? 0 : 1];
+    const [head, tail] = this.surroundings.map((ids) => ids.length);
     const last = ids.length - tail;
     const inner = textAxis(this.sourceTokenizer, source, ids.slice(head, last));
     const labels = (/** @type {number[]} */ list, tokenizer = this.sourceTokenizer) => list.map((id) => tokenizer.label(id));

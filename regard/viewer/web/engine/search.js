@@ -5,7 +5,7 @@
  *   max_ratio: number, max_extra: number, min_len: number, unknown: boolean, temperature: number, top_k: number,
  *   top_p: number, seed: number}} SearchOptions
  * @typedef {{pad: number, unk: number, sos: number, eos: number, mask: number | null, begin: number | null,
- *   end: number | null, forced: number | null, between: number | null, other_eos: number[]}} SpecialTokens
+ *   end: number | null, forced: number | null, between: number | null, after_end?: number | null, other_eos: number[]}} SpecialTokens
  * @typedef {{ids: number[], logprobs: number[], total: number}} Live
  * @typedef {{ids: number[], score: number, logprob: number, logprobs: number[]}} Hypothesis
  * @typedef {{parent: number, token: number, logprob: number, reason: string}} Refused

@@ -225,7 +225,7 @@ export class Kernel {
    */
   computeRows(head, rows, from, to, out) {
     const width = to - from;
-    if (!this.run || head.w) {
+    if (!this.run || head.w || head.relative) {
       const row = new Float64Array(head.S);
       rows.forEach((t, i) => out.set(computeWeights(head, t, row).subarray(from, to), i * width));
       return;

@@ -6,14 +6,14 @@
  */
 
 /** @typedef {{op: string, size?: number, length?: number, parts?: Mask[], part?: Mask}} Mask */
-/** @typedef {{name: string, form: string, scale?: number, cap?: number}} Score */
+/** @typedef {{name: string, form: string, scale?: number, cap?: number, relative?: number[]}} Score */
 /**
  * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw encoded numbers
  */
 /**
  * One head of one attention: the inputs of a row of weights.
  * @typedef {{T: number, S: number, D: number, q: Float32Array, k: Float32Array, scale: number, cap?: number,
- *   w: Float32Array | null, bias: Float32Array | null, mask: Mask | null}} Head
+ *   relative?: number[], w: Float32Array | null, bias: Float32Array | null, mask: Mask | null}} Head
  */
 /** @typedef {Float32Array | Float64Array} Row */
 
@@ -68,6 +68,7 @@ export function extractHead(attention, raw, h) {
     k: decodeHead(raw.k, S, G, D, Math.floor(h / (H / G))),
     scale: attention.score.scale ?? 1,
     cap: attention.score.cap,
+    relative: attention.score.relative,
     w: raw.w ? decodeHead(raw.w, 1, H, D, h) : null,
     bias: raw.bias ? decodeHead(raw.bias, 1, H, T + S - 1, h) : null,
     mask: attention.mask,
@@ -85,6 +86,8 @@ export function mayAttend(mask, p, s) {
       return s <= p;
     case "window":
       return s <= p && s > p - mask.size;
+    case "local":
+      return Math.abs(p - s) <= mask.size;
     case "lengths":
       return s < mask.length;
     case "and":
@@ -109,6 +112,9 @@ export function keyRange(mask, p, S) {
   const to = Math.max(0, Math.min(S, p + 1));
   if (mask.op === "causal") return { ...allKeys, to };
   if (mask.op === "window") return { ...allKeys, from: Math.max(0, p - mask.size + 1), to };
+  if (mask.op === "local") {
+    return { ...allKeys, from: Math.max(0, p - mask.size), to: Math.max(0, Math.min(S, p + mask.size + 1)) };
+  }
   if (mask.op === "lengths") return { ...allKeys, to: Math.min(S, mask.length) };
   if (mask.op !== "and") return { ...allKeys, isOpen: (s) => mayAttend(mask, p, s) };
   const parts = mask.parts.map((part) => keyRange(part, p, S));
@@ -140,7 +146,9 @@ function exponentialsOf(numbers) {
  * @param {Head} head @param {number} t @param {number} from @param {number} to @param {Row} out
  */
 export function computeScores(head, t, from, to, out) {
-  const { D, T, bias, cap, scale, w } = head;
+  const { D, T, bias, cap, relative, scale, w } = head;
+  // Disentangled attention: the channels from this one on are products with relative positions, of which each pair has one.
+  const width = relative ? Math.min(...relative) : D;
   if (w) {
     const [q, k] = [exponentialsOf(head.q), exponentialsOf(head.k)];
     let all = 0;
@@ -165,11 +173,12 @@ export function computeScores(head, t, from, to, out) {
       let d = 0;
       const i = t * D;
       const j = s * D;
-      for (; d + 1 < D; d += 2) {
+      for (; d + 1 < width; d += 2) {
         even += q[i + d] * k[j + d];
         odd += q[i + d + 1] * k[j + d + 1];
       }
-      if (d < D) even += q[i + d] * k[j + d];
+      if (d < width) even += q[i + d] * k[j + d];
+      if (relative) odd += q[i + relative[s - t + T - 1]] + k[j + relative[s - t + T - 1]];
       out[s] = scale * (even + odd);
     }
   }
