@@ -204,13 +204,13 @@ _LABELS: Alternatives = [
     dict(num_labels=4, problem_type="multi_label_classification"),
     dict(num_labels=1, problem_type="regression"),
 ]
+_BERT_HEADS: Alternatives = [
+    dict(hidden_size=30, num_attention_heads=5),
+    dict(hidden_size=24, num_attention_heads=1),
+    dict(hidden_size=24, num_attention_heads=3),
+]
 _BERT = [
-    values("vocab_size", VOCAB),
-    [
-        dict(hidden_size=30, num_attention_heads=5),
-        dict(hidden_size=24, num_attention_heads=1),
-        dict(hidden_size=24, num_attention_heads=3),
-    ],
+    *(values("vocab_size", VOCAB), _BERT_HEADS),
     *(values("intermediate_size", 37, 50), values("layer_norm_eps", 1e-12, 1e-3)),
     *(values("max_position_embeddings", 13, 20), values("hidden_dropout_prob", 0.1, 0.0)),
 ]
@@ -234,9 +234,39 @@ _ENCODERS: dict[str, Sequence[Alternatives]] = {
         [dict(num_hidden_layers=3), dict(num_hidden_layers=4, num_hidden_groups=2), dict(num_hidden_layers=1)],
     ],
     "Electra": [*_BERT, _LAYERS, _BERT_ACTIVATIONS, _SEGMENTS, _EMBEDDING_WIDTHS],
+    "MPNet": [*_BERT, _LAYERS, _BERT_ACTIVATIONS, values("pad_token_id", 1)],
+    "DebertaV2": [
+        *(*_BERT, _LAYERS, _BERT_ACTIVATIONS, values("type_vocab_size", 0, 2), values("legacy", True)),
+        [dict(relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm")],
+        values("pos_att_type", ["p2c", "c2p"], "c2p|p2c"),
+        *(values("position_biased_input", False, True), values("pooler_hidden_act", "gelu", "tanh", "relu")),
+        [
+            dict(position_buckets=4),
+            dict(position_buckets=8, max_relative_positions=6),
+            dict(position_buckets=-1, max_relative_positions=3),
+            dict(position_buckets=-1, max_relative_positions=-1),
+        ],
+    ],
+    "ModernBert": [
+        *(values("vocab_size", VOCAB), _BERT_HEADS, values("intermediate_size", 37, 50), values("pad_token_id", 0)),
+        *(values("norm_eps", 1e-5, 1e-3), values("norm_bias", *_BOOL), *_BIASES, values("classifier_bias", *_BOOL)),
+        *(values("classifier_pooling", "cls", "mean"), values("mlp_dropout", 0.0, 0.1)),
+        values("max_position_embeddings", 40, 64),
+        [
+            dict(num_hidden_layers=4, local_attention=4),
+            dict(num_hidden_layers=3, local_attention=6, global_attn_every_n_layers=2),
+            dict(num_hidden_layers=2, local_attention=3, layer_types=[*_TYPES]),
+            dict(num_hidden_layers=2, layer_types=[_TYPES[0]] * 2),
+        ],
+        [
+            dict(hidden_activation=name, classifier_activation=name)
+            for name in ("gelu", "gelu_pytorch_tanh", "gelu_new", "silu")
+        ],
+        [{}, {"rope_parameters": {"full_attention": _DEFAULT_ROPE, "sliding_attention": _LOCAL_ROPE}}],
+    ],
 }
 # Classes whose masked-language-model head has an activation that does not depend on the config: another one is refused.
-_FIXED_MASK_ACTIVATION = ("Roberta", "XLMRoberta", "Camembert", "Electra")
+_FIXED_MASK_ACTIVATION = ("Roberta", "XLMRoberta", "Camembert", "Electra", "MPNet")
 
 
 def _encoder_options(family: str, head: str) -> Sequence[Alternatives]:
@@ -306,12 +336,7 @@ _ENCODER_DECODERS = {
 # -- image models -----------------------------------------------------------------------------------------------------
 
 _IMAGE = [
-    [
-        dict(hidden_size=30, num_attention_heads=5),
-        dict(hidden_size=24, num_attention_heads=1),
-        dict(hidden_size=24, num_attention_heads=3),
-    ],
-    *(_LAYERS, values("num_channels", 3, 1), values("layer_norm_eps", 1e-6, 1e-3)),
+    *(_BERT_HEADS, _LAYERS, values("num_channels", 3, 1), values("layer_norm_eps", 1e-6, 1e-3)),
 ]
 _VIT = [
     *(*_IMAGE, values("intermediate_size", 37, 50), values("hidden_act", *_ACTIVATIONS)),
