@@ -3,6 +3,7 @@
 A class is one entry of `ARCHITECTURES`. `configurations` draws configs in which each value of each option occurs.
 """
 
+import copy
 import random
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -41,7 +42,7 @@ def configurations(name: str) -> list[dict[str, Any]]:
         others = [alternatives[j % len(alternatives)] for j in range(1, count)]
         random.Random(f"{name} {i}").shuffle(others)
         for table, chosen in zip(tables, [alternatives[0], *others]):
-            table.update(chosen)
+            table.update(copy.deepcopy(chosen))  # transformers changes tables of rotary positions
     return tables
 
 
