@@ -1,144 +1,195 @@
-"""Agreement of imported models with transformers: a table of architectures, with the largest error of each check.
+"""Agreement with transformers, CTranslate2 and ONNX Runtime: the largest error of each check, for every class.
 
-    python benchmarks/formats.py [--changes 40]
+    python benchmarks/formats.py [--changes 100] [--only Llama] [--workers 2]
 
-For each class, the configurations of the tests run with random weights, in several seeds until there are at least five:
-logits, all attention maps, greedy text, the round trip (bit-equal tensors) and, for the last configuration of each
-class, the ONNX graphs. `--changes` tries random changes of single config keys and counts those that Regard or
-transformers refuses, those that agree, and wrong results.
+For each class, all configurations of `tests/interop/huggingface/architectures.py` run with random weights: at least
+five, in which each value of each option occurs. A model of transformers is imported; its outputs, all attention maps
+and greedy text are compared. It is exported to Hugging Face (the tensors must be bit-equal), CTranslate2 and ONNX, and
+the outputs of these programs are compared with those of transformers. Image models get the same pixels, without
+preprocessing.
+
+`--changes` tries random changes of single options, and counts those that transformers refuses, those that Regard
+refuses, those that agree to 1e-4, and wrong results.
 """
 
 import argparse
-import json
-import random
+import logging
 import tempfile
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ctranslate2
+import numpy as np
+import onnxruntime
 import torch
 import transformers
+from torch import Tensor
 
-from regard.attention import record
-from regard.attention.exact_weights import compute_weights
-from regard.interop import export_huggingface, export_onnx, import_huggingface, load_onnx
-from regard.layers.packed import pack
-from tests.interop.huggingface.test_bert_models import CONFIGS
-from tests.interop.huggingface.test_config_changes import base_models, change_config, largest_error
-from tests.interop.huggingface.test_gpt_models import CASES
-from tests.interop.model_comparison import ROWS, assert_same_tensors, random_model
+from regard.errors import RegardError
+from regard.interop import export_ctranslate2, export_huggingface, export_onnx, import_huggingface, load_onnx
+from regard.interop.ctranslate2_layers import token_names
+from tests.interop.huggingface.architecture_comparison import (
+    Inputs,
+    Outputs,
+    is_same_greedy_text,
+    largest_difference,
+    make_inputs,
+    make_model,
+    run_hf_model,
+    run_model,
+)
+from tests.interop.huggingface.architectures import ARCHITECTURES, configurations
+from tests.interop.huggingface.config_changes import ChangeSearch
+from tests.interop.model_comparison import assert_same_tensors
 
-MIN_CONFIGURATIONS = 5
-NEW_TOKENS = 9
-
-
-def configurations() -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    """Config class and sizes of each configuration, by the name of the class."""
-    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for name, config, sizes in CASES:
-        found.setdefault(name, []).append((config, sizes))
-    for family, variants in CONFIGS.items():
-        for head in ("Model", "ForTokenClassification"):
-            found[f"{family}{head}"] = [(f"{family}Config", sizes) for sizes in variants]
-    return found
+Errors = dict[str, float | None]
 
 
-@torch.no_grad()
-def compare(
-    name: str, config: str, sizes: dict[str, Any], folder: Path, seed: int, with_onnx: bool
-) -> dict[str, float]:
-    """Largest errors of logits, maps and ONNX outputs; 0 or 1 for greedy text and the round trip."""
-    is_decoder = "CausalLM" in name or "LMHead" in name
-    model_class = getattr(transformers, name)
-    hf_model = random_model(
-        model_class, getattr(transformers, config)(**sizes), folder / "in", add_special_tokens=not is_decoder
-    )
-    torch.manual_seed(seed)
-    for parameter in hf_model.parameters():
-        parameter.add_(0.05 * torch.randn_like(parameter))
-    hf_model.save_pretrained(folder / "in")
+class CTranslate2Model:
+    """An exported model in CTranslate2."""
+
+    def __init__(self, pipeline: Any, kind: str, folder: Path) -> None:
+        runners = {"decoder": "Generator", "encoder": "Encoder", "encoder_decoder": "Translator"}
+        self.runner = getattr(ctranslate2, runners[kind])(str(folder), compute_type="float32", intra_threads=1)
+        self.pipeline, self.kind = pipeline, kind
+
+    def largest_error(self, inputs: Inputs, expected: Outputs) -> float:
+        """Of logits (language models), hidden states and pooled ones (encoders), or log-probabilities (translators)."""
+        if self.kind == "encoder_decoder":
+            return self._error_of_scores(inputs, expected.tensors[0])
+        ids = inputs.hf["input_ids"].tolist()
+        if self.kind == "decoder":
+            return largest_difference([to_tensor(self.runner.forward_batch(ids))[0]], expected.tensors)
+        options = {}
+        if self.pipeline.model.config.segments:
+            types = inputs.hf.get("token_type_ids", torch.zeros(1, len(ids[0]), dtype=torch.long))
+            options["token_type_ids"] = types.tolist()
+        output = self.runner.forward_batch(ids, **options)
+        found = [to_tensor(output.last_hidden_state)[0]]
+        if self.pipeline.model.config.head == "mask":  # the head is left out
+            return largest_difference(found, expected.encoded)
+        if output.pooler_output is not None:
+            found.append(to_tensor(output.pooler_output)[0])
+        return largest_difference(found, expected.tensors)
+
+    def _error_of_scores(self, inputs: Inputs, logits: Tensor) -> float:
+        """CTranslate2 adds the special tokens of the source, and the start and end of the target."""
+        special, config = self.pipeline.special, self.pipeline.model.config
+        names = [
+            token_names(tokenizer, size)
+            for tokenizer, size in zip(self.pipeline.tokenizers, (config.source_vocab, config.target_vocab))
+        ]
+        source = inputs.hf["input_ids"][0].tolist()
+        source = source[special.begin is not None : len(source) - (special.end is not None)]
+        target = inputs.hf["decoder_input_ids"][0, 1:].tolist()
+        (result,) = self.runner.score_batch([[names[0][i] for i in source]], [[names[1][i] for i in target]])
+        labels = torch.tensor([*target, special.eos])
+        expected = logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
+        return largest_difference([torch.tensor(result.log_probs)], [expected])
+
+
+def to_tensor(view: Any) -> Tensor:
+    return torch.from_numpy(np.array(view))
+
+
+def compare(name: str, sizes: dict[str, Any], folder: Path, seed: int) -> Errors:
+    """The errors of one configuration by check; 0 or 1 for greedy text; None where an export is refused."""
+    architecture = ARCHITECTURES[name]
+    hf_model = make_model(transformers, name, getattr(transformers, architecture.config)(**sizes), folder / "in", seed)
     pipeline = import_huggingface(folder / "in")
-    errors = {"logits": 0.0, "maps": 0.0, "onnx": 0.0}
-    runner = None
-    if with_onnx:
-        export_onnx(pipeline, folder / "onnx")
-        runner = load_onnx(folder / "onnx")
-    for row in ROWS:
-        expected = hf_model(input_ids=torch.tensor([row]), output_attentions=True)
-        with record(pipeline.model) as recording:
-            output = pipeline.model(pack([row]))
-        calls = [call for one in recording.values() for call in one.calls]
-        maps = [compute_weights(call)[0] for call in calls]
-        for found, reference in zip(maps, expected.attentions, strict=True):
-            errors["maps"] = max(errors["maps"], float((found - reference[0]).abs().max()))
-        reference = expected.logits[0] if "logits" in expected else expected.last_hidden_state[0]
-        errors["logits"] = max(errors["logits"], float((output - reference).abs().max()))
-        if runner is not None:
-            errors["onnx"] = max(errors["onnx"], float((runner.model(pack([row])) - output).abs().max()))
+    examples = make_inputs(name, pipeline)
+    references = [run_hf_model(hf_model, name, inputs) for inputs in examples]
+    errors: dict[str, float | None] = {}
+    found = [run_model(pipeline.model, name, inputs) for inputs in examples]
+    errors["logits"] = max(largest_difference(a.tensors, b.tensors) for a, b in zip(found, references))
+    errors["maps"] = max(largest_difference(a.maps, b.maps) for a, b in zip(found, references))
+    if architecture.kind in ("decoder", "encoder_decoder"):
+        # The first text is short enough for all tables of positions.
+        errors["greedy"] = float(not is_same_greedy_text(hf_model, name, pipeline, examples[0]))
     export_huggingface(pipeline, folder / "out")
     assert_same_tensors(folder / "in", folder / "out")
-    if is_decoder:
-        errors["greedy"] = float(not is_same_greedy_text(hf_model, pipeline, ROWS[1]))
+    errors["CTranslate2"] = None
+    try:
+        export_ctranslate2(pipeline, folder / "ctranslate2")
+    except RegardError:
+        pass
+    else:
+        exported = CTranslate2Model(pipeline, architecture.kind, folder / "ctranslate2")
+        errors["CTranslate2"] = max(map(exported.largest_error, examples, references))
+    export_onnx(pipeline, folder / "onnx")
+    runner = load_onnx(folder / "onnx").model
+    outputs = [runner(*inputs.model) for inputs in examples]
+    if architecture.kind == "encoder" and pipeline.model.config.head == "classify":
+        outputs = [output[0] for output in outputs]
+    # Without a head, the graph of an encoder gives hidden states, that of an image model the pooled ones.
+    index = -1 if architecture.kind == "image" else 0
+    errors["ONNX"] = largest_difference(outputs, [reference.tensors[index] for reference in references])
     return errors
 
 
-def is_same_greedy_text(hf_model: Any, pipeline: Any, prompt: list[int]) -> bool:
-    """Whether both continue a prompt with the same tokens."""
-    options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
-    expected = hf_model.generate(torch.tensor([prompt]), suppress_tokens=[2, 3], **options)[0].tolist()
-    state, ids = pipeline.model.start(pack([prompt])), list(prompt)
-    for _ in range(NEW_TOKENS):
-        logits, state = pipeline.model.step(state, torch.tensor([ids[-1:]]))
-        logits[..., [2, 3]] = -torch.inf
-        ids.append(int(logits.argmax()))
-    return ids == expected
+def count_changes(name: str, count: int) -> Counter[str]:
+    """Numbers of changes of configs by their outcome; wrong results are printed."""
+    outcomes: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        search = ChangeSearch(transformers, name, Path(folder))
+        for seed in range(count):
+            outcome, description = search.outcome(seed)
+            outcomes[outcome] += 1
+            if outcome == "wrong":
+                print(f"wrong: {description}", flush=True)
+    return outcomes
 
 
-def count_changes(name: str, count: int, folder: Path) -> tuple[int, int, int]:
-    """Numbers of config changes that were refused (by either side), that agreed, and that were wrong."""
-    config, sizes = base_models()[name]
-    random_model(getattr(transformers, name), getattr(transformers, config)(**sizes), folder)
-    table = json.loads((folder / "config.json").read_text())
-    counts = [0, 0, 0]
-    for seed in range(count):
-        key, value, changed = change_config(table, random.Random(f"{name} {seed}"))
-        (folder / "config.json").write_text(json.dumps(changed))
-        error = largest_error(transformers, folder, name)
-        counts[0 if error is None else 1 if error < 1e-4 else 2] += 1
-        if error is not None and error >= 1e-4:
-            print(f"wrong: {name}, {key} = {value!r}: {error:.2g}")
-    return counts[0], counts[1], counts[2]
+def make_row(name: str, changes: int) -> str:
+    """The row of a class in the table."""
+    torch.set_num_threads(1)
+    logging.getLogger("regard").setLevel(logging.ERROR)
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    transformers.logging.disable_progress_bar()
+    tables = configurations(name)
+    results = []
+    for seed, sizes in enumerate(tables):
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(compare(name, sizes, Path(folder), seed))
+    cells = [name, str(len(tables)), worst(results, "logits"), worst(results, "maps")]
+    greedy = [errors["greedy"] for errors in results if "greedy" in errors]
+    cells.append(("differs" if any(greedy) else "equal") if greedy else "–")
+    cells += ["bit-equal", worst(results, "CTranslate2"), worst(results, "ONNX")]
+    if changes:
+        outcomes = count_changes(name, changes)
+        order = ("refused by transformers", "refused", "equal", "wrong")
+        cells.append(", ".join(str(outcomes[outcome]) for outcome in order))
+    return f"| {' | '.join(cells)} |"
+
+
+def worst(results: list[Errors], check: str) -> str:
+    """The largest error of a check, and the number of configurations for which the export is refused."""
+    errors = [errors[check] for errors in results]
+    found = [error for error in errors if error is not None]
+    if not found:
+        return "refused"
+    refused = len(errors) - len(found)
+    return f"{max(found):.0e}" + (f" ({refused} of {len(errors)} refused)" if refused else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--changes", type=int, default=0)
+    parser.add_argument("--changes", type=int, default=0, help="changes of configs per class (default: none)")
+    parser.add_argument("--only", default="", help="part of the names of the classes (default: all)")
+    parser.add_argument("--workers", type=int, default=2, help="number of processes (default: 2)")
     options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    header = ["class", "configurations × seeds", "logits", "maps", "greedy", "round trip", "ONNX"]
-    print(f"| {' | '.join([*header, 'changes: refused, equal, wrong'])} |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for name, variants in configurations().items():
-        runs = [(i, seed) for seed in range(-(-MIN_CONFIGURATIONS // len(variants))) for i in range(len(variants))]
-        worst: dict[str, float] = {}
-        for i, seed in runs:
-            with tempfile.TemporaryDirectory() as folder:
-                for check, error in compare(
-                    name, *variants[i], Path(folder), seed, with_onnx=(i, seed) == runs[-1]
-                ).items():
-                    worst[check] = max(worst.get(check, 0.0), error)
-        changes = "–"
-        if options.changes and name in base_models():
-            with tempfile.TemporaryDirectory() as folder:
-                changes = ", ".join(map(str, count_changes(name, options.changes, Path(folder))))
-        greedy = "–" if "greedy" not in worst else "differs" if worst["greedy"] else "equal"
-        cells = [
-            name,
-            f"{len(variants)} × {len(runs) // len(variants)}",
-            *(f"{worst[check]:.0e}" for check in ("logits", "maps")),
-        ]
-        row = [*cells, greedy, "bit-equal", f"{worst['onnx']:.0e}", changes]
-        print(f"| {' | '.join(row)} |", flush=True)
+    versions = {"transformers": transformers, "ctranslate2": ctranslate2, "onnxruntime": onnxruntime}
+    print(", ".join(f"{name} {library.__version__}" for name, library in versions.items()), end="\n\n")
+    header = ["class", "configurations", "logits", "maps", "greedy", "round trip", "CTranslate2", "ONNX"]
+    header += ["changes: refused by transformers, by Regard, equal, wrong"] if options.changes else []
+    print(f"| {' | '.join(header)} |\n|{' --- |' * len(header)}")
+    names = [name for name in ARCHITECTURES if options.only in name]
+    with ProcessPoolExecutor(options.workers) as pool:
+        for row in pool.map(partial(make_row, changes=options.changes), names):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

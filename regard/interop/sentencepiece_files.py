@@ -13,7 +13,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -327,12 +327,14 @@ def _merges(pieces: Sequence[Piece], path: str | Path) -> list[tuple[str, str]]:
     """
     if any(piece.kind == UNUSED for piece in pieces):
         raise RegardError(f"{path}: unsupported: BPE with unused pieces.", "Use another tokenizer.")
-    normal = sorted((piece for piece in pieces if piece.kind == NORMAL), key=lambda piece: -piece.score)
+    # Of equal scores, the leftmost pair is merged. For runs of one character (the spaces of Llama), this is the same as
+    # to merge the longest first.
+    normal = sorted((p for p in pieces if p.kind == NORMAL), key=lambda piece: (-piece.score, -len(piece.text)))
     known = {piece.text for piece in normal}
     characters = {piece.text for piece in pieces if len(piece.text) == 1}
     merged = [piece for piece in normal if len(piece.text) > 1]
     for piece, following in pairwise(merged):
-        if piece.score == following.score:
+        if piece.score == following.score and not _are_separate_runs(piece.text, following.text, known):
             raise RegardError(
                 f"{path}: {piece.text!r} and {following.text!r} have the same score; the order of merges is ambiguous.",
                 "Use another tokenizer.",
@@ -345,6 +347,12 @@ def _merges(pieces: Sequence[Piece], path: str | Path) -> list[tuple[str, str]]:
                 "Use another tokenizer.",
             )
     return piece_splits((piece.text for piece in merged), known)
+
+
+def _are_separate_runs(piece: str, other: str, known: Collection[str]) -> bool:
+    """Whether two pieces consist of one character, and no piece has several of these next to other characters."""
+    [character, *others] = set(piece + other)
+    return not others and not any(2 * character in text and text.strip(character) for text in known)
 
 
 def _allow_whole_words(

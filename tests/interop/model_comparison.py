@@ -35,15 +35,35 @@ def write_tokenizer(folder: Path, *, add_special_tokens: bool = True, vocab: int
     (folder / "tokenizer_config.json").write_text(json.dumps(roles))
 
 
+def write_translation_tokenizer(folder: Path, config: Any, vocab: int = 50) -> None:
+    """Writes a tokenizer of the words w0, w1, …; it adds eos after each text; for BART, M2M100 a token before."""
+    library = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab)}, unk_token="w4"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    first = {"bart": 0, "m2m_100": 47}.get(config.model_type)  # bos; the source language
+    begin = "" if first is None else f"w{first} "
+    ends = [config.eos_token_id, *([] if first is None else [first])]
+    library.post_processor = processors.TemplateProcessing(
+        single=f"{begin}$A w{config.eos_token_id}", special_tokens=[(f"w{i}", i) for i in ends]
+    )
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "w4"}))
+
+
+@torch.no_grad()
+def randomize(model: Any) -> None:
+    """Fills all parameters except constants (sinusoids) with random numbers; the weights of norms are around 1."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_norm = "norm" in name.lower() or "ln_" in name
+            parameter.normal_(mean=float(is_norm and name.endswith("weight")), std=0.2)
+
+
 def random_model(model_class: Any, config: Any, folder: Path, *, add_special_tokens: bool = True) -> Any:
     """A model of transformers in which no parameter is 0 or 1, saved to a folder with a tokenizer."""
     torch.manual_seed(3)
     model = model_class(config).eval()
     model.set_attn_implementation("eager")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_norm = "norm" in name.lower() or "ln_" in name
-            parameter.normal_(mean=float(is_norm and name.endswith("weight")), std=0.2)
+    randomize(model)
     model.save_pretrained(folder)
     write_tokenizer(folder, add_special_tokens=add_special_tokens)
     return model

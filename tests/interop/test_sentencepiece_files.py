@@ -55,6 +55,17 @@ def test_ids_and_decoded_texts_match_sentencepiece(name, tmp_path):
     ]
 
 
+def test_runs_of_spaces_with_the_same_score_match_sentencepiece(tmp_path):
+    """As in the tokenizer of Llama, with other lengths."""
+    runs = [Piece("▁" * length, -1e9) for length in (2, 3, 4, 8, 16)]
+    pieces = [Piece("<unk>", 0, UNKNOWN), *runs, Piece("▁a", -1), Piece("ab", -2), *(Piece(c, -9) for c in "▁ab")]
+    content = to_bytes(PieceModel(pieces, BPE, remove_extra_whitespaces=False))
+    library, other = read_sentencepiece(write_file(tmp_path, content)), load_sentencepiece(content)
+    for n in range(40):
+        for text in (" " * n, f"a{' ' * n}b{' ' * (n // 2)}a"):
+            assert ids_of(library, text) == other.encode(text), text
+
+
 def test_unknown_characters_are_one_id_and_are_not_decoded(tmp_path):
     content = train_sentencepiece(**MODELS["unigram"])
     tokenizer = Tokenizer(read_sentencepiece(write_file(tmp_path, content)), FOREIGN_KIND)
@@ -167,6 +178,7 @@ INVALID_FILES = {
     "1 byte pieces, expected 0 or 256": lambda: make_file(Piece("<0x41>", 0, 6)),
     "a piece of an invalid type": lambda: make_file(Piece("c", 0, 7)),
     "same score": lambda: make_file(Piece("ab", -1), Piece("ba", -1)),
+    "'aaa' and 'aa' have the same score": lambda: make_file(Piece("aa", -1), Piece("aaa", -1), Piece("aab", -2)),
     "the piece 'ac' contains 'c', which is not a piece": lambda: make_file(Piece("ac", -1)),
     "unsupported: BPE with unused pieces": lambda: make_file(Piece("ab", -1, UNUSED)),
     "no merges lead to the piece 'abab'": lambda: make_file(Piece("abab", -1), Piece("aa", 0, USER_DEFINED)),

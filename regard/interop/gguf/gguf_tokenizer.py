@@ -101,13 +101,12 @@ def _read_pieces(
     scores = _read_list(settings, "scores", float, len(names))
     if not scores:
         raise RegardError(f"{settings.origin}.scores is missing.", "Convert the model again.")
-    # Unused tokens fill up the vocabulary.
-    pieces = [
-        Piece(name, score, CONTROL if kind == UNUSED else kind) for name, score, kind in zip(names, scores, kinds)
-    ]
-    unknown = settings.get_natural("unknown_token_id", 0)
-    if not any(piece.kind == UNKNOWN for piece in pieces) and unknown < len(pieces):
-        pieces[unknown] = Piece(names[unknown], kind=UNKNOWN)
+    unknown = settings.get_natural("unknown_token_id", kinds.index(UNKNOWN) if UNKNOWN in kinds else 0)
+    # Tokens that fill up the vocabulary are unused, or of the type of the unknown token.
+    kinds = [CONTROL if kind in (UNUSED, UNKNOWN) else kind for kind in kinds]
+    if unknown < len(kinds):
+        kinds[unknown] = UNKNOWN
+    pieces = list(map(Piece, names, scores, kinds))
     model = PieceModel(
         pieces,
         BPE,

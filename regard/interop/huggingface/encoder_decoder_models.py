@@ -56,6 +56,7 @@ def read_encoder_decoder(
     settings, tensors = ForeignConfig(table, origin), dict(tensors)
     settings.require("tie_encoder_decoder", False)
     settings.require("is_decoder", False)
+    settings.require("is_encoder_decoder", True)
     settings.require("pruned_heads", {})
     if name in BARE_CLASSES:
         tensors = {f"model.{key}": tensor for key, tensor in tensors.items()}

@@ -18,7 +18,17 @@ from regard.interop.gguf.gguf_file import read_gguf
 from regard.interop.sentencepiece_files import BPE, Piece, PieceModel, write_pieces
 from regard.layers.packed import pack
 from regard.pipelines import load
-from tests.interop.gguf.gguf_files import MERGES, PIECES, VOCAB, WORDS, gguf, pieces_tokenizer, write_gguf
+from tests.interop.gguf.gguf_files import (
+    CONTROL,
+    MERGES,
+    PIECES,
+    UNKNOWN,
+    VOCAB,
+    WORDS,
+    gguf,
+    pieces_tokenizer,
+    write_gguf,
+)
 
 _IDS = dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 _LLAMA = dict(
@@ -139,6 +149,23 @@ def test_ids_of_pieces_match_sentencepiece(file, tmp_path):
     for text in ("the cat", " the  cat", "thé\ncats", "<s>a</s>", ""):
         assert pipeline.encode_prompt(text) == [1, *reference.encode(text)]
     assert pipeline.tokenizer.decode(pipeline.encode_prompt("the cat")) == "the cat"
+
+
+def test_only_one_token_is_unknown(llama, tmp_path):
+    """Converted files of Phi-3: the unknown token is a control token, and padding of the vocabulary has its type."""
+    table = pieces_tokenizer()
+    names, kinds = ([*table[f"tokenizer.ggml.{key}"]] for key in ("tokens", "token_type"))
+    padding = [i for i, name in enumerate(names) if name in ("i", "n", "s")]
+    for i in padding:
+        names[i], kinds[i] = f"[PAD{i}]", UNKNOWN
+    kinds[0] = CONTROL
+    changes = {"tokens": names, "token_type": kinds, "unknown_token_id": 0}
+    path = tmp_path / "padded.gguf"
+    write_gguf(path, "llama", llama, changes={f"tokenizer.ggml.{key}": value for key, value in changes.items()})
+    pipeline = import_gguf(path)
+    assert pipeline.special.unk == 0
+    assert pipeline.encode_prompt("the cat") == [1, names.index("▁the"), names.index("▁cat")]
+    assert not set(padding) & set(pipeline.encode_prompt(f"i {names[padding[0]]}"))
 
 
 def test_ids_of_byte_level_tokenizers_match_the_tokenizer_file(llama, tmp_path):

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import models, pre_tokenizers, processors
 
 from regard.attention import record
 from regard.data import Tokenizer
@@ -21,7 +19,7 @@ from regard.layers.packed import pack
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
 from regard.pipelines import Translator
-from tests.interop.model_comparison import assert_same_tensors
+from tests.interop.model_comparison import assert_same_tensors, write_translation_tokenizer
 
 VOCAB = 50
 BART: dict[str, Any] = dict(
@@ -92,23 +90,9 @@ def make_hf_model(transformers: Any, case: str, folder: Path, **changes) -> Any:
     if family == "M2M100":  # the target language
         model.generation_config.forced_bos_token_id = 48
     model.save_pretrained(folder)
-    write_tokenizer(folder, model.config)
+    write_translation_tokenizer(folder, model.config)
     model.set_attn_implementation("eager")
     return model.eval()
-
-
-def write_tokenizer(folder: Path, config: Any) -> None:
-    """Writes a tokenizer of the words w0, w1, …; it adds eos after each text; for BART, M2M100 a token before."""
-    library = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w4"))
-    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    first = {"bart": 0, "m2m_100": 47}.get(config.model_type)  # bos; the source language
-    begin = "" if first is None else f"w{first} "
-    ends = [config.eos_token_id, *([] if first is None else [first])]
-    library.post_processor = processors.TemplateProcessing(
-        single=f"{begin}$A w{config.eos_token_id}", special_tokens=[(f"w{i}", i) for i in ends]
-    )
-    library.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "w4"}))
 
 
 def pad_rows(rows: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,6 +266,7 @@ def edit_config(folder: Path, **values) -> None:
         ("bart", "decoder_ffn_dim", 36),
         ("bart", "normalize_before", True),
         ("bart", "is_decoder", True),
+        ("mt5", "is_encoder_decoder", False),
         ("bart", "tie_encoder_decoder", True),
         ("bart", "d_model", "wide"),
         ("marian", "normalize_embedding", True),
