@@ -89,7 +89,7 @@ def progress(out: Path) -> int:
 
 
 def wait_for_kill(process: subprocess.Popen, out: Path, rng: random.Random, aim: str, steps: int) -> None:
-    """Return at the time of the kill, or when the process has ended. Outside a save, it trains `steps` steps at most."""
+    """Return at the time of the kill, or when the process has ended; outside a save, after `steps` steps at most."""
     if aim == "save":
         before = partial_files(out)  # left by the previous kill
         for skipped in reversed(range(rng.randint(1, 3))):
