@@ -25,13 +25,14 @@ if set(SERVING) & set(missing):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exempt the imported modules and collected tests, which stay until the end, from garbage collection."""
+    """Exempt imported modules and collected tests, which stay until the end, from garbage collection; make it rarer."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(7000, 10, 10)
         gc.enable()
 
 
