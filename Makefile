@@ -10,6 +10,7 @@ demo: $(VENV)/ready
 	$(BIN)/regard demo
 
 test: $(VENV)/ready-dev node_modules/ready
+	$(BIN)/python -m compileall -q -j 2 regard  # once for all processes, also where PYTHONDONTWRITEBYTECODE is set
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/ready-dev node_modules/ready

@@ -1,7 +1,9 @@
 """Names that the examples in docstrings use without importing them, and packages that the tests need in .ci/run."""
 
+import gc
 import importlib.util
 import os
+from collections.abc import Generator
 
 import numpy as np
 import pytest
@@ -19,6 +21,19 @@ if os.environ.get("REGARD_BROWSER") == "1" and missing:
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["*_triton.py"]
 if set(SERVING) & set(missing):
     collect_ignore_glob += ["regard/serve", "tests/serve"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt imported modules and collected tests, which stay until the end, from garbage collection; make it rarer."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(7000, 10, 10)
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import errno
 import gzip
+import importlib
 import json
 import mmap
 import os
@@ -44,6 +45,10 @@ from regard.training.run.checkpoint_store import CheckpointStore, load_checkpoin
 from regard.training.run.run_log import read_metrics
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate_task import TranslateTask
+
+# Training imports them late: here once for all forked processes.
+for late in ("torch._dynamo", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+    importlib.import_module(late)
 
 STEPS, SAVE_EVERY = 24, 4
 RECIPE = f"""

@@ -3,8 +3,8 @@
     python benchmarks/kill_test.py --kills 20
 
 `regard train` runs a small training in a separate process. A third of the kills happen inside a save (when a partially
-written file appears), a third at a random time after the start of training, a third at a random time after the start of
-the process, possibly before training. After each kill the same command is run again. At the end every file with weights
+written file appears), a third at a random time after a random step, a third at a random time after the start of the
+process, possibly before training. After each kill the same command is run again. At the end every file with weights
 (the best model, and the training state with optimizer moments and averages) must be identical to that of a run without
 kills, and no process may be left running. Prints a Markdown table. Exit status 1 means a difference.
 """
@@ -12,6 +12,7 @@ kills, and no process may be left running. Prints a Markdown table. Exit status 
 import argparse
 import contextlib
 import hashlib
+import math
 import random
 import signal
 import subprocess
@@ -25,7 +26,7 @@ RECIPE = """
 task = "translate"
 
 [data]
-files = ["phrasebook"]
+files = ["{data}"]
 phrasebook_size = 2000
 
 [tokenizer]
@@ -49,7 +50,7 @@ ema = 0.99
 warmup = 10
 validate_every = {validate_every}
 save_every = 4
-log_every = 2
+log_every = 1
 device = "cpu"
 workers = {workers}
 """
@@ -82,12 +83,13 @@ def partial_files(out: Path) -> set[tuple[Path, int]]:
 
 
 def progress(out: Path) -> int:
+    """Number of training steps and validations in the log."""
     metrics = out / "metrics.jsonl"
-    return metrics.stat().st_size if metrics.exists() else -1
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def wait_for_kill(process: subprocess.Popen, out: Path, rng: random.Random, aim: str) -> None:
-    """Return at the time of the kill, or when the process has ended."""
+def wait_for_kill(process: subprocess.Popen, out: Path, rng: random.Random, aim: str, steps: int) -> None:
+    """Return at the time of the kill, or when the process has ended; outside a save, after `steps` steps at most."""
     if aim == "save":
         before = partial_files(out)  # left by the previous kill
         for skipped in reversed(range(rng.randint(1, 3))):
@@ -96,17 +98,16 @@ def wait_for_kill(process: subprocess.Popen, out: Path, rng: random.Random, aim:
             while skipped and process.poll() is None and partial_files(out) - before:
                 time.sleep(0.001)
     if aim == "training":
-        before = progress(out)
-        while process.poll() is None and progress(out) == before:
-            time.sleep(0.002)
-        wait(process, rng.uniform(0, 1.5))
+        wait(process, out, rng.randint(1, steps))
+        time.sleep(rng.uniform(0, 0.1))
     if aim == "start":
-        wait(process, rng.uniform(0.5, 8))
+        wait(process, out, steps, rng.uniform(0.5, 8))
 
 
-def wait(process: subprocess.Popen, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < end:
+def wait(process: subprocess.Popen, out: Path, steps: int, seconds: float = math.inf) -> None:
+    """Wait for the end of the process, for `steps` steps or for `seconds` seconds."""
+    end, last = time.monotonic() + seconds, progress(out) + steps
+    while process.poll() is None and time.monotonic() < end and progress(out) < last:
         time.sleep(0.002)
 
 
@@ -164,16 +165,16 @@ def main() -> int:
     parser.add_argument(
         "--width", type=int, default=128, help="width of the model: saves of larger models take longer (default 128)"
     )
+    parser.add_argument("--data", default="phrasebook", help="file of sentence pairs (default: the phrasebook)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the times of the kills (default 1)")
     options = parser.parse_args()
     start_time, rng, tally = time.monotonic(), random.Random(options.seed), Tally()
     with tempfile.TemporaryDirectory(prefix="regard-kill-") as name:
         folder = Path(name)
         recipe = folder / "recipe.toml"
-        sizes = dict(width=options.width, feedforward=4 * options.width, workers=options.workers)
-        recipe.write_text(
-            RECIPE.format(steps=options.steps, validate_every=max(10, options.steps // 4), **sizes), encoding="utf-8"
-        )
+        values = dict(steps=options.steps, validate_every=max(10, options.steps // 4), workers=options.workers)
+        values |= dict(data=options.data, width=options.width, feedforward=4 * options.width)
+        recipe.write_text(RECIPE.format(**values), encoding="utf-8")
         finish(start_training(recipe, folder / "uninterrupted"))
         expected = digests(folder / "uninterrupted")
         out = folder / "killed"
@@ -181,7 +182,7 @@ def main() -> int:
             aim = ("save", "training", "start")[tally.kills % 3]
             before = partial_files(out)
             process = start_training(recipe, out)
-            wait_for_kill(process, out, rng, aim)
+            wait_for_kill(process, out, rng, aim, max(1, options.steps // (2 * options.kills)))
             process.send_signal(signal.SIGSTOP)  # paused while its children are looked up
             children = child_processes(process.pid)
             process.send_signal(signal.SIGKILL)

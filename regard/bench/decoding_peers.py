@@ -20,8 +20,8 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig, decode_all
 from regard.decode.engine.engine_runner import COMPILED_SENTENCES
 from regard.interop import export_ctranslate2
-from regard.interop.huggingface.encoder_decoder_models import write_encoder_decoder
-from regard.interop.huggingface.gpt_models import write_gpt_model
+from regard.interop.huggingface.decoders.gpt_models import write_gpt_model
+from regard.interop.huggingface.encoder_decoders.encoder_decoder_models import write_encoder_decoder
 from regard.layers.packed import Packed, pack
 from regard.models import GPT, Transformer
 from regard.pipelines import Translator

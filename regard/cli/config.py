@@ -14,7 +14,7 @@ from regard.config_reader import REPLACE_FILE, read_json
 from regard.errors import RegardError
 from regard.models import family_name
 from regard.pipelines import read_config
-from regard.pipelines.migration import migrate_recipe
+from regard.pipelines.folder.migration import migrate_recipe
 from regard.ranges import format_value
 from regard.training.recipe import DERIVED, Recipe, recipe_to_dict
 

@@ -9,7 +9,7 @@ from regard.cli.common import Columns, Model, Quiet, batch_progress, parse, prin
 from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs
 from regard.data.text.readers import read_pairs
 from regard.pipelines import Translator, load
-from regard.pipelines.shortlist_file import SHORTLIST_FILE, write_shortlist
+from regard.pipelines.folder.shortlist_file import SHORTLIST_FILE, write_shortlist
 from regard.pipelines.translator import FREQUENT_TOKENS, TOKENS_PER_SOURCE_TOKEN
 from regard.training import DataConfig
 

@@ -7,9 +7,9 @@ from regard.data.images.image_decoding import read_image
 from regard.data.images.image_set import ImageSet, RaggedImages, read_images, read_ragged_images
 from regard.data.phrasebook import phrasebook_pairs
 from regard.data.text.cleaning import clean, split_validation
-from regard.data.text.documents import encode_documents, read_documents, split_documents
-from regard.data.text.labeled_texts import read_labeled_texts
-from regard.data.text.questions import Question, read_squad
+from regard.data.text.examples.documents import encode_documents, read_documents, split_documents
+from regard.data.text.examples.labeled_texts import read_labeled_texts
+from regard.data.text.examples.questions import Question, read_squad
 from regard.data.text.readers import read_lines, read_pairs
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer

@@ -6,11 +6,11 @@ from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine_choice import EngineChoice, explain
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
-from regard.decode.lexical_constraints import LexicalConstraints
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
+from regard.decode.rules.lexical_constraints import LexicalConstraints
+from regard.decode.rules.token_texts import TokenTexts
 from regard.decode.sampling import greedy, sample
 from regard.decode.shortlist import Shortlist
-from regard.decode.token_texts import TokenTexts
 
 __all__ = [
     "SPECIAL",

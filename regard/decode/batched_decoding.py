@@ -12,8 +12,8 @@ from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import decode_sentences, plain_search_reason
 from regard.decode.engine_choice import note_choice
 from regard.decode.hypotheses import NBest
-from regard.decode.lexical_constraints import LexicalConstraints
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
+from regard.decode.rules.lexical_constraints import LexicalConstraints
 from regard.decode.sampling import OnToken, greedy, sample
 from regard.decode.shortlist import Shortlist, allowed_mask, require_shortlist
 

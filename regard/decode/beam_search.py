@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decode.constraints import Constraints, check_no_nan, log_softmax
 from regard.decode.coverage import coverage_term, step_with_attention
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import CandidateStatus, NBest, RefusedToken, SearchHistory, SearchStep
-from regard.decode.lexical_constraints import LexicalConstraints, LexicalTracker, allocate_beam
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
+from regard.decode.rules.constraints import Constraints, check_no_nan, log_softmax
+from regard.decode.rules.lexical_constraints import LexicalConstraints, LexicalTracker, allocate_beam
 from regard.decode.sampling import gather_hypotheses
 
 

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.decode.constraints import log_softmax
 from regard.decode.protocol import Decodable
+from regard.decode.rules.constraints import log_softmax
 from regard.errors import RegardError
 
 

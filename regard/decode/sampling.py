@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decode.constraints import Constraints, check_no_nan
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import Hypothesis, NBest
-from regard.decode.lexical_constraints import LexicalConstraints, check_no_required
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
+from regard.decode.rules.constraints import Constraints, check_no_nan
+from regard.decode.rules.lexical_constraints import LexicalConstraints, check_no_required
 from regard.decode.search_history import SearchRecorder
 
 # Removing finished sentences from the batch copies the caches of the others, which costs about as much as one step. It

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode.constraints import Constraints, log_softmax
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import CandidateStatus, RefusedToken, SearchHistory, SearchStep
 from regard.decode.protocol import SpecialTokens
+from regard.decode.rules.constraints import Constraints, log_softmax
 
 # Number of continuations recorded per branch and step, in addition to the chosen one.
 MAX_CANDIDATES = 5

@@ -17,13 +17,13 @@ from regard.data.images.annotations import NO_LABEL, check_annotations
 from regard.data.images.image_files import LABEL_COLUMN
 from regard.data.images.image_set import ImageSet, RaggedImages, read_images, read_ragged_images
 from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs, split_words
-from regard.data.text.documents import read_documents
-from regard.data.text.labeled_texts import label_ids, read_labeled_texts
+from regard.data.text.examples.documents import read_documents
+from regard.data.text.examples.labeled_texts import label_ids, read_labeled_texts
+from regard.data.text.examples.questions import read_squad
+from regard.data.text.examples.tagged_texts import check_tags, read_tagged_texts
 from regard.data.text.language_pairs import files_per_pair, parse_language_pairs
 from regard.data.text.language_tokens import describe_languages
-from regard.data.text.questions import read_squad
 from regard.data.text.readers import read_pairs
-from regard.data.text.tagged_texts import check_tags, read_tagged_texts
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import (

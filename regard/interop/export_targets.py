@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 from regard.errors import RegardError
 from regard.interop.ctranslate2_export import CTRANSLATE2_VALUES
 from regard.interop.foreign_config import describe_unsupported, unsupported_fields
-from regard.interop.huggingface.encoder_decoder_models import BART_VARIANTS, nearest_class
+from regard.interop.huggingface.encoder_decoders.encoder_decoder_models import BART_VARIANTS, nearest_class
 from regard.interop.joint_vocabulary import join_config
 from regard.models import family_name
 from regard.models.transformer import TransformerConfig

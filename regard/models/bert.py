@@ -18,7 +18,7 @@ from regard.layers.heads import AttentionPooling, mean_tokens
 from regard.layers.norms import EncoderNormKind, make_norm
 from regard.layers.packed import Padded, Tokens
 from regard.layers.positions import RelativeBias, RelativeEmbedding
-from regard.models.config_checks import check_heads
+from regard.models.config_checks import check_heads, check_relative_bias
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 Head = Literal["none", "mask", "classify", "answer", "tag"]
@@ -96,6 +96,8 @@ class BertConfig:
             )
         if self.head == "classify" and self.pooler == "none" and self.pooling == "first" and not self.head_transform:
             raise RegardError("A model that classifies needs a pooler.", "Set model.pooler to tanh, relu or gelu.")
+        if self.relative == "bias":
+            check_relative_bias(self.relative_buckets, self.relative_distance)
         if self.relative == "disentangled" and (self.score, self.qk_norm) != ("scaled_dot", False):
             raise RegardError(
                 "Disentangled attention needs the scaled dot product without QK-norm.",

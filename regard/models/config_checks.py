@@ -22,3 +22,20 @@ def check_heads(width: int, heads: int, kv_heads: int = 0, head_width: int = 0, 
             f"A head is {head_width} wide; rotary positions need an even number.",
             "Change model.width, model.heads or model.positions.",
         )
+
+
+def check_relative_bias(buckets: int, distance: int) -> None:
+    """Raise if the buckets of a relative position bias are inconsistent.
+
+    >>> check_relative_bias(32, 16)
+    Traceback (most recent call last):
+    regard.errors.RegardError: model.relative_distance is 16; it must be above half of model.relative_buckets (32). \
+Increase model.relative_distance, or reduce model.relative_buckets.
+    """
+    if buckets < 4:
+        raise RegardError(f"model.relative_buckets is {buckets}; it must be at least 4.", "Increase it.")
+    if distance <= buckets // 2:
+        raise RegardError(
+            f"model.relative_distance is {distance}; it must be above half of model.relative_buckets ({buckets}).",
+            "Increase model.relative_distance, or reduce model.relative_buckets.",
+        )

@@ -18,7 +18,7 @@ from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Tokens
 from regard.layers.positions import PositionKind, RelativeBias
-from regard.models.config_checks import check_heads
+from regard.models.config_checks import check_heads, check_relative_bias
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 
@@ -78,12 +78,8 @@ class TransformerConfig:
     def check(self) -> None:
         """Raise if values are inconsistent."""
         check_heads(self.width, self.heads, self.kv_heads, self.head_width, rotary=self.positions == "rotary")
-        if self.positions == "relative" and self.relative_distance <= self.relative_buckets // 2:
-            raise RegardError(
-                f"model.relative_distance is {self.relative_distance}; it must be above half of "
-                f"model.relative_buckets ({self.relative_buckets}).",
-                "Increase model.relative_distance, or reduce model.relative_buckets.",
-            )
+        if self.positions == "relative":
+            check_relative_bias(self.relative_buckets, self.relative_distance)
         if self.shared_vocab and self.source_vocab != self.target_vocab:
             raise RegardError(
                 f"A shared vocabulary has one size (got {self.source_vocab} and {self.target_vocab}).",

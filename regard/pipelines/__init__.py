@@ -1,7 +1,6 @@
 """Pipelines: models with their tokenizers, ready to use, and the model folders that store them."""
 
-from regard.pipelines.image_model import ImageModel
-from regard.pipelines.model_folder import (
+from regard.pipelines.folder.model_folder import (
     FORMAT,
     PIPELINES,
     check_kind,
@@ -18,6 +17,7 @@ from regard.pipelines.model_folder import (
     write_config,
     write_tokenizers,
 )
+from regard.pipelines.image_model import ImageModel
 from regard.pipelines.pipeline import Pipeline
 from regard.pipelines.scoring import Classification, SequenceScore, TaggedWord
 from regard.pipelines.text_encoder import TextEncoder

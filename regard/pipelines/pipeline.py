@@ -50,7 +50,7 @@ class Pipeline:
 
     def save(self, path: str | Path, *, precision: Literal["float32", "int8"] = "float32") -> None:
         """Write a model folder, which `load` opens; with `precision="int8"` in a quarter of the size."""
-        from regard.pipelines.model_folder import save  # imports every pipeline
+        from regard.pipelines.folder.model_folder import save  # imports every pipeline
 
         save(path, self, precision=precision)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from regard.data.batching.sequences import Sequences
 from regard.data.batching.text_batches import EncodedTexts, EncoderInputs, LengthGroupedBatches, encode_texts
-from regard.data.text.questions import Question, QuestionWindows
+from regard.data.text.examples.questions import Question, QuestionWindows
+from regard.data.text.examples.tagged_texts import TaggingWindows, join_words, split_words
 from regard.data.text.special_tokens import ENCODER_TOKENS, MASK_TOKEN, SpecialTokens
-from regard.data.text.tagged_texts import TaggingWindows, join_words, split_words
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert

@@ -11,7 +11,7 @@ import torch
 
 from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.data.batching.token_streams import sliding_window_batches
-from regard.data.text.documents import encode_documents
+from regard.data.text.examples.documents import encode_documents
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Hypothesis, NBest, SearchHistory, TokenTexts

@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.pipelines.migration import migrate_names
+from regard.pipelines.folder.migration import migrate_names
 from regard.training.optim.local_shards import LocalShard, local_tensors, shard_like, sharded_weight
 
 STEPS = "steps"

@@ -11,7 +11,7 @@ from regard.data.images.augmentation import AugmentConfig
 from regard.data.phrasebook import PHRASEBOOK
 from regard.errors import RegardError, did_you_mean
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_name
-from regard.pipelines.migration import migrate_recipe
+from regard.pipelines.folder.migration import migrate_recipe
 from regard.ranges import (
     Count,
     Fraction,

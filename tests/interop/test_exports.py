@@ -1,6 +1,8 @@
 """Exports to CTranslate2 and ONNX: probabilities and translations equal those of Regard."""
 
+import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,8 @@ from PIL import Image
 from tokenizers import pre_tokenizers
 
 from regard.data import Tokenizer
+from regard.data.text.examples.questions import Question
 from regard.data.text.language_pairs import LanguagePair
-from regard.data.text.questions import Question
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
@@ -228,14 +230,20 @@ def test_ctranslate2_adds_the_special_tokens_of_the_model(ctranslate2, tmp_path)
 # -- ONNX Runtime -----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def onnx_folder(transformer, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("onnx")
+    export_onnx(transformer, folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     "config",
     [DecodeConfig(beam=5, n_best=3), DecodeConfig("greedy"), DecodeConfig("sample", n_best=2)],
     ids=["beam", "greedy", "sample"],
 )
-def test_onnx_translates_identically(transformer, tmp_path, config):
-    export_onnx(transformer, tmp_path)
-    loaded = load_onnx(tmp_path)
+def test_onnx_translates_identically(transformer, onnx_folder, config):
+    loaded = load_onnx(onnx_folder)
     lines = ["", *(source for source, _ in number_pairs(100, seed=7))]
     actual, expected = (
         [[hypothesis.text for hypothesis in n_best] for n_best in each.translate(lines, config)]
@@ -245,9 +253,8 @@ def test_onnx_translates_identically(transformer, tmp_path, config):
     assert len({n_best[0] for n_best in actual}) > 90
 
 
-def test_onnx_scores_and_supports_prefixes(transformer, tmp_path):
-    export_onnx(transformer, tmp_path)
-    loaded = load_onnx(tmp_path)
+def test_onnx_scores_and_supports_prefixes(transformer, onnx_folder):
+    loaded = load_onnx(onnx_folder)
     pairs = number_pairs(9, seed=3)
     actual, expected = ([score.logprob for score in each.score(pairs)] for each in (loaded, transformer))
     assert actual == pytest.approx(expected, abs=1e-4)
@@ -347,8 +354,8 @@ def test_image_models_run_as_onnx(tmp_path):
     assert actual.probabilities == pytest.approx(expected.probabilities, abs=1e-4)
 
 
-def test_existing_models_and_damaged_graphs_are_an_error(transformer, seq2seq, tmp_path):
-    export_onnx(transformer, tmp_path)
+def test_existing_models_and_damaged_graphs_are_an_error(transformer, seq2seq, onnx_folder, tmp_path):
+    shutil.copytree(onnx_folder, tmp_path, dirs_exist_ok=True)
     with pytest.raises(RegardError, match="already contains a model"):
         export_onnx(transformer, tmp_path)
     with pytest.raises(RegardError, match="does not support recurrent models"):

@@ -120,6 +120,10 @@ def test_inconsistent_options_are_errors():
         small(relative="disentangled", score="dot")
     with pytest.raises(RegardError, match="share weights"):
         small(groups=2, sliding_windows=(1,))
+    with pytest.raises(RegardError, match="relative_distance is 0"):
+        small(relative="bias", relative_distance=0)
+    with pytest.raises(RegardError, match="relative_buckets is 2"):
+        small(relative="bias", relative_buckets=2)
     with pytest.raises(RegardError, match="relative_buckets is 7"):
         small(relative="disentangled", relative_buckets=7)
 

@@ -3,10 +3,10 @@
 import copy
 import gzip
 import json
-import multiprocessing
 import os
 import random
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from regard.pipelines.large_files import file_processing
 from regard.pipelines.scoring import format_score
 from regard.pipelines.translation import format_translations
 from tests.conftest import number_pairs, train_numbers
+from tests.forkserver import CONTEXT
 
 LINES = [source for source, _ in number_pairs(150, seed=7)]
 LINES[40] = LINES[77] = ""
@@ -157,14 +158,12 @@ def _translate_in_process(folder: Path, source: Path, output: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX")
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_killed_translation_is_identical(seq2seq_folder, tmp_path, suffix):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regard.pipelines", "tests.pipelines.test_model_files"])
     source, output, undisturbed = (tmp_path / f"{name}{suffix}" for name in ("source", "output", "undisturbed"))
     with (gzip.open if suffix else open)(source, "wt", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line, _ in number_pairs(4000, seed=9))
 
-    def start(path: Path) -> multiprocessing.context.ForkServerProcess:
-        process = context.Process(target=_translate_in_process, args=(seq2seq_folder, source, path))
+    def start(path: Path) -> ForkServerProcess:
+        process = CONTEXT.Process(target=_translate_in_process, args=(seq2seq_folder, source, path))
         process.start()
         return process
 

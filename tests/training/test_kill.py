@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.data import phrasebook_pairs
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_test.py"
 
 
@@ -17,8 +19,10 @@ def on_one_core() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL") or sys.platform != "linux", reason="the script reads /proc")
-def test_killed_run_ends_with_bit_identical_weights():
-    sizes = ["--kills", "3", "--workers", "1", "--steps", "40", "--width", "32"]
+def test_killed_run_ends_with_bit_identical_weights(tmp_path):
+    data = tmp_path / "pairs.tsv"  # of which few are for validation, which takes longer than training
+    data.write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 300)))
+    sizes = ["--kills", "3", "--workers", "1", "--steps", "40", "--width", "32", "--data", str(data)]
     done = subprocess.run([sys.executable, str(SCRIPT), *sizes], capture_output=True, text=True, preexec_fn=on_one_core)
     assert done.returncode == 0, done.stderr
     kills, _inside_a_save, workers, left_behind, same = done.stdout.splitlines()[-1].split("|")[1:6]

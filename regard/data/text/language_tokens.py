@@ -37,7 +37,7 @@ class LanguageTokens:
     """token ids by language code"""
     target: TargetRole = "begin"
     source: SourceRole | None = None
-    """None: the model is not told the source language"""
+    """None: the source language is not an input of the model"""
     default_source: str | None = None
     default_target: str | None = None
 

@@ -15,7 +15,6 @@ from jaxtyping import Int
 
 from regard.attention import dispatch
 from regard.attention.offsets import Offsets
-from regard.decode.constraints import Constraints
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine.captured.cuda_decoder import CudaDecoder
 from regard.decode.engine.captured.graph_decoder import GraphSlotDecoder
@@ -28,8 +27,9 @@ from regard.decode.engine.static.static_seq2seq import StaticSeq2Seq
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SPECIAL, SpecialTokens
+from regard.decode.rules.constraints import Constraints
+from regard.decode.rules.token_rules import has_token_rules
 from regard.decode.sampling import OnToken
-from regard.decode.token_rules import has_token_rules
 from regard.kernels.cpu.numba_support import numba_available
 from regard.kernels.triton_support import next_power_of_two
 from regard.models.gpt import GPT

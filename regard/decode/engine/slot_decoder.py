@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.decode.constraints import check_no_nan
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.slot_constraints import SlotConstraints
@@ -17,6 +16,7 @@ from regard.decode.engine.static.static_attention import StepPositions
 from regard.decode.engine.stepwise_state import StepwiseState
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SpecialTokens
+from regard.decode.rules.constraints import check_no_nan
 from regard.decode.sampling import OnToken
 
 # New sentences are loaded once this share of the slots is free: the encoder is faster on several at once.

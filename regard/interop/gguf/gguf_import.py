@@ -8,7 +8,7 @@ from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.interop.gguf.gguf_file import read_gguf
 from regard.interop.gguf.gguf_models import read_architecture, read_config, read_tensors
 from regard.interop.gguf.gguf_tokenizer import read_gguf_tokenizer
-from regard.interop.huggingface.gpt_models import read_gpt_model
+from regard.interop.huggingface.decoders.gpt_models import read_gpt_model
 from regard.interop.huggingface.hf_folder import check_vocabulary, describe_chat_template, read_special_tokens
 from regard.interop.tokenizer_files import ImportedTokenizer
 from regard.pipelines import TextGenerator, model_from_weights

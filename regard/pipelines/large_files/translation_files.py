@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regard.decode import DecodeConfig
 from regard.decode.shortlist import require_shortlist
 from regard.errors import RegardError
+from regard.pipelines.folder.shortlist_file import shortlist_fingerprint
 from regard.pipelines.large_files.file_processing import (
     BlockOutput,
     FileProgress,
@@ -19,7 +20,6 @@ from regard.pipelines.large_files.file_processing import (
 from regard.pipelines.large_files.input_items import InputItems, find_shards
 from regard.pipelines.large_files.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import format_score
-from regard.pipelines.shortlist_file import shortlist_fingerprint
 from regard.pipelines.translation import Split, Translation, format_translations
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 
 from regard.decode import DecodeConfig, Hypothesis
 from regard.decode.engine.engine_runner import length_limits
-from regard.decode.token_rules import TOKEN_RULES
+from regard.decode.rules.token_rules import TOKEN_RULES
 from regard.pipelines import Continuation, TextGenerator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.serve.model_registry import ServedModel

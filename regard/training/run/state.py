@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from regard.errors import RegardError
-from regard.pipelines.migration import migrate_provenance
+from regard.pipelines.folder.migration import migrate_provenance
 from regard.ranges import Count, Natural, check_value, format_value
 
 _RESTORE = "Restore an intact copy of the checkpoint, or train again with another --out."

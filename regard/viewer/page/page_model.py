@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from regard.attention import Concat, ScaledDot
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
-from regard.decode.token_rules import has_token_rules
+from regard.decode.rules.token_rules import has_token_rules
 from regard.errors import RegardError
 from regard.models import family_name
 from regard.pipelines import TextEncoder

@@ -12,7 +12,7 @@ from regard.data.batching.ragged_batches import make_ragged_batch
 from regard.data.batching.sequences import Sequences
 from regard.data.batching.text_batches import EncodedTexts
 from regard.data.images.augmentation import AugmentConfig
-from regard.data.text.labeled_texts import LabeledTextBatches
+from regard.data.text.examples.labeled_texts import LabeledTextBatches
 from regard.data.text.special_tokens import SpecialTokens
 from regard.layers.packed import Packed
 

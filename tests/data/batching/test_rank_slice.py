@@ -12,7 +12,7 @@ from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.data.batching.sequences import Sequences
 from regard.data.batching.text_batches import EncodedTexts
 from regard.data.batching.token_streams import TokenStreamBatches
-from regard.data.text.labeled_texts import LabeledTextBatches
+from regard.data.text.examples.labeled_texts import LabeledTextBatches
 from regard.data.text.special_tokens import SpecialTokens
 from regard.training.runtime.cuda_graphs import batch_shape
 

@@ -1,13 +1,11 @@
 """Processes with the environment that torchrun gives its ranks, forked from a server that has imported torch."""
 
-import multiprocessing
 import os
 import socket
 from collections.abc import Callable
 from typing import Any
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["regard.training.recipe_run", "tests.training.helpers"])
+from tests.forkserver import CONTEXT
 
 
 def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[int]:

@@ -16,7 +16,7 @@ import pytest
 
 import regard
 from regard.data import phrasebook_pairs
-from regard.data.text import documents
+from regard.data.text.examples import documents
 from regard.errors import RegardError
 from regard.training import DataConfig, read_dataset
 from regard.training.shards import preparation, shard_encoder, shard_folder, text_spool

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.data.text.labeled_texts import LabeledText
+from regard.data.text.examples.labeled_texts import LabeledText
 from regard.data.text.special_tokens import ENCODER_TOKENS
 from regard.models import Bert, make_model
 from regard.pipelines import Classification, TextEncoder, load, load_weights

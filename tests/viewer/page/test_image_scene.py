@@ -1,6 +1,7 @@
 """Scenes of images, and what the page computes from them: weights over patches, rollout."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ import regard
 from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
 from regard.viewer import attention_rollout
-from regard.viewer.page.image_scene import MAX_LABEL_ROLLOUTS, build_image_scene
+from regard.viewer.page import image_scene
+from regard.viewer.page.image_scene import MAX_LABEL_ROLLOUTS
 from regard.viewer.page.text_scene import Scene
 from regard.viewer.plots.mask_overlays import label_colors
 from tests.viewer.helpers import numbers, weights
 from tests.viewer.image_helpers import KINDS, LABELS, images, model_of, photo
 from tests.viewer.web.test_web import OPEN, SHOW, carried, node
 
+# Without the step-by-step view, which takes longer than all the rest; tests/viewer/walk is about it.
+build_image_scene = partial(image_scene.build_image_scene, walk=False)
 SEGMENTERS = {"linear": dict(head="segment"), "queries": dict(head="segment", segmenter="queries")}
 FORMS = {**{kind: (kind, {}) for kind in KINDS}, **{name: ("mean", one) for name, one in SEGMENTERS.items()}}
 
@@ -162,7 +166,7 @@ def test_save_writes_a_page(tmp_path):
     seen = look()
     seen.save(tmp_path / "page.html", label="dog")
     text = (tmp_path / "page.html").read_text()
-    assert f'id="blob-{len(build_image_scene(seen).blobs) - 1}"' in text
+    assert f'id="blob-{len(image_scene.build_image_scene(seen).blobs) - 1}"' in text
     assert '"over":"rollout"' in text
     with pytest.raises(RegardError, match=r"pages are .html, plots are .png or .svg"):
         seen.save(tmp_path / "page.htm")

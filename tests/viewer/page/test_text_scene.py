@@ -1,6 +1,7 @@
 """Scenes: a NumPy reference computes the recorded weights from q and k."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,11 +22,13 @@ from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.version import __version__
 from regard.viewer import AttentionMap, Look, look
 from regard.viewer.page import text_scene
-from regard.viewer.page.text_scene import Scene, build_scene
+from regard.viewer.page.text_scene import Scene
 from regard.viewer.token_axis import TokenAxis, build_axis
 from tests.attention.helpers import SCORE_NAMES, Slope, masks, scores
 from tests.viewer.helpers import weights
 
+# Without the step-by-step view, which takes longer than all the rest; tests/viewer/walk is about it.
+build_scene = partial(text_scene.build_scene, walk=False)
 SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]
 
@@ -480,7 +483,7 @@ def test_sharpness_of_a_long_text_uses_a_sample_of_rows(monkeypatch, transformer
         return original(self, heads, queries)
 
     monkeypatch.setattr(Recorded, "weights", weights_of)
-    build_scene(look(transformer, SOURCE, "quatre trois deux un"), head=0, walk=False)
+    build_scene(look(transformer, SOURCE, "quatre trois deux un"), head=0)
     assert sampled_queries == [[0, 2, 4]] * 2  # only for the two cross-attentions
 
 

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.decode.constraints import check_no_nan
 from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.compiled.cpu_encoder import CpuEncoder
 from regard.decode.engine.compiled.packed_weights import (
@@ -27,6 +26,7 @@ from regard.decode.engine.compiled.packed_weights import supports as supports
 from regard.decode.engine.compiled.workspace import FEW_ROWS, CacheMemory, Workspace
 from regard.decode.engine.slot_decoder import SlotDecoder
 from regard.decode.engine.static.static_decoder import StaticDecoder
+from regard.decode.rules.constraints import check_no_nan
 from regard.kernels.cpu import decode_attention_cpu, decode_choice_cpu, decode_layers_cpu, decode_rows_cpu
 
 NOTHING_REFUSED = np.zeros((0, 0), np.bool_)

@@ -1,4 +1,4 @@
-/** Questions about a context: the input of a question-answering model, and its answer (regard/data/text/questions.py). */
+/** Questions about a context: the input of a question-answering model, and its answer (regard/data/text/examples/questions.py). */
 
 import { surround, textAxis } from "./token_axes.js";
 import { logSoftmax } from "./search.js";

@@ -1,0 +1,1 @@
+"""Files of examples: labeled and tagged texts, questions, documents."""

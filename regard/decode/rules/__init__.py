@@ -1,0 +1,1 @@
+"""Rules of a search: required and forbidden phrases, penalties, excluded tokens."""

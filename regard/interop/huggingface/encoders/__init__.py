@@ -1,0 +1,1 @@
+"""Encoder-only models of transformers."""

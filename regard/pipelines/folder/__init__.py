@@ -1,0 +1,1 @@
+"""Model folders: reading and writing, earlier formats, int8 weights, shortlists."""
