@@ -43,9 +43,6 @@ from regard.interop.huggingface.encoder_decoders.language_export import with_def
 from regard.interop.huggingface.encoder_decoders.m2m100_sinusoids import M2M100
 from regard.interop.huggingface.encoders.encoder_models import ENCODER_CLASSES, read_encoder_model, write_encoder_model
 from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
-from regard.interop.huggingface.images.image_resizing import read_resizing, read_timm_resizing, write_resizing
-from regard.interop.huggingface.images.timm_models import read_timm_model
-from regard.interop.huggingface.images.vit_models import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.interop.huggingface.model_card import make_model_card
 from regard.interop.huggingface.sentence_modules import (
     MODULES_FILE,
@@ -54,6 +51,9 @@ from regard.interop.huggingface.sentence_modules import (
     transformer_folder,
     write_sentence_modules,
 )
+from regard.interop.huggingface.vision.image_resizing import read_resizing, read_timm_resizing, write_resizing
+from regard.interop.huggingface.vision.timm_models import read_timm_model
+from regard.interop.huggingface.vision.vit_models import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.interop.joint_vocabulary import join_config, join_special, join_tokenizers, join_weights
 from regard.interop.language_tokenizers import move_default_target
 from regard.interop.tensor_files import SAFETENSORS_FILE, read_json, read_tensor_file, read_tensors

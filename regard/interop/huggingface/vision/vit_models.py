@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, read_fields, replace_defaults, write_fields
-from regard.interop.huggingface.images.vision_towers import DINOV2_MASK_TOKEN, TOWER_CLASSES
 from regard.interop.huggingface.single_stack import (
     ENCODER_KEYS,
     ForeignClass,
@@ -23,6 +22,7 @@ from regard.interop.huggingface.single_stack import (
     write_labels,
     write_single_stack,
 )
+from regard.interop.huggingface.vision.vision_towers import DINOV2_MASK_TOKEN, TOWER_CLASSES
 from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, token_sequence, weight_and_bias
 from regard.models.vit import VisionHead, ViTConfig
 
