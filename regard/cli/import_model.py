@@ -17,12 +17,12 @@ class Options:
     """Import a model from another format: regard import FOLDER --out model
 
     Hugging Face: a folder with config.json, safetensors and tokenizer of an encoder (BERT, RoBERTa, XLM-RoBERTa,
-    CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, ModernBERT, DeBERTa-v2), a language model (GPT-2, Llama, Qwen2, Qwen3,
-    Mistral, SmolLM3, Phi-3, OLMo 2, Gemma 1 to 3, GPT-NeoX, OPT), an encoder-decoder (BART, mBART, Pegasus, Blenderbot,
-    Marian, NLLB, M2M100, T5, mT5) or an image model (ViT, DeiT, DINOv2, image encoders of CLIP and SigLIP). timm: a
-    Vision Transformer, as a folder with config.json or a safetensors file. GGUF: a .gguf file of a language model;
-    quantized weights become float32. llama2.c: a checkpoint file, with --tokenizer. No code of the model is executed,
-    and the network is not used. A missing or unknown tensor is an error that names it.
+    CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, ModernBERT, DeBERTa-v2), a language model (GPT-2, Llama, Qwen2,
+    Qwen3, Mistral, SmolLM3, Phi-3, OLMo 2, Gemma 1 to 3, GPT-NeoX, OPT), an encoder-decoder (BART, mBART, Pegasus,
+    Blenderbot, Marian, NLLB, M2M100, T5, mT5) or an image model (ViT, DeiT, DINOv2, image encoders of CLIP and
+    SigLIP). timm: a Vision Transformer, as a folder with config.json or a safetensors file. GGUF: a .gguf file of a
+    language model; quantized weights become float32. llama2.c: a checkpoint file, with --tokenizer. No code of the
+    model is executed, and the network is not used. A missing or unknown tensor is an error that names it.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
