@@ -14,6 +14,7 @@ from regard.allocator import keep_freed_memory
 from regard.attention import SCORES
 from regard.data.batching.pair_batches import Batch
 from regard.data.text.language_pairs import add_directions
+from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig, ViTConfig, family_name, make_model
@@ -238,7 +239,9 @@ def prepare_run(
     if isinstance(origin, Translator):
         origin = select_training_languages(origin, recipe.data)
     special = family.special if origin is None else origin.special
-    tokenizers = read_tokenizers(out, foreign=special != family.special) if family.tokenizer_count else ()
+    # Special ids do not tell the formats apart: those of ALBERT are the ids of Regard.
+    is_foreign = origin is not None and any(one.kind == FOREIGN_KIND for one in origin.tokenizers)
+    tokenizers = read_tokenizers(out, foreign=is_foreign) if family.tokenizer_count else ()
     model_config = task.complete_config(recipe.model, dataset, tokenizers)
     shape = BatchShape(
         config.batch_tokens,

@@ -1,11 +1,13 @@
 """The task `classify`: texts and pairs of texts, from scratch and by fine-tuning."""
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 
 from regard.data.text.examples.labeled_texts import LabeledText
 from regard.data.text.special_tokens import ENCODER_TOKENS
+from regard.data.text.tokenizer import FOREIGN_KIND, SPECIAL_TOKEN_NAMES, Tokenizer
 from regard.models import Bert, make_model
 from regard.pipelines import Classification, TextEncoder, load, load_weights
 from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_recipe
@@ -145,6 +147,23 @@ def test_fine_tuning_keeps_the_encoder_of_a_masked_language_model(masked, tmp_pa
     assert model.model.config.head == "classify"
     assert model.model.config.pooler == "tanh"
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (masked / "tokenizer.json").read_bytes()
+
+
+def test_fine_tuning_of_an_imported_model_whose_special_ids_are_those_of_regard(masked, tmp_path):
+    """As in ALBERT, whose <pad>, <unk>, [CLS], [SEP] and [MASK] have the ids 0 to 4."""
+    origin = load(masked, "cpu")
+    names = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    words = sorted(set(origin.tokenizer.backend_tokenizer.get_vocab()) - {*SPECIAL_TOKEN_NAMES, "<mask>"})
+    vocabulary = {name: i for i, name in enumerate([*names, *words])}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens(names)
+    imported = TextEncoder(origin.model, Tokenizer(library, FOREIGN_KIND), special=origin.special)
+    imported.save(tmp_path / "imported")
+    recipe, out = toy("classify", tmp_path, **STILL), tmp_path / "out"
+    model = run_recipe(recipe, out, start_from=tmp_path / "imported", quiet=True)
+    assert load(out, "cpu").tokenizer.encode("[MASK]") == model.tokenizer.encode("[MASK]")
+    assert (out / "tokenizer.json").read_bytes() == (tmp_path / "imported/tokenizer.json").read_bytes()
 
 
 def test_fill_weights_leaves_heads_at_their_initial_values(masked):
