@@ -352,11 +352,17 @@ class Disentangled(Score):
 
     def pair_at(self, q: Tensor, k: Tensor, p: Tensor, s: Tensor) -> Float[Tensor, "*b T S"]:
         width = self.keys.shape[-1]
+        of_query, of_key = self.select_positions(q[..., width:], k[..., width:], p, s)
+        return q[..., :width] @ k[..., :width].mT + of_query + of_key
+
+    def select_positions(
+        self, of_query: Float[Tensor, "*b T R"], of_key: Float[Tensor, "*b S R"], p: Tensor, s: Tensor
+    ) -> tuple[Float[Tensor, "*b T S"], Float[Tensor, "*b T S"]]:
+        """Of the products of queries and keys with all relative positions, those with the position of each pair."""
         index = self.index(p, s)
-        content = q[..., :width] @ k[..., :width].mT
-        of_query = q[..., width:].gather(-1, index.expand(*q.shape[:-2], *index.shape))
-        of_key = k[..., width:].gather(-1, index.mT.expand(*k.shape[:-2], *index.mT.shape)).mT
-        return content + of_query + of_key
+        rows = of_query.gather(-1, index.expand(*of_query.shape[:-2], *index.shape))
+        columns = of_key.gather(-1, index.mT.expand(*of_key.shape[:-2], *index.mT.shape))
+        return rows, columns.mT
 
     def pair_size(self, width: int) -> int:
         return 6

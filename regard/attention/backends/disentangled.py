@@ -33,9 +33,8 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     for b, t, s in score_blocks((B, H, T, S), q.device.type, 3):
         p = torch.arange(t.start, min(t.stop, T), device=q.device) + (S - T)
         keys = torch.arange(s.start, s.stop, device=q.device)
-        index = score.index(p, keys)
-        positions = of_query[b, :, t].gather(-1, index.expand(*of_query[b, :, t].shape[:-2], *index.shape))
-        positions += of_key[b, :, s].gather(-1, index.mT.expand(*of_key[b, :, s].shape[:-2], *index.mT.shape)).mT
+        rows, columns = score.select_positions(of_query[b, :, t], of_key[b, :, s], p, keys)
+        positions = rows.add_(columns)
         allowed = None if parts.mask is None else parts.select_sequences(b).mask.block(p, keys)  # type: ignore[union-attr]
         if allowed is not None:
             positions.masked_fill_(~allowed, torch.finfo(positions.dtype).min / 2)

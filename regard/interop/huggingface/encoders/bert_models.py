@@ -32,7 +32,7 @@ _UNUSED = ("*pooler.*", "cls.*", "lm_head.*", "vocab_*", "predictions.*", "sop_c
 _ELECTRA_UNUSED = ("generator_*", "discriminator_*")
 IGNORED = ("*embeddings.position_ids",)
 
-_EMBEDDINGS = [
+EMBEDDINGS = [
     MappingRow("embedding.tokens.weight", "embeddings.word_embeddings.weight"),
     MappingRow("embedding.positions.weight", "embeddings.position_embeddings.weight"),
     MappingRow("embedding.segments.weight", "embeddings.token_type_embeddings.weight"),
@@ -58,17 +58,17 @@ _ALBERT_LAYER = block_rows(
 )
 POOLER = weight_and_bias("pooler", "pooler.dense")
 _ALBERT_ROWS = [
-    *_EMBEDDINGS,
+    *EMBEDDINGS,
     *weight_and_bias("widen", "encoder.embedding_hidden_mapping_in"),
     *weight_and_bias("pooler", "pooler"),
 ]
 
-_BERT = MappingTable([*_EMBEDDINGS, *POOLER], {"blocks": _BERT_LAYER}, IGNORED, _UNUSED, prefix="bert.")
+_BERT = MappingTable([*EMBEDDINGS, *POOLER], {"blocks": _BERT_LAYER}, IGNORED, _UNUSED, prefix="bert.")
 _ROBERTA = _BERT._replace(prefix="roberta.")
-_DISTILBERT = MappingTable(_EMBEDDINGS, {"blocks": _DISTILBERT_LAYER}, IGNORED, _UNUSED, prefix="distilbert.")
+_DISTILBERT = MappingTable(EMBEDDINGS, {"blocks": _DISTILBERT_LAYER}, IGNORED, _UNUSED, prefix="distilbert.")
 _ALBERT = MappingTable(_ALBERT_ROWS, {"blocks": _ALBERT_LAYER}, IGNORED, _UNUSED, prefix="albert.")
 _ELECTRA = MappingTable(
-    [*_EMBEDDINGS, *weight_and_bias("widen", "embeddings_project")],
+    [*EMBEDDINGS, *weight_and_bias("widen", "embeddings_project")],
     {"blocks": _BERT_LAYER},
     IGNORED,
     _ELECTRA_UNUSED,
@@ -296,7 +296,7 @@ def encoder_classes(name: str, read: Any, write: Any, tables: Mapping[Head, Mapp
 
 # The classification heads of RoBERTa and ELECTRA have their own hidden layer where BERT has the pooler.
 TWO_LAYERS = [*weight_and_bias("pooler", "classifier.dense"), *weight_and_bias("output", "classifier.out_proj")]
-_ROBERTA_CLASSIFY = _ROBERTA._replace(rows=_EMBEDDINGS).with_head(*TWO_LAYERS)
+_ROBERTA_CLASSIFY = _ROBERTA._replace(rows=EMBEDDINGS).with_head(*TWO_LAYERS)
 _DISTILBERT_CLASSIFY = _DISTILBERT.with_head(*weight_and_bias("pooler", "pre_classifier"), *CLASSIFIER)
 _ALBERT_CLASSIFY = _ALBERT.with_head(*CLASSIFIER)
 _ELECTRA_CLASSIFY = _ELECTRA.with_head(*TWO_LAYERS)

@@ -7,6 +7,7 @@ from regard.interop.foreign_config import ForeignConfig, replace_defaults
 from regard.interop.huggingface.encoders.bert_models import (
     BERT_KEYS,
     CLASSIFIER,
+    EMBEDDINGS,
     IGNORED,
     POOLER,
     TWO_LAYERS,
@@ -20,12 +21,6 @@ from regard.interop.huggingface.encoders.bert_models import (
 from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, weight_and_bias
 from regard.models.bert import BertConfig, Head
 
-_EMBEDDINGS = [
-    MappingRow("embedding.tokens.weight", "embeddings.word_embeddings.weight"),
-    MappingRow("embedding.positions.weight", "embeddings.position_embeddings.weight"),
-    MappingRow("embedding.segments.weight", "embeddings.token_type_embeddings.weight"),
-    *weight_and_bias("embedding.norm", "embeddings.LayerNorm"),
-]
 _UNUSED = ("*pooler.*", "cls.*", "lm_head.*", "lm_predictions.*", "mask_predictions.*")
 
 # -- MPNet ------------------------------------------------------------------------------------------------------------
@@ -36,7 +31,7 @@ _MPNET_LAYER = block_rows(
     feedforward=("intermediate.dense", "output.dense"),
     norms=("attention.LayerNorm", "output.LayerNorm"),
 )
-_MPNET_ROWS = [*_EMBEDDINGS, MappingRow("relative.table.weight", "encoder.relative_attention_bias.weight")]
+_MPNET_ROWS = [*EMBEDDINGS, MappingRow("relative.table.weight", "encoder.relative_attention_bias.weight")]
 _MPNET = MappingTable([*_MPNET_ROWS, *POOLER], {"blocks": _MPNET_LAYER}, IGNORED, _UNUSED, prefix="mpnet.")
 _MPNET_MASK = with_mask_head(
     _MPNET, dense="lm_head.dense", norm="lm_head.layer_norm", bias="lm_head.bias", decoder="lm_head.decoder"
@@ -86,7 +81,7 @@ _DEBERTA_LAYER = block_rows(
     norms=("attention.output.LayerNorm", "output.LayerNorm"),
 )
 _DEBERTA_ROWS = [
-    *_EMBEDDINGS,
+    *EMBEDDINGS,
     MappingRow("relative.table.weight", "encoder.rel_embeddings.weight"),
     *weight_and_bias("relative.norm", "encoder.LayerNorm"),
 ]
