@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from regard.cli.common import Model, Quiet, parse, print_note
+from regard.files import check_output_file, check_output_folder
 from regard.interop import export_argos, export_ctranslate2, export_huggingface, export_onnx
 from regard.interop.export_targets import ExportTarget
 from regard.pipelines import Translator, load
@@ -33,6 +34,10 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "export", argv)
+    if options.to == "argos":
+        check_output_file(options.out, [options.model])
+    else:
+        check_output_folder(options.out, [options.model])
     if options.to == "int8":
         load(options.model, "cpu").save(options.out, precision="int8")
         print_note(f"Wrote {options.out}, a model folder with int8 weights.")

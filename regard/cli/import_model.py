@@ -8,6 +8,7 @@ import tyro
 
 from regard.cli.common import Quiet, parse, print_note
 from regard.errors import RegardError
+from regard.files import check_output_folder
 from regard.interop import import_gguf, import_huggingface, import_llama2c
 from regard.pipelines import pipeline_kind, save
 
@@ -36,10 +37,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "import", argv)
-    if (options.out / "config.json").exists():
-        raise RegardError(
-            f"{options.out} already contains a model.", "Choose another --out, or delete that folder first."
-        )
+    check_output_folder(options.out, [options.model])
     if options.model.suffix == ".gguf":
         pipeline = import_gguf(options.model)
     elif options.model.is_file() and options.model.suffix != ".safetensors":

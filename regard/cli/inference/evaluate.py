@@ -27,7 +27,7 @@ from regard.data.images.image_files import LABEL_COLUMN
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.evaluators import BleuTokenizer, evaluate
-from regard.files import STDOUT, write_atomically, write_output
+from regard.files import STDOUT, check_output_file, write_output
 from regard.pipelines import Translator, pipeline_kind, read_config
 
 
@@ -80,7 +80,10 @@ def run(argv: list[str]) -> int:
     if options.confusion is not None:
         if getattr(config, "head", None) not in ("classify", "segment"):
             raise RegardError("--confusion requires a classification or segmentation model.", "Leave it out.")
-        plot_format(options.confusion)  # checked before the evaluation, which may take minutes
+        plot_format(options.confusion)
+    for output in (options.confusion, options.json):
+        if output is not None:  # checked before the evaluation, which may take minutes
+            check_output_file(output, [*options.data, options.alignments])
     expect = Translator if options.ensemble else pipeline_kind(config).pipeline_class
     pipeline: Any = open_model(options.model, options.device, expect, options.ensemble)
     if isinstance(pipeline, Translator):
@@ -107,7 +110,7 @@ def _write_results(results: dict[str, Any], options: Options) -> int:
     if options.json is not None:
         write_output(options.json, json_bytes(results))
     if options.confusion is not None:
-        write_atomically(options.confusion, plot_confusion(results, plot_format(options.confusion)))
+        write_output(options.confusion, plot_confusion(results, plot_format(options.confusion)))
     _print_table(results, sys.stderr if options.json == STDOUT else sys.stdout)
     return 0
 

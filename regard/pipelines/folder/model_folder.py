@@ -32,7 +32,7 @@ from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.decode import DecodeConfig
 from regard.devices import find_device
 from regard.errors import RegardError
-from regard.files import write_atomically
+from regard.files import check_output_folder, write_atomically
 from regard.models import FAMILIES, family_name, make_model
 from regard.models.parameters import SkipInitialization, layer_counts
 from regard.pipelines.folder.int8_weights import dequantize_weights, quantize_weights
@@ -103,13 +103,20 @@ def pipeline_kind(config: Any) -> PipelineKind:
 
 
 def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "float32") -> None:
-    """Write a model folder. Each file is written atomically; the weights come last but one, config.json last.
+    """Write a model folder, which must not contain another model.
 
     With `precision="int8"`, the weights of linear layers are stored as int8, in a quarter of the size. `load` converts
     them to float32; `DecodeConfig(precision="int8")` decodes with exactly the stored values.
     """
     check_value(WeightPrecision, precision, "precision")
-    folder = Path(path)
+    resolved = Path(path).resolve()
+    check_output_folder(path, allow_content=resolved in pipeline.folders)
+    write_model(Path(path), pipeline, precision)
+    pipeline.folders |= {resolved}
+
+
+def write_model(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32") -> None:
+    """Write a model folder, or replace it. Each file is written atomically; the weights and config.json come last."""
     if isinstance(pipeline, Translator):
         pipeline = without_languages(pipeline)
     write_tokenizers(folder, *pipeline.tokenizers)
@@ -231,6 +238,7 @@ def load(path, device="auto", *, expect=None):
     training_path = folder / "training.json"
     training = read_json(training_path) if training_path.exists() else {}
     pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
+    pipeline.folders = frozenset([folder.resolve()])
     read_pipeline_settings(pipeline, folder)
     if kind.pipeline_class is Translator:
         return dataclasses.replace(pipeline, shortlist=read_shortlist(folder, *vocab_sizes(config)))

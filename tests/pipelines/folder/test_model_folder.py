@@ -23,6 +23,7 @@ from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
 from regard.pipelines import FORMAT, Translator, load, make_pipeline, save
+from regard.pipelines.folder.model_folder import write_model
 
 TEXTS = ["one two three four five", "six seven eight nine ten"]
 SMALL: dict = {
@@ -121,8 +122,8 @@ def test_config_contains_format_and_family(folder):
 
 
 def test_saving_a_shared_tokenizer_replaces_separate_ones(tmp_path):
-    save(tmp_path, make_translator("transformer", shared=False))
-    save(tmp_path, make_translator("transformer", shared=True))
+    write_model(tmp_path, make_translator("transformer", shared=False))
+    write_model(tmp_path, make_translator("transformer", shared=True))
     loaded = load(tmp_path, "cpu")
     assert loaded.source_tokenizer is loaded.target_tokenizer
 
@@ -339,7 +340,7 @@ def test_failed_save_keeps_the_old_model(folder, monkeypatch):
     before = load(folder, "cpu").translate(["one two"], BEAM)[0][0].text
     monkeypatch.setattr("regard.pipelines.folder.model_folder.weights_to_bytes", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        save(folder, make_translator("transformer", seed=5))
+        write_model(folder, make_translator("transformer", seed=5))
     assert load(folder, "cpu").translate(["one two"], BEAM)[0][0].text == before
 
 
