@@ -83,7 +83,7 @@ def attend_heads(query, keys, values, rows, shift, head_rows, group, count, fact
     """
     D = keys.shape[1]
     H = len(result) // D
-    if count > min(len(rows), len(scores)) or (len(bias) and (H > len(bias) or count > bias.shape[1])):
+    if count > min(len(rows), len(scores)) or (len(bias) and (len(bias) < H or count > bias.shape[1])):
         raise ValueError(SIZES)
     if not (_HAS_VECTOR_CODE and len(bias) == 0 and (D == 32 or D == 64 or D == 128)):
         for h in range(H):

@@ -61,7 +61,7 @@ def best_tokens_rows(
     tokens that a slot excludes from the softmax; without tokens: none.
     """
     V, count = y.shape[1], top.shape[1]
-    if V > min(len(scale), len(bias)) or len(y) > min(len(row_scale), min(len(top), len(statistics))):
+    if min(len(scale), len(bias)) < V or len(y) > min(len(row_scale), min(len(top), len(statistics))):
         raise ValueError(SIZES)
     if refused.shape[1] and first + V > refused.shape[1]:
         raise ValueError(SIZES)

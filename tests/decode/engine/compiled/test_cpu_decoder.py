@@ -54,7 +54,6 @@ def steps(monkeypatch):
 
     monkeypatch.setattr(cpu_decoder.CpuDecoder, "advance", spy)
     monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 0)
-    monkeypatch.setattr(engine_module, "can_fork", lambda: False)
     return counts
 
 
