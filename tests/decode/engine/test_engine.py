@@ -1,5 +1,9 @@
 """The decoding engine gives the same outputs as the plain search, for every family, score and option."""
 
+import subprocess
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -7,7 +11,6 @@ from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import plain_search_reason, slot_decoder
-from regard.decode.engine.compiled.worker_pool import WorkerPool, can_fork
 from regard.decode.engine.model_precision import convert_model, convert_to_float8
 from regard.decode.engine.static import static_decoder
 from regard.errors import RegardError
@@ -98,7 +101,6 @@ def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
         load(self, slots, taken)
 
     monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
-    monkeypatch.setattr(engine_module, "can_fork", lambda: False)
     monkeypatch.setattr(slot_decoder.SlotDecoder, "load", spy)
     config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
     decode_all(transformer(), make_sources(20, longest=20), pack, config)
@@ -120,39 +122,94 @@ def test_ensemble_equals_plain_search():
         assert_equal_search(*decode_both(ensemble, make_sources(), config))
 
 
-def test_worker_processes_give_the_same_results(monkeypatch):
+@pytest.fixture
+def three_threads(monkeypatch):
+    """Calls divide their sentences among three threads."""
     monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    model, sources = transformer(), make_sources(30)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
-    try:
-        for config in (CONFIGS["beam"], CONFIGS["samples"]):
-            engine, plain = decode_both(model, sources, config)
-            assert_equal_search(engine, plain)
-            assert len(engine_module._pools[model][1].processes) == 2
-        assert torch.get_num_threads() == 3
-        with torch.no_grad():
-            model.output.weight.mul_(-1)  # the workers have the old weights
-        assert_equal_search(*decode_both(model, sources, CONFIGS["beam"]))
-    finally:
-        torch.set_num_threads(threads)
+    yield
+    torch.set_num_threads(threads)
 
 
-def test_stopped_worker_is_reported_and_replaced(monkeypatch):
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    model, sources, config = transformer(), make_sources(30), CONFIGS["greedy"]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        first = decode_all(model, sources, pack, config)
-        (process,) = engine_module._pools[model][1].processes
-        process.kill()
-        process.join()
-        with pytest.raises(RegardError, match="worker stopped"):
-            decode_all(model, sources, pack, config)
-        assert decode_all(model, sources, pack, config) == first
-    finally:
-        torch.set_num_threads(threads)
+@pytest.fixture
+def job_threads(monkeypatch):
+    """The threads that decoded a part of a job."""
+    names, run_job = [], engine_module.run_job
+
+    def spy(*arguments):
+        names.append(threading.current_thread().name)
+        run_job(*arguments)
+
+    monkeypatch.setattr(engine_module, "run_job", spy)
+    return names
+
+
+@pytest.mark.parametrize("make", [transformer, gpt, seq2seq, lambda: Ensemble([transformer(1), seq2seq(2)]).eval()])
+def test_threads_give_the_same_results(three_threads, job_threads, make):
+    model, sources = make(), make_sources(30)
+    for config in (CONFIGS["beam"], CONFIGS["greedy"], CONFIGS["samples"]):
+        job_threads.clear()
+        assert_equal_search(*decode_both(model, sources, config))
+        assert sorted(job_threads) == ["MainThread", "regard-decode", "regard-decode"]
+    assert torch.get_num_threads() == 3
+    with torch.no_grad():
+        next(model.parameters()).mul_(-1)
+    assert_equal_search(*decode_both(model, sources, CONFIGS["beam"]))
+
+
+def test_results_are_delivered_by_the_calling_thread(three_threads):
+    threads = set()
+    progress = lambda *_: threads.add(threading.current_thread())  # noqa: E731
+    decode_all(transformer(), make_sources(30), pack, CONFIGS["beam"], progress=progress)
+    assert threads == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("thread", ["MainThread", "regard-decode"])
+def test_an_error_in_one_thread_stops_the_others(three_threads, monkeypatch, thread):
+    step = slot_decoder.SlotDecoder.step
+
+    def fail(self):
+        if threading.current_thread().name == thread:
+            raise RegardError("stopped here")
+        step(self)
+
+    monkeypatch.setattr(slot_decoder.SlotDecoder, "step", fail)
+    monkeypatch.setattr(engine_module, "uses_compiled_kernels", lambda sentences: False)
+    with pytest.raises(RegardError, match="stopped here"):
+        decode_all(transformer(), make_sources(30), pack, CONFIGS["greedy"])
+    assert not [other for other in threading.enumerate() if other.name == "regard-decode"]
+
+
+# A translation before the processes start, as many sentences in each of them, and one at the same time in the parent.
+FORKED = """
+import multiprocessing, signal, socket, sys
+import torch
+from regard.decode import DecodeConfig, decode_all
+from regard.layers.packed import pack
+from tests.decode.engine.helpers import make_sources, transformer
+
+torch.set_num_threads(2)
+model, config = transformer(), DecodeConfig("greedy", max_len=9)
+def decode(seed):
+    return [n_best[0].ids for n_best in decode_all(model, make_sources(32, seed), pack, config)]
+expected = [decode(seed) for seed in range(4)]
+ours, theirs = socket.socketpair()
+ours.setblocking(False), theirs.setblocking(False)
+signal.set_wakeup_fd(theirs.fileno())  # as asyncio does
+signal.signal(signal.SIGTERM, lambda *_: None)
+with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+    pending = pool.map_async(decode, range(4))
+    assert [decode(seed) for seed in range(4)] == expected
+    assert pending.get(240) == expected
+assert multiprocessing.active_children() == []
+assert [decode(seed) for seed in range(4)] == expected
+"""
+
+
+def test_decoding_in_forked_processes(tmp_path):
+    """Daemonic processes of a pool decode many sentences, and the parent receives its own results."""
+    subprocess.run([sys.executable, "-c", FORKED, "fork"], check=True, timeout=280)
 
 
 @pytest.mark.parametrize(
@@ -183,52 +240,6 @@ def test_float8_needs_a_gpu():
     with pytest.raises(RegardError, match=r"float8 is for CUDA GPUs \(the model is on cpu\)") as caught:
         decode_all(transformer(), make_sources(1), pack, DecodeConfig(precision="float8"))
     assert "Use int8." in str(caught.value) + str(caught.value.hint)
-
-
-@pytest.fixture
-def two_workers(monkeypatch):
-    """Calls divide their sentences between this process and one worker process."""
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_workers_are_kept_when_precisions_alternate(two_workers):
-    model, sources = transformer(), make_sources(8)
-    pools = []
-    for precision in ("int8", "auto", "int8", "auto"):
-        config = DecodeConfig("greedy", max_len=5, precision=precision)
-        decode_all(model, sources, pack, config)
-        pools.append(engine_module._pools[convert_model(model, precision)][1])
-    assert pools[0] is pools[2]
-    assert pools[1] is pools[3]
-
-
-def test_second_thread_decodes_without_workers(two_workers):
-    model, sources = transformer(), make_sources(8)
-    first = decode_all(model, sources, pack, CONFIGS["greedy"])
-    pool = engine_module._pools[model][1]
-    with pool.lock:  # another thread uses the workers
-        assert decode_all(model, sources, pack, CONFIGS["greedy"]) == first
-    assert decode_all(model, sources, pack, CONFIGS["greedy"]) == first
-    assert engine_module._pools[model][1] is pool
-
-
-def test_workers_end_with_their_pool_while_later_ones_run():
-    """Later workers do not hold the ends of the pipes of earlier ones."""
-    if not can_fork():
-        pytest.skip("no worker processes on this system")
-    first = WorkerPool(lambda task: iter([task]), 1)
-    second = WorkerPool(lambda task: iter([task]), 1)
-    for connection in first.connections:
-        connection.close()
-    first.processes[0].join(timeout=10)
-    assert first.processes[0].exitcode == 0
-    second.submit(0, 5)
-    assert list(second.results(0)) == [5]
-    second.close()
 
 
 def test_progress_counts_every_sentence():
