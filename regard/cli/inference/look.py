@@ -28,6 +28,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.files import check_output_file
 from regard.pipelines import ImageModel, Translator
+from regard.ranges import Port, check_value
 from regard.viewer import look
 from regard.viewer.page.image_requests import ImageRequestHandler
 from regard.viewer.page.image_scene import build_image_scene
@@ -129,6 +130,7 @@ def run(argv: list[str]) -> int:
         raise RegardError("--live and --out cannot be combined.", "Leave out one of them.")
     if not options.live and (options.port or options.no_browser):
         raise RegardError("--port and --no-browser require --live.", "Add --live, or leave them out.")
+    check_value(Port, options.port, "--port")
     if options.text is None and (not options.live or options.target is not None):
         raise RegardError("The input text is missing.", "Pass a sentence, or use --live and type it in the page.")
     if options.text is None and (options.beam is not None or options.prefix is not None):

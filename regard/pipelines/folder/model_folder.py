@@ -1,7 +1,7 @@
 """Model folders: reading and writing.
 
 config.json           format, family and sizes of the model; special token ids, if not the default ones; SHA-256 of
-                      the tokenizer files; precision, if int8; default options of decoding, if not the usual ones;
+                      the tokenizer files; CRC-32 of weights and sizes; precision, if int8; default options of decoding, if not the usual ones;
                       resizing of images and tokens of languages, if imported
 model.safetensors     weights, in float32 or int8; no executable code
 tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
@@ -12,7 +12,12 @@ training.json         provenance: recipe, data fingerprints, seed, versions, sco
 
 import dataclasses
 import hashlib
+import json
+import logging
+import mmap
+import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, overload
@@ -57,6 +62,15 @@ _PRECISION = "precision"
 _DECODING = "decoding"
 _RESIZING = "resizing"
 _LANGUAGE_TOKENS = "language_tokens"
+_CHECKSUM = "checksum"
+# Keys of config.json that are not fields of the model config.
+_OTHER_KEYS = frozenset(
+    {"format", "family", "shared_tokenizer", "languages", "sentence", "special", _LANGUAGE_TOKENS, _FINGERPRINTS}
+    | {_PRECISION, _DECODING, _RESIZING, _CHECKSUM}
+)
+# Bytes whose checksum a thread computes at a time.
+_CHECKSUM_BLOCK = 1 << 24
+logger = logging.getLogger("regard")
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 C = TypeVar("C")
@@ -131,12 +145,15 @@ def write_model(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "
         # Tied weights are stored once.
         parameters = pipeline.model.named_parameters()
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in parameters}
-    write_atomically(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
-    write_config(folder, pipeline, precision)
+    content = _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"}))
+    write_atomically(folder / "model.safetensors", content)
+    write_config(folder, pipeline, precision, content)
 
 
-def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32") -> None:
-    """Write config.json; the tokenizers must be written before."""
+def write_config(
+    folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32", weights: bytes | None = None
+) -> None:
+    """Write config.json, with the checksum of `weights` (a safetensors file); tokenizers must be written before."""
     family = family_name(pipeline.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
     if precision == "int8":
@@ -158,7 +175,36 @@ def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = 
     has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
     if has_foreign_tokenizer or pipeline.special != pipeline_kind(pipeline.model.config).special:
         config["special"] = dataclasses.asdict(pipeline.special)
-    write_atomically(folder / "config.json", json_bytes(config | dataclasses.asdict(pipeline.model.config)))
+    config |= dataclasses.asdict(pipeline.model.config)
+    if weights is not None:
+        config[_CHECKSUM] = _checksum(config, memoryview(weights))
+    write_atomically(folder / "config.json", json_bytes(config))
+
+
+def _checksum(table: Mapping[str, Any], weights: memoryview) -> str:
+    """CRC-32 of the fields of a model config and the content of a safetensors file."""
+    fields = {key: value for key, value in table.items() if key not in _OTHER_KEYS}
+    blocks = (weights[start : start + _CHECKSUM_BLOCK] for start in range(0, len(weights), _CHECKSUM_BLOCK))
+    with ThreadPoolExecutor() as pool:  # zlib releases the interpreter lock
+        sums = [*pool.map(zlib.crc32, [json.dumps(fields, sort_keys=True).encode(), *blocks])]
+    return f"{zlib.crc32(b''.join(one.to_bytes(4, 'big') for one in sums)):08x}"
+
+
+def _check_checksum(folder: Path) -> None:
+    """Warn about weights or a model config that have changed since the folder was written."""
+    table = read_json(folder / "config.json")
+    if _CHECKSUM not in table:
+        return
+    with open(folder / "model.safetensors", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with memoryview(data) as content:
+            is_intact = _checksum(table, content) == table[_CHECKSUM]
+    if not is_intact:
+        logger.warning(
+            "%s: weights or sizes are not those that were saved (%s in config.json). Restore the folder from a good "
+            "copy; if you changed it on purpose, load and save it once.",
+            folder,
+            _CHECKSUM,
+        )
 
 
 def changed_fields(decoding: DecodeConfig) -> dict[str, Any]:
@@ -225,6 +271,7 @@ def load(path, device="auto", *, expect=None):
     if read_precision(folder) == "int8":
         weights = dequantize_weights(weights, weights_path)
     model = model_from_weights(config, weights, weights_path)
+    _check_checksum(folder)
     tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.tokenizer_count else ()
     for tokenizer, size in zip(tokenizers, vocab_sizes(config)):
         entries = tokenizer.largest_id + 1
@@ -235,8 +282,12 @@ def load(path, device="auto", *, expect=None):
             )
     if kind.tokenizer_count:
         _check_fingerprints(folder)
-    training_path = folder / "training.json"
-    training = read_json(training_path) if training_path.exists() else {}
+    training: dict[str, Any] = {}
+    if (folder / "training.json").exists():
+        try:
+            training = read_json(folder / "training.json")
+        except RegardError as error:  # only provenance: the model runs without it
+            logger.warning("%s The model is used without it.", error.message)
     pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
     pipeline.folders = frozenset([folder.resolve()])
     read_pipeline_settings(pipeline, folder)
@@ -417,19 +468,7 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
         raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared.")
-    other_keys = (
-        "format",
-        "family",
-        "shared_tokenizer",
-        "languages",
-        _LANGUAGE_TOKENS,
-        "sentence",
-        _FINGERPRINTS,
-        _PRECISION,
-        _DECODING,
-        _RESIZING,
-    )
-    config = _fill(family.config(), {key: value for key, value in table.items() if key not in other_keys}, path)
+    config = _fill(family.config(), {key: value for key, value in table.items() if key not in _OTHER_KEYS}, path)
     try:
         config.check()
     except RegardError as error:
