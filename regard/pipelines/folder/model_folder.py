@@ -1,8 +1,8 @@
 """Model folders: reading and writing.
 
 config.json           format, family and sizes of the model; special token ids, if not the default ones; SHA-256 of
-                      the tokenizer files; CRC-32 of weights and sizes; precision, if int8; default options of decoding, if not the usual ones;
-                      resizing of images and tokens of languages, if imported
+                      the tokenizer files; CRC-32 of weights and sizes; precision, if int8; default options of
+                      decoding, if not the usual ones; resizing of images and tokens of languages, if imported
 model.safetensors     weights, in float32 or int8; no executable code
 tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
 shortlist.safetensors target tokens that may translate each source token, if learned (see `regard shortlist`)
@@ -195,9 +195,12 @@ def _check_checksum(folder: Path) -> None:
     table = read_json(folder / "config.json")
     if _CHECKSUM not in table:
         return
-    with open(folder / "model.safetensors", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        with memoryview(data) as content:
-            is_intact = _checksum(table, content) == table[_CHECKSUM]
+    with (
+        open(folder / "model.safetensors", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as content,
+    ):
+        is_intact = _checksum(table, content) == table[_CHECKSUM]
     if not is_intact:
         logger.warning(
             "%s: weights or sizes are not those that were saved (%s in config.json). Restore the folder from a good "
