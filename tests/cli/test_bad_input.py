@@ -252,7 +252,7 @@ def test_output_that_cannot_be_written(run_error, transformer_folder):
         ("demo --seed -1", "train.seed must be between 0 and"),
     ],
 )
-def test_values_out_of_range(run_error, transformer_folder, tmp_path, monkeypatch, argv, message):
+def test_options_out_of_range(run_error, transformer_folder, tmp_path, monkeypatch, argv, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.tsv").write_text("one\tun\n" * 30)
     assert message in run_error(*argv.format(model=transformer_folder).split())

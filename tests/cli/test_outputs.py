@@ -198,7 +198,7 @@ def test_no_function_writes_into_a_folder_of_another_kind(place, kind):
         (place / "taken" / file).write_text("{}")
     before = content(place)
     for function in _functions(place).values():
-        with pytest.raises(RegardError, match="already (contains|exists)|is a directory"):
+        with pytest.raises(RegardError, match=r"already (contains|exists)|is a directory"):
             function("taken")
     assert content(place) == before
 
