@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 import tyro
@@ -48,7 +49,7 @@ def run(argv: list[str]) -> int:
         return 0
     if options.to == "argos":
         export_argos(load(options.model, "cpu", expect=Translator), options.out)
-        print_note(f"Wrote {options.out}. Install it with: argospm install {options.out}")
+        print_note(f"Wrote {options.out}. Install it with: argospm install {quote(str(options.out))}")
         return 0
     if options.to == "ctranslate2":
         export_ctranslate2(load(options.model, "cpu"), options.out)

@@ -134,6 +134,8 @@ def resolve_recipe(
         base = stored
     else:
         base = suggest_recipe(plain.task, dataset, start_from is not None)
+        if plain.train.time:  # only its decay can start early
+            base = base.override(schedule="wsd")
     if export_for:
         base = restrict_recipe(base, export_for)
     if isinstance(dataset, ShardedDataset):

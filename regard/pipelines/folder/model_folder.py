@@ -263,7 +263,9 @@ def load(path, device="auto", *, expect=None):
     if not isinstance(path, str | Path):
         return _load_ensemble(path, device)
     if not str(path) or "\0" in str(path):
-        raise RegardError(f"{path!r} is not the path of a model folder.", "Pass the folder of a trained model (--out).")
+        raise RegardError(
+            f"{path!r} is not the path of a model folder.", "Pass a folder that regard train or regard import wrote."
+        )
     torch_device = find_device(device)
     folder = Path(path)
     config, special = read_config(folder)
@@ -454,7 +456,8 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
         )
     if not path.exists():
         raise RegardError(
-            f"{folder} is not a model folder: config.json is missing.", "Pass the folder of a trained model (--out)."
+            f"{folder} is not a model folder: config.json is missing.",
+            "Pass a folder that regard train or regard import wrote.",
         )
     table = read_json(path)
     if type(table.get("format")) is not int:
