@@ -1,9 +1,5 @@
 """The decoding engine gives the same outputs as the plain search, for every family, score and option."""
 
-import subprocess
-import sys
-import threading
-
 import pytest
 import torch
 
@@ -120,96 +116,6 @@ def test_ensemble_equals_plain_search():
     ).eval()
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
         assert_equal_search(*decode_both(ensemble, make_sources(), config))
-
-
-@pytest.fixture
-def three_threads(monkeypatch):
-    """Calls divide their sentences among three threads."""
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def job_threads(monkeypatch):
-    """The threads that decoded a part of a job."""
-    names, run_job = [], engine_module.run_job
-
-    def spy(*arguments):
-        names.append(threading.current_thread().name)
-        run_job(*arguments)
-
-    monkeypatch.setattr(engine_module, "run_job", spy)
-    return names
-
-
-@pytest.mark.parametrize("make", [transformer, gpt, seq2seq, lambda: Ensemble([transformer(1), seq2seq(2)]).eval()])
-def test_threads_give_the_same_results(three_threads, job_threads, make):
-    model, sources = make(), make_sources(30)
-    for config in (CONFIGS["beam"], CONFIGS["greedy"], CONFIGS["samples"]):
-        job_threads.clear()
-        assert_equal_search(*decode_both(model, sources, config))
-        assert sorted(job_threads) == ["MainThread", "regard-decode", "regard-decode"]
-    assert torch.get_num_threads() == 3
-    with torch.no_grad():
-        next(model.parameters()).mul_(-1)
-    assert_equal_search(*decode_both(model, sources, CONFIGS["beam"]))
-
-
-def test_results_are_delivered_by_the_calling_thread(three_threads):
-    threads = set()
-    progress = lambda *_: threads.add(threading.current_thread())  # noqa: E731
-    decode_all(transformer(), make_sources(30), pack, CONFIGS["beam"], progress=progress)
-    assert threads == {threading.current_thread()}
-
-
-@pytest.mark.parametrize("thread", ["MainThread", "regard-decode"])
-def test_an_error_in_one_thread_stops_the_others(three_threads, monkeypatch, thread):
-    step = slot_decoder.SlotDecoder.step
-
-    def fail(self):
-        if threading.current_thread().name == thread:
-            raise RegardError("stopped here")
-        step(self)
-
-    monkeypatch.setattr(slot_decoder.SlotDecoder, "step", fail)
-    monkeypatch.setattr(engine_module, "uses_compiled_kernels", lambda sentences: False)
-    with pytest.raises(RegardError, match="stopped here"):
-        decode_all(transformer(), make_sources(30), pack, CONFIGS["greedy"])
-    assert not [other for other in threading.enumerate() if other.name == "regard-decode"]
-
-
-# A translation before the processes start, as many sentences in each of them, and one at the same time in the parent.
-FORKED = """
-import multiprocessing, signal, socket, sys
-import torch
-from regard.decode import DecodeConfig, decode_all
-from regard.layers.packed import pack
-from tests.decode.engine.helpers import make_sources, transformer
-
-torch.set_num_threads(2)
-model, config = transformer(), DecodeConfig("greedy", max_len=9)
-def decode(seed):
-    return [n_best[0].ids for n_best in decode_all(model, make_sources(32, seed), pack, config)]
-expected = [decode(seed) for seed in range(4)]
-ours, theirs = socket.socketpair()
-ours.setblocking(False), theirs.setblocking(False)
-signal.set_wakeup_fd(theirs.fileno())  # as asyncio does
-signal.signal(signal.SIGTERM, lambda *_: None)
-with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
-    pending = pool.map_async(decode, range(4))
-    assert [decode(seed) for seed in range(4)] == expected
-    assert pending.get(240) == expected
-assert multiprocessing.active_children() == []
-assert [decode(seed) for seed in range(4)] == expected
-"""
-
-
-def test_decoding_in_forked_processes(tmp_path):
-    """Daemonic processes of a pool decode many sentences, and the parent receives its own results."""
-    subprocess.run([sys.executable, "-c", FORKED, "fork"], check=True, timeout=280)
 
 
 @pytest.mark.parametrize(
