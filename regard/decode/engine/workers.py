@@ -32,6 +32,8 @@ from regard.errors import RegardError
 
 # Seconds between two signs of life of a worker, and without one until its sentences are decoded here.
 HEARTBEAT, MAX_SILENCE = 1.0, 60.0
+# Seconds between two messages with results.
+RESULTS_INTERVAL = 0.1
 # Models that a worker keeps.
 KEPT_MODELS = 2
 # Fewer sentences are not worth handing out.
@@ -156,9 +158,9 @@ class Worker:
             self.last_sign = time.monotonic()
             if kind == "ready":
                 self.is_ready = True
-            elif kind == "result":
-                index, n_best = values
-                deliver(self.sentences.pop(index), n_best)
+            elif kind == "results":
+                for index, n_best in values[0]:
+                    deliver(self.sentences.pop(index), n_best)
             elif kind == "refused":
                 raise RefusedError
             elif kind == "error":
@@ -288,10 +290,14 @@ def decode_in_parallel(
                     worker.sentences = dict(enumerate(part))  # lost, as `receive` finds
 
         def on_result(index: int, n_best: NBest) -> None:
+            nonlocal next_look
             deliver(index, n_best)
-            receive()
-            hand_out()
+            if time.monotonic() >= next_look:
+                receive()
+                hand_out()
+                next_look = time.monotonic() + RESULTS_INTERVAL
 
+        next_look = 0.0
         job.on_result = on_result
         receive()
         hand_out()
@@ -328,6 +334,16 @@ def main(descriptor: int) -> None:
         except OSError:
             os._exit(0)
 
+    last_results = 0.0
+
+    def send_results(finished: list[tuple[int, NBest]], at_once: bool = False) -> None:
+        """Send finished sentences together: each message interrupts the decoding of the parent."""
+        nonlocal last_results
+        if at_once or time.monotonic() - last_results > RESULTS_INTERVAL:
+            send("results", finished)
+            finished.clear()
+            last_results = time.monotonic()
+
     try:
         send("ready")
         threading.Thread(target=send_signs_of_life, daemon=True).start()
@@ -345,10 +361,12 @@ def main(descriptor: int) -> None:
             else:
                 kept, job, budget = values
                 models = {other: model for other, model in models.items() if other in kept}
-                job.on_result = lambda index, n_best: send("result", index, n_best)
+                finished: list[tuple[int, NBest]] = []
+                job.on_result = lambda *result, finished=finished: finished.append(result) or send_results(finished)
                 try:
                     with torch.inference_mode():
                         run_job(models[number], job, budget)
+                    send_results(finished, at_once=True)
                 except RegardError as error:
                     send("error", error)
                 except (EOFError, OSError):

@@ -69,9 +69,7 @@ def _end_of_the_workers():
     workers._pool.close()
 
 
-@pytest.mark.parametrize(
-    "make", [transformer, gpt, seq2seq, lambda: Ensemble([transformer(1), seq2seq(2)]).eval()], ids=str
-)
+@pytest.mark.parametrize("make", [transformer, gpt, seq2seq, lambda: Ensemble([transformer(1), seq2seq(2)]).eval()])
 def test_workers_give_the_same_results(two_workers, parts, make):
     model = make()
     for config in (CONFIGS["beam"], CONFIGS["greedy"], CONFIGS["samples"]):
