@@ -165,9 +165,6 @@ class ModelRegistry:
     def _load(self, name: str, path: Path) -> ServedModel:
         files = _file_states(path)
         pipeline = load_onnx(path) if is_onnx_folder(path) else load(path, self.device)
-        # Loaded weights are views of the mapped file. If it is overwritten, reading them would kill the process.
-        for parameter in pipeline.model.parameters():
-            parameter.data = parameter.data.clone()
         workers = self.workers or default_workers(pipeline.device.type)
         scheduler = SchedulerPool(workers, latency_target=self.latency_target, name=name)
         model = ServedModel(name, path, pipeline, scheduler, files=files)
