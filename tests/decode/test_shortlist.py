@@ -110,18 +110,6 @@ def test_int8_restricts_to_the_shortlist():
     assert_equal_search(all_tokens, without)
 
 
-def test_worker_processes(monkeypatch):
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    model, sources = transformer(), make_sources(20)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert_equal_search(*decode_both(model, sources, with_shortlist("beam"), shortlist=SHORTLIST))
-        assert len(engine_module._pools[model][1].processes) == 1
-    finally:
-        torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("config", ["greedy", "beam", "samples"])
 def test_forced_prefixes_are_allowed(config):
     model, sources = transformer(), make_sources()

@@ -7,7 +7,6 @@ from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import plain_search_reason, slot_decoder
-from regard.decode.engine.compiled.worker_pool import WorkerPool, can_fork
 from regard.decode.engine.model_precision import convert_model, convert_to_float8
 from regard.decode.engine.static import static_decoder
 from regard.errors import RegardError
@@ -98,7 +97,6 @@ def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
         load(self, slots, taken)
 
     monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
-    monkeypatch.setattr(engine_module, "can_fork", lambda: False)
     monkeypatch.setattr(slot_decoder.SlotDecoder, "load", spy)
     config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
     decode_all(transformer(), make_sources(20, longest=20), pack, config)
@@ -118,41 +116,6 @@ def test_ensemble_equals_plain_search():
     ).eval()
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
         assert_equal_search(*decode_both(ensemble, make_sources(), config))
-
-
-def test_worker_processes_give_the_same_results(monkeypatch):
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    model, sources = transformer(), make_sources(30)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        for config in (CONFIGS["beam"], CONFIGS["samples"]):
-            engine, plain = decode_both(model, sources, config)
-            assert_equal_search(engine, plain)
-            assert len(engine_module._pools[model][1].processes) == 2
-        assert torch.get_num_threads() == 3
-        with torch.no_grad():
-            model.output.weight.mul_(-1)  # the workers have the old weights
-        assert_equal_search(*decode_both(model, sources, CONFIGS["beam"]))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_stopped_worker_is_reported_and_replaced(monkeypatch):
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    model, sources, config = transformer(), make_sources(30), CONFIGS["greedy"]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        first = decode_all(model, sources, pack, config)
-        (process,) = engine_module._pools[model][1].processes
-        process.kill()
-        process.join()
-        with pytest.raises(RegardError, match="worker stopped"):
-            decode_all(model, sources, pack, config)
-        assert decode_all(model, sources, pack, config) == first
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -183,52 +146,6 @@ def test_float8_needs_a_gpu():
     with pytest.raises(RegardError, match=r"float8 is for CUDA GPUs \(the model is on cpu\)") as caught:
         decode_all(transformer(), make_sources(1), pack, DecodeConfig(precision="float8"))
     assert "Use int8." in str(caught.value) + str(caught.value.hint)
-
-
-@pytest.fixture
-def two_workers(monkeypatch):
-    """Calls divide their sentences between this process and one worker process."""
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_workers_are_kept_when_precisions_alternate(two_workers):
-    model, sources = transformer(), make_sources(8)
-    pools = []
-    for precision in ("int8", "auto", "int8", "auto"):
-        config = DecodeConfig("greedy", max_len=5, precision=precision)
-        decode_all(model, sources, pack, config)
-        pools.append(engine_module._pools[convert_model(model, precision)][1])
-    assert pools[0] is pools[2]
-    assert pools[1] is pools[3]
-
-
-def test_second_thread_decodes_without_workers(two_workers):
-    model, sources = transformer(), make_sources(8)
-    first = decode_all(model, sources, pack, CONFIGS["greedy"])
-    pool = engine_module._pools[model][1]
-    with pool.lock:  # another thread uses the workers
-        assert decode_all(model, sources, pack, CONFIGS["greedy"]) == first
-    assert decode_all(model, sources, pack, CONFIGS["greedy"]) == first
-    assert engine_module._pools[model][1] is pool
-
-
-def test_workers_end_with_their_pool_while_later_ones_run():
-    """Later workers do not hold the ends of the pipes of earlier ones."""
-    if not can_fork():
-        pytest.skip("no worker processes on this system")
-    first = WorkerPool(lambda task: iter([task]), 1)
-    second = WorkerPool(lambda task: iter([task]), 1)
-    for connection in first.connections:
-        connection.close()
-    first.processes[0].join(timeout=10)
-    assert first.processes[0].exitcode == 0
-    second.submit(0, 5)
-    assert list(second.results(0)) == [5]
-    second.close()
 
 
 def test_progress_counts_every_sentence():
