@@ -365,7 +365,7 @@ def _module_path(node: fx.Node) -> str:
 
 
 def source_location(stack_trace: str, root: str) -> str:
-    """File, relative to the folder `root` of the package, and name of the innermost function of Regard in a stack trace.
+    """File relative to the folder `root` of the package and name of the innermost function of Regard of a stack trace.
 
     >>> source_location('File "/home/regard/regard/layers/norms.py", line 8, in forward', "/home/regard")
     'regard/layers/norms.py · forward'
