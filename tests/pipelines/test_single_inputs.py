@@ -54,9 +54,7 @@ def test_calls_with_a_list_give_a_list(seq2seq, generator, tokenizer):
 
 def test_prefix_with_unknown_words_is_an_error(seq2seq, tmp_path):
     """The output would not begin with it."""
-    with pytest.raises(
-        RegardError, match=r"Prefix 2, 'dix trente', cannot .*: the vocabulary of the model lacks 'trente'"
-    ):
+    with pytest.raises(RegardError, match=r"Prefix 2, 'dix trente', cannot .* lacks 'trente'"):
         seq2seq.translate(["one", "two"], prefixes=["dix", "dix trente"])
     with pytest.raises(RegardError, match="Expected one prefix per line: got 1 prefixes for 2 lines"):
         seq2seq.translate(["one", "two"], prefixes=["dix"])
