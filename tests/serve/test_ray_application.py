@@ -14,7 +14,7 @@ HAS_RAY_SERVE = all(importlib.util.find_spec(name) for name in ("ray", "aiohttp"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_RAY_SERVE, reason='needs ray[serve]: pip install "regard[ray]"')
+@pytest.mark.skipif(not HAS_RAY_SERVE, reason="needs ray[serve]")
 def test_replicas_serve_the_same_application(folders, local):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

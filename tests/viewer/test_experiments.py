@@ -423,12 +423,9 @@ def test_tokens_with_the_same_text_have_their_own_probabilities(monkeypatch):
     tokenizer = Tokenizer.train(["aa bab aa aab baa ba aba"], "bpe", vocab_size=24)
     assert len(set(tokenizer.vocabulary)) < tokenizer.vocab_size
     torch.manual_seed(0)
-    sizes = dict(
-        width=16, heads=2, feedforward=16, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size
-    )
-    translator = Translator(
-        make_model(TransformerConfig(width=16, heads=2, feedforward=16, **vocabs)).eval(), tokenizer, tokenizer
-    )
+    vocabs = dict.fromkeys(("source_vocab", "target_vocab"), tokenizer.vocab_size)
+    model = make_model(TransformerConfig(width=16, heads=2, feedforward=16, **vocabs))
+    translator = Translator(model.eval(), tokenizer, tokenizer)
     monkeypatch.setattr(outcomes, "TOP_K", tokenizer.vocab_size)
     seen = look(translator, "aa bab", target="aab ba")
     source, target = seen.ids

@@ -105,5 +105,5 @@ def test_errors_of_workers_name_the_line(cluster, learned, tmp_path):
 def test_missing_package(learned, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "corpus.en").write_text("one\n")
-    with pytest.raises(RegardError, match=r'ray is not installed. Install it with: pip install "regard\[ray\]"'):
+    with pytest.raises(RegardError, match=r'ray is not installed. Install it with: \S+ -m pip install "ray\[serve\]>='):
         learned.translate_file(tmp_path / "corpus.en", tmp_path / "out.fr", cluster="ray")
