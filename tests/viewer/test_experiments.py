@@ -418,6 +418,7 @@ def test_a_translation_before_and_after(seq2seq):
     assert seq2seq("one two three") == both.before.text
 
 
+@torch.no_grad()
 def test_tokens_with_the_same_text_have_their_own_probabilities(monkeypatch):
     """A vocabulary contains a text at the start of a word and inside a word."""
     tokenizer = Tokenizer.train(["aa bab aa aab baa ba aba"], "bpe", vocab_size=24)

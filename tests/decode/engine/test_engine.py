@@ -288,12 +288,17 @@ def test_plain_search_inside_attention_contexts():
 def test_outputs_without_eos_have_the_maximum_length(make, config):
     """A suppressed <eos> is never generated before, with other rules and without."""
     model, sources = make(), make_sources(5)
-    chosen = replace(CONFIGS[config], max_len=6, suppress_sequences=((special_options(model)["special"].eos,),))
-    engine, plain = decode_both(model, sources, chosen)
+    free = replace(CONFIGS[config], max_len=20, max_extra=20)
+    often = decode_both(model, sources, free)[0][0][0].ids[3]  # as <eos>, it ends outputs before the maximum length
+    special = replace(special_options(model)["special"], eos=often)
+    suppressed = replace(free, suppress_sequences=((often,),))
+    engine, plain = decode_both(model, sources, suppressed, special=special)
     assert_equal_search(engine, plain)
-    with_rule = decode_both(model, sources, replace(chosen, no_repeat_ngram_size=20))[1]
+    with_rule = decode_both(model, sources, replace(suppressed, no_repeat_ngram_size=30), special=special)[1]
     for results in (engine, plain, with_rule):
-        assert {len(one.ids) for n_best in results for one in n_best} == {6}
+        assert {len(one.ids) for n_best in results for one in n_best} == {20}
+    shorter = decode_both(model, sources, free, special=special)[0]
+    assert min(len(one.ids) for n_best in shorter for one in n_best) < 20
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
