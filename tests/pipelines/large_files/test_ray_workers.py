@@ -31,9 +31,12 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_log_monitor": False}
+    # Busy is not dead: processes that start or answer slowly are waited for.
+    os.environ |= {"RAY_worker_register_timeout_seconds": "280", "RAY_health_check_timeout_ms": "280000"}
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_log_monitor": False, "wait": False}
     nodes = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False, "no_monitor": True})
     nodes.second = nodes.add_node(**node)
+    nodes.wait_for_nodes(timeout=280)
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
     yield nodes
     ray.shutdown()
@@ -46,16 +49,17 @@ def _small_blocks(monkeypatch):
 
 
 def worker_pids() -> list[int]:
-    """The processes of Ray actors of Regard."""
-    found = []
+    """The processes of Ray actors of Regard in this cluster: children of the children of this process."""
+    found, parents = [], {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            name = (folder / "cmdline").read_bytes()
+            name, status = (folder / "cmdline").read_bytes(), (folder / "stat").read_text()
         except OSError:
             continue
+        parents[int(folder.name)] = int(status.rpartition(")")[2].split()[1])
         if name.startswith(b"ray::_Actor"):
             found.append(int(folder.name))
-    return found
+    return [pid for pid in found if parents.get(parents[pid]) == os.getpid()]
 
 
 # The tests run in this order: the second one removes a node.
