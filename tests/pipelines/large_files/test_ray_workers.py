@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,27 @@ LINES = [source for source, _ in number_pairs(400, seed=12)]
 def cluster() -> Iterator[Any]:
     """A head node and a second node, with one CPU each."""
     ray = pytest.importorskip("ray")
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Busy is not dead: processes that start or answer slowly are waited for.
     os.environ |= {"RAY_worker_register_timeout_seconds": "280", "RAY_health_check_timeout_ms": "280000"}
     node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_log_monitor": False, "wait": False}
-    nodes = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False, "no_monitor": True})
-    nodes.second = nodes.add_node(**node)
-    nodes.wait_for_nodes(timeout=280)
+    get_node = services.get_node
+
+    def wait_for_node(*arguments: Any) -> Any:  # Ray itself waits 30 seconds
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:  # the node is not registered yet
+                time.sleep(0.1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, "get_node", wait_for_node)
+        nodes = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False, "no_monitor": True})
+        nodes.second = nodes.add_node(**node)
+        nodes.wait_for_nodes(timeout=280)
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
     yield nodes
     ray.shutdown()
