@@ -1,5 +1,7 @@
 """The decoding engine gives the same outputs as the plain search, for every family, score and option."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -196,3 +198,36 @@ def test_plain_search_inside_attention_contexts():
     with torch.autocast("cpu", torch.bfloat16):
         assert plain_search_reason(model.eval(), DecodeConfig()) == "autocast is enabled"
     assert plain_search_reason(model, DecodeConfig()) == ""
+
+
+@pytest.mark.parametrize("config", ["greedy", "beam", "samples"])
+@pytest.mark.parametrize("make", [transformer, gpt])
+def test_outputs_without_eos_have_the_maximum_length(make, config):
+    """A suppressed <eos> is never generated before, with other rules and without."""
+    model, sources = make(), make_sources(5)
+    free = replace(CONFIGS[config], max_len=20, max_extra=20)
+    often = decode_both(model, sources, free)[0][0][0].ids[3]  # as <eos>, it ends outputs before the maximum length
+    special = replace(special_options(model)["special"], eos=often)
+    suppressed = replace(free, suppress_sequences=((often,),))
+    engine, plain = decode_both(model, sources, suppressed, special=special)
+    assert_equal_search(engine, plain)
+    with_rule = decode_both(model, sources, replace(suppressed, no_repeat_ngram_size=30), special=special)[1]
+    for results in (engine, plain, with_rule):
+        assert {len(one.ids) for n_best in results for one in n_best} == {20}
+    shorter = decode_both(model, sources, free, special=special)[0]
+    assert min(len(one.ids) for n_best in shorter for one in n_best) < 20
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_language_models_end_at_the_limit_without_eos(method):
+    """Scores and log-probabilities are those of the text; with a larger limit, <eos> ends it and is counted."""
+    model, sources = gpt(), make_sources(5)
+    config = DecodeConfig(method, beam=3, n_best=1 if method == "greedy" else 2, max_len=4, min_len=4, max_extra=100)
+    for results in decode_both(model, sources, config):
+        for source, n_best in zip(sources, results):
+            for one in n_best:
+                logits = model(pack([[*source, *one.ids[:-1]]]))[len(source) - 1 :]
+                expected = logits.log_softmax(-1).gather(1, torch.tensor(one.ids)[:, None])[:, 0].tolist()
+                assert one.token_logprobs == pytest.approx(expected, abs=1e-4)
+                assert one.logprob == pytest.approx(sum(expected), abs=1e-3)
+                assert one.score == pytest.approx(one.logprob / 4, abs=1e-3)
