@@ -1,5 +1,6 @@
 """The HTTP server: uvicorn, which ends gracefully on SIGTERM and SIGINT."""
 
+import asyncio
 import logging
 import signal
 import socket
@@ -10,14 +11,45 @@ import uvicorn
 from fastapi import FastAPI
 
 from regard.errors import RegardError
+from regard.serve.http_protocol import HttpProtocol, ListeningSocket, handle_loop_error
 from regard.serve.scheduling.scheduler import SWITCH_INTERVAL
 from regard.serve.service import Service
 
 logger = logging.getLogger("regard.serve")
 
 
-class _Server(uvicorn.Server):
-    """A server that is not ready any more from the first signal on; accepted requests are finished."""
+class HttpServer(uvicorn.Server):
+    """A server that is not ready any more from the first signal on; accepted requests are finished.
+
+    >>> server = HttpServer(make_application(ModelRegistry(["model"])), port=0)  # doctest: +SKIP
+    >>> server.run(sockets=[server.bind()])  # doctest: +SKIP
+    """
+
+    def __init__(self, app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
+        service: Service = app.state.service
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=HttpProtocol,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=int(service.limits.timeout) + 5,
+            ws="none",
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        super().__init__(config)
+
+    def bind(self) -> ListeningSocket:
+        """The socket to listen on."""
+        try:
+            sock = self.config.bind_socket()
+        except SystemExit:  # uvicorn logs the reason and exits
+            address = f"{self.config.host}:{self.config.port}"
+            raise RegardError(f"The address {address} is not available.", "Choose another --port.") from None
+        return ListeningSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         service: Service = self.config.app.state.service  # type: ignore[union-attr]
@@ -27,6 +59,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(handle_loop_error)
         await super().startup(sockets)
         if self.started and sockets:
             address, port = sockets[0].getsockname()[:2]
@@ -41,24 +74,8 @@ def run_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
     >>> run_server(make_application(ModelRegistry(["model"])))  # doctest: +SKIP
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
-    service: Service = app.state.service
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(service.limits.timeout) + 5,
-        ws="none",
-        h11_max_incomplete_event_size=64 << 10,
-    )
-    server = _Server(config)
-    try:
-        sock = config.bind_socket()
-    except SystemExit:  # uvicorn logs the reason and exits
-        raise RegardError(f"The address {host}:{port} is not available.", "Choose another --port.") from None
+    server = HttpServer(app, host, port)
+    sock = server.bind()
     # uvicorn raises a signal again when it has shut down: it has been handled by then.
     previous = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from regard.data.text.language_pairs import LanguagePair
 from regard.pipelines import load, save
 from regard.serve.application import make_application
 from regard.serve.model_registry import ModelRegistry
 from regard.serve.serve_limits import ServeLimits
+from regard.serve.server import HttpServer
 from tests.pipelines.test_image_model import make_image_model
 from tests.pipelines.test_text_encoder import make_encoder
 from tests.pipelines.test_text_generator import make_generator
 
-LIMITS = ServeLimits(max_body_bytes=200_000, max_characters=4000, max_texts=64, max_output_tokens=256, timeout=10)
+LIMITS = ServeLimits(max_body_bytes=200_000, max_characters=4000, max_texts=64, max_output_tokens=256, timeout=120)
 
 
 class RunningServer:
@@ -36,7 +36,7 @@ class RunningServer:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         names = {"content-type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
         try:
-            response = urllib.request.urlopen(urllib.request.Request(self.url + path, data, names), timeout=30)
+            response = urllib.request.urlopen(urllib.request.Request(self.url + path, data, names))
         except urllib.error.HTTPError as error:
             response = error
         with response:
@@ -54,22 +54,20 @@ class RunningServer:
 @contextmanager
 def run_in_thread(registry: ModelRegistry, **options: Any) -> Iterator[RunningServer]:
     app = make_application(registry, **({"limits": LIMITS} | options))
-    config = uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    sock = config.bind_socket()
+    server = HttpServer(app, port=0)
+    server.config.timeout_graceful_shutdown = 5
+    sock = server.bind()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 30
     while not server.started:
-        assert time.monotonic() < deadline
+        assert thread.is_alive()
         time.sleep(0.01)
     try:
         yield RunningServer(f"http://127.0.0.1:{sock.getsockname()[1]}", app.state.service)
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join()
         sock.close()
-        assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")

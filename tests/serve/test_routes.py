@@ -22,7 +22,7 @@ def read_events(server, path, body):
     """The events of a stream, from JSON."""
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(server.url + path, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = response.read().decode().split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
@@ -223,6 +223,14 @@ def test_attention(server, local):
         ("/v1/embeddings", {"model": "moods", "input": "a", "dimensions": 3}, 422, "dimensions must be 16"),
         ("/api/translate", {"texts": ["one"], "to": "xx"}, 422, "Unknown target language 'xx'."),
         ("/translate", {"q": "one"}, 400, "target: Field required."),
+        ("/translate", {"q": 3, "target": "fr"}, 400, "q: must be a string or a list of strings."),
+        ("/translate", [], 400, "The request is invalid: Input should be an object."),
+        ("/api/translate", b"{,", 422, "The body is not JSON: Expecting property name"),
+        ("/api/translate", dict.fromkeys(map(str, range(500))), 422, "has 500 fields; at most 100 are allowed."),
+        ("/api/translate", {"texts": [], "\ud800": 1}, 422, "Input should be a valid string"),
+        ("/api/classify", {"model": "moods", "texts": ["a", 3]}, 422, "texts.1: must be a text or a pair of texts."),
+        ("/api/classify", {"model": "moods", "texts": [["a"]]}, 422, "texts.0: must be a pair of texts."),
+        ("/api/score", {"model": "numbers", "pairs": [["a"] * 3]}, 422, "pairs.0: must be a pair of texts."),
         ("/translate", b"{", 400, "The body is neither JSON nor a form"),
         ("/nothing", {}, 404, "There is no such path."),
         ("/health", {}, 405, "does not support the method"),
@@ -261,6 +269,6 @@ def test_status_and_metrics(server):
 
 def test_no_cors_headers_by_default(server):
     request = urllib.request.Request(server.url + "/health", headers={"Origin": "http://elsewhere"})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request) as response:
         assert "access-control-allow-origin" not in response.headers
         assert len(response.headers["x-request-id"]) == 32

@@ -1,10 +1,8 @@
 """Entry point of the decoding engine: which calls it supports, and how it divides the work."""
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +14,7 @@ from jaxtyping import Int
 from regard.attention import dispatch
 from regard.attention.offsets import Offsets
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine import workers
 from regard.decode.engine.captured.cuda_decoder import CudaDecoder
 from regard.decode.engine.captured.graph_decoder import GraphSlotDecoder
 from regard.decode.engine.model_precision import convert_model, iterate_modules, weight_versions
@@ -36,7 +35,7 @@ from regard.models.lengths import length_limit
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 
-# Hypotheses in the batch of one CPU thread: more are not faster.
+# Hypotheses in the batch of one CPU process: more are not faster.
 CPU_ROWS = 160
 # Hypotheses in the batch of a GPU.
 GPU_ROWS = 2048
@@ -46,8 +45,10 @@ SMALL_GPU_ROWS = 16
 KEPT_GRAPHS = 4
 # Sentences of a process from which on compiled CPU kernels are used.
 COMPILED_SENTENCES = 16
-# Sentences per CPU thread: fewer are not worth a second one.
+# Sentences per process: fewer are not worth a worker.
 MIN_SENTENCES = 8
+# Sentences of a process from which on workers are started, which takes seconds of computing.
+WORKER_SENTENCES = 64
 
 
 def plain_search_reason(
@@ -147,9 +148,11 @@ def decode_sentences(
     device = next(member_models(model)[0].parameters()).device
     converted = convert_model(model, config.precision)
     with single_threaded(device) as threads, torch.inference_mode():
-        workers = min(threads, len(sources) // MIN_SENTENCES) if on_token is None else 1
-        if workers > 1:
-            _decode_in_parallel(converted, job, budget, workers)
+        processes = min(threads, len(sources) // MIN_SENTENCES) if on_token is None else 1
+        if processes > 1 and _decoded >= WORKER_SENTENCES and workers.can_start():
+            members = member_models(converted)
+            key = tuple((id(member), *weight_versions(member)) for member in members)
+            workers.decode_in_parallel(converted, key, members[0], job, budget, processes - 1, run_job)
         else:
             run_job(converted, job, budget)
     return results
@@ -271,54 +274,6 @@ def rows_in_memory(model: Any, capacity: int) -> int:
     if not torch.cuda.is_available():
         return GPU_ROWS
     return max(1, torch.cuda.mem_get_info(next(model.parameters()).device)[0] // 4 // row_bytes)
-
-
-def _decode_in_parallel(model: Any, job: DecodingJob, budget: int, workers: int) -> None:
-    """Decode a part of the sentences in this thread, and the others in threads of their own.
-
-    Compiled kernels and the products of torch run without the interpreter lock. Results are delivered by this thread.
-    """
-    # Sentences are dealt out by length, so that all parts take about the same time.
-    parts = [job.pending[i::workers] for i in range(workers)]
-    results: SimpleQueue[tuple[int, NBest]] = SimpleQueue()
-    errors: list[BaseException] = []
-
-    def deliver() -> None:
-        while job.on_result is not None and not results.empty():
-            job.on_result(*results.get())
-
-    def work(part: list[int], is_caller: bool = False) -> None:
-        def on_result(index: int, n_best: NBest) -> None:
-            results.put((part[index], n_best))
-            if is_caller:
-                deliver()
-
-        own = job.part(part)
-        own.on_result = on_result
-        try:
-            with torch.inference_mode():
-                run_job(model, own, budget)
-        except BaseException as error:
-            errors.append(error)
-            job.stopped.set()
-
-    if (compiled := compiled_kernels(model, job)) is not None:
-        compiled.packed_decoder(model)  # once, not in every thread
-    threads = [threading.Thread(target=work, args=(part,), name="regard-decode") for part in parts[1:]]
-    try:
-        for thread in threads:
-            thread.start()
-        work(parts[0], is_caller=True)
-        for thread in threads:
-            thread.join()
-    finally:  # Ctrl-C, or no more threads can be started
-        job.stopped.set()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-    if errors:
-        raise errors[0]
-    deliver()
 
 
 def make_static_model(model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> StaticModel:

@@ -1,6 +1,5 @@
 """Continuous batching: sentences enter free slots of a static batch and leave it when they are finished."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -62,8 +61,6 @@ class DecodingJob:
     """whether compiled CPU kernels may be used"""
     on_token: OnToken | None = None
     on_result: Callable[[int, NBest], None] | None = None
-    stopped: threading.Event = field(default_factory=threading.Event)
-    """set: decoding ends at the next step, without further results; shared by the parts of a job"""
     pending: list[int] = field(init=False)
     """indices of the sentences that are left, shortest first"""
 
@@ -118,7 +115,7 @@ class SlotDecoder:
     ) -> None:
         self.model: StaticModel = model
         self.job, self.device = job, device
-        self.constraints = SlotConstraints(slots, prefix_len, job.config, job.special, device)
+        self.constraints = SlotConstraints(slots, prefix_len, job.config, job.special, device, job.continues_source)
         state = BeamState if job.config.method == "beam" else StepwiseState
         self.state: Any = state(slots, capacity, job.config, self.constraints, device)
         self.offsets = torch.zeros(slots, dtype=torch.long, device=device)
@@ -137,8 +134,8 @@ class SlotDecoder:
         self.state.done.fill_(True)
 
     def run(self) -> None:
-        """Decode until no sentence is left, or the job is stopped."""
-        while not self.job.stopped.is_set():
+        """Decode until no sentence is left."""
+        while True:
             self.fill()
             if not self.in_use:
                 return

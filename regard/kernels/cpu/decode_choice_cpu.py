@@ -179,7 +179,7 @@ def beam_update(
     top,
     ids,
     positions,
-    limit,
+    last_step,
     eos,
     length_penalty,
     enough,
@@ -196,7 +196,8 @@ def beam_update(
     finished_log_prob,
     finished_step,
     finished_parent,
-    eos_log_p,
+    end_token,
+    end_log_p,
     finished_count,
 ):
     """`BeamState._advance`, for slots that are not done."""
@@ -230,11 +231,11 @@ def beam_update(
                 best[i], best_parent[i], best_column[i] = total, k, c
         length = np.float32(t + 1) ** np.float32(length_penalty)
         old_ancestors[:] = ancestors[b]
-        beam = 0
+        beam, is_last = 0, t >= last_step[b]
         for i in range(count):
             parent = best_parent[i]
             token, token_score = ids[b * K + parent, best_column[i]], top[b * K + parent, best_column[i]]
-            if token == eos:
+            if token == eos or is_last:
                 score = best[i] / length
                 if i >= K or not score > -infinity:
                     continue
@@ -247,10 +248,11 @@ def beam_update(
                     finished_log_prob[b, m] = finished_log_prob[b, m - 1]
                     finished_step[b, m] = finished_step[b, m - 1]
                     finished_parent[b, m] = finished_parent[b, m - 1]
-                    eos_log_p[b, m] = eos_log_p[b, m - 1]
+                    end_token[b, m], end_log_p[b, m] = end_token[b, m - 1], end_log_p[b, m - 1]
                 if n < N:
                     finished_score[b, n], finished_log_prob[b, n] = score, best[i]
-                    finished_step[b, n], finished_parent[b, n], eos_log_p[b, n] = t, parent, token_score
+                    finished_step[b, n], finished_parent[b, n] = t, parent
+                    end_token[b, n], end_log_p[b, n] = token, token_score
             elif beam < K:
                 last[b, beam] = token
                 tokens[b, t, beam] = token
@@ -270,8 +272,8 @@ def beam_update(
             token_log_p[b, t, k] = -infinity
             if p + 1 < capacity:
                 ancestors[b, k, p + 1] = k
-        final_length = limit[b] + 1 if early_stopping else t + 1
+        final_length = last_step[b] + 1 if early_stopping else t + 1
         bound = log_prob[b, 0] / np.float32(final_length) ** np.float32(length_penalty)
         is_enough = finished_count[b] >= enough
-        done[b] = finished_score[b, N - 1] >= bound or is_enough or t >= limit[b]
+        done[b] = finished_score[b, N - 1] >= bound or is_enough or is_last
         step[b] += 1

@@ -1,8 +1,6 @@
 """The decoding engine gives the same outputs as the plain search, for every family, score and option."""
 
-import subprocess
-import sys
-import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,96 +120,6 @@ def test_ensemble_equals_plain_search():
         assert_equal_search(*decode_both(ensemble, make_sources(), config))
 
 
-@pytest.fixture
-def three_threads(monkeypatch):
-    """Calls divide their sentences among three threads."""
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def job_threads(monkeypatch):
-    """The threads that decoded a part of a job."""
-    names, run_job = [], engine_module.run_job
-
-    def spy(*arguments):
-        names.append(threading.current_thread().name)
-        run_job(*arguments)
-
-    monkeypatch.setattr(engine_module, "run_job", spy)
-    return names
-
-
-@pytest.mark.parametrize("make", [transformer, gpt, seq2seq, lambda: Ensemble([transformer(1), seq2seq(2)]).eval()])
-def test_threads_give_the_same_results(three_threads, job_threads, make):
-    model, sources = make(), make_sources(30)
-    for config in (CONFIGS["beam"], CONFIGS["greedy"], CONFIGS["samples"]):
-        job_threads.clear()
-        assert_equal_search(*decode_both(model, sources, config))
-        assert sorted(job_threads) == ["MainThread", "regard-decode", "regard-decode"]
-    assert torch.get_num_threads() == 3
-    with torch.no_grad():
-        next(model.parameters()).mul_(-1)
-    assert_equal_search(*decode_both(model, sources, CONFIGS["beam"]))
-
-
-def test_results_are_delivered_by_the_calling_thread(three_threads):
-    threads = set()
-    progress = lambda *_: threads.add(threading.current_thread())  # noqa: E731
-    decode_all(transformer(), make_sources(30), pack, CONFIGS["beam"], progress=progress)
-    assert threads == {threading.current_thread()}
-
-
-@pytest.mark.parametrize("thread", ["MainThread", "regard-decode"])
-def test_an_error_in_one_thread_stops_the_others(three_threads, monkeypatch, thread):
-    step = slot_decoder.SlotDecoder.step
-
-    def fail(self):
-        if threading.current_thread().name == thread:
-            raise RegardError("stopped here")
-        step(self)
-
-    monkeypatch.setattr(slot_decoder.SlotDecoder, "step", fail)
-    monkeypatch.setattr(engine_module, "uses_compiled_kernels", lambda sentences: False)
-    with pytest.raises(RegardError, match="stopped here"):
-        decode_all(transformer(), make_sources(30), pack, CONFIGS["greedy"])
-    assert not [other for other in threading.enumerate() if other.name == "regard-decode"]
-
-
-# A translation before the processes start, as many sentences in each of them, and one at the same time in the parent.
-FORKED = """
-import multiprocessing, signal, socket, sys
-import torch
-from regard.decode import DecodeConfig, decode_all
-from regard.layers.packed import pack
-from tests.decode.engine.helpers import make_sources, transformer
-
-torch.set_num_threads(2)
-model, config = transformer(), DecodeConfig("greedy", max_len=9)
-def decode(seed):
-    return [n_best[0].ids for n_best in decode_all(model, make_sources(32, seed), pack, config)]
-expected = [decode(seed) for seed in range(4)]
-ours, theirs = socket.socketpair()
-ours.setblocking(False), theirs.setblocking(False)
-signal.set_wakeup_fd(theirs.fileno())  # as asyncio does
-signal.signal(signal.SIGTERM, lambda *_: None)
-with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
-    pending = pool.map_async(decode, range(4))
-    assert [decode(seed) for seed in range(4)] == expected
-    assert pending.get(240) == expected
-assert multiprocessing.active_children() == []
-assert [decode(seed) for seed in range(4)] == expected
-"""
-
-
-def test_decoding_in_forked_processes(tmp_path):
-    """Daemonic processes of a pool decode many sentences, and the parent receives its own results."""
-    subprocess.run([sys.executable, "-c", FORKED, "fork"], check=True, timeout=280)
-
-
 @pytest.mark.parametrize(
     ("make", "precision"), [(transformer, "float8"), (gpt, "float8"), (seq2seq, "float8"), (seq2seq, "int8")]
 )
@@ -290,3 +198,36 @@ def test_plain_search_inside_attention_contexts():
     with torch.autocast("cpu", torch.bfloat16):
         assert plain_search_reason(model.eval(), DecodeConfig()) == "autocast is enabled"
     assert plain_search_reason(model, DecodeConfig()) == ""
+
+
+@pytest.mark.parametrize("config", ["greedy", "beam", "samples"])
+@pytest.mark.parametrize("make", [transformer, gpt])
+def test_outputs_without_eos_have_the_maximum_length(make, config):
+    """A suppressed <eos> is never generated before, with other rules and without."""
+    model, sources = make(), make_sources(5)
+    free = replace(CONFIGS[config], max_len=20, max_extra=20)
+    often = decode_both(model, sources, free)[0][0][0].ids[3]  # as <eos>, it ends outputs before the maximum length
+    special = replace(special_options(model)["special"], eos=often)
+    suppressed = replace(free, suppress_sequences=((often,),))
+    engine, plain = decode_both(model, sources, suppressed, special=special)
+    assert_equal_search(engine, plain)
+    with_rule = decode_both(model, sources, replace(suppressed, no_repeat_ngram_size=30), special=special)[1]
+    for results in (engine, plain, with_rule):
+        assert {len(one.ids) for n_best in results for one in n_best} == {20}
+    shorter = decode_both(model, sources, free, special=special)[0]
+    assert min(len(one.ids) for n_best in shorter for one in n_best) < 20
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_language_models_end_at_the_limit_without_eos(method):
+    """Scores and log-probabilities are those of the text; with a larger limit, <eos> ends it and is counted."""
+    model, sources = gpt(), make_sources(5)
+    config = DecodeConfig(method, beam=3, n_best=1 if method == "greedy" else 2, max_len=4, min_len=4, max_extra=100)
+    for results in decode_both(model, sources, config):
+        for source, n_best in zip(sources, results):
+            for one in n_best:
+                logits = model(pack([[*source, *one.ids[:-1]]]))[len(source) - 1 :]
+                expected = logits.log_softmax(-1).gather(1, torch.tensor(one.ids)[:, None])[:, 0].tolist()
+                assert one.token_logprobs == pytest.approx(expected, abs=1e-4)
+                assert one.logprob == pytest.approx(sum(expected), abs=1e-3)
+                assert one.score == pytest.approx(one.logprob / 4, abs=1e-3)

@@ -130,7 +130,7 @@ class CpuDecoder(StaticDecoder):
             check_no_nan(torch.from_numpy(self.top[:, 0]))
         if isinstance(state, BeamState):
             decode_choice_cpu.beam_update(
-                *(self.top, self.ids, self.positions, limit, special.eos),
+                *(self.top, self.ids, self.positions, constraints.last_step.numpy(), special.eos),
                 *(float(state.config.length_penalty), float(state.config.enough), state.config.early_stopping),
                 **arrays,
             )
