@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import mmap
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,15 +144,17 @@ def write_model(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "
         # Tied weights are stored once.
         parameters = pipeline.model.named_parameters()
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in parameters}
-    content = _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"}))
-    write_atomically(folder / "model.safetensors", content)
-    write_config(folder, pipeline, precision, content)
+    write_atomically(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
+    write_config(folder, pipeline, precision, weights)
 
 
 def write_config(
-    folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32", weights: bytes | None = None
+    folder: Path,
+    pipeline: Pipeline,
+    precision: WeightPrecision = "float32",
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write config.json, with the checksum of `weights` (a safetensors file); tokenizers must be written before."""
+    """Write config.json, with the checksum of the stored weights; the tokenizers must be written before."""
     family = family_name(pipeline.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
     if precision == "int8":
@@ -177,31 +178,25 @@ def write_config(
         config["special"] = dataclasses.asdict(pipeline.special)
     config |= dataclasses.asdict(pipeline.model.config)
     if weights is not None:
-        config[_CHECKSUM] = _checksum(config, memoryview(weights))
+        config[_CHECKSUM] = _checksum(config, weights)
     write_atomically(folder / "config.json", json_bytes(config))
 
 
-def _checksum(table: Mapping[str, Any], weights: memoryview) -> str:
-    """CRC-32 of the fields of a model config and the content of a safetensors file."""
+def _checksum(table: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:
+    """CRC-32 of the fields of a model config and of the weights, with their names."""
     fields = {key: value for key, value in table.items() if key not in _OTHER_KEYS}
-    blocks = (weights[start : start + _CHECKSUM_BLOCK] for start in range(0, len(weights), _CHECKSUM_BLOCK))
+    blocks: list[Any] = [json.dumps(fields, sort_keys=True).encode()]
+    for name, tensor in sorted(weights.items()):
+        blocks += [name.encode(), *tensor.reshape(-1).view(torch.uint8).split(_CHECKSUM_BLOCK)]
     with ThreadPoolExecutor() as pool:  # zlib releases the interpreter lock
-        sums = [*pool.map(zlib.crc32, [json.dumps(fields, sort_keys=True).encode(), *blocks])]
-    return f"{zlib.crc32(b''.join(one.to_bytes(4, 'big') for one in sums)):08x}"
+        sums = pool.map(lambda block: zlib.crc32(block if isinstance(block, bytes) else block.numpy()), blocks)
+        return f"{zlib.crc32(b''.join(one.to_bytes(4, 'big') for one in sums)):08x}"
 
 
-def _check_checksum(folder: Path) -> None:
+def _check_checksum(folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Warn about weights or a model config that have changed since the folder was written."""
     table = read_json(folder / "config.json")
-    if _CHECKSUM not in table:
-        return
-    with (
-        open(folder / "model.safetensors", "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        memoryview(data) as content,
-    ):
-        is_intact = _checksum(table, content) == table[_CHECKSUM]
-    if not is_intact:
+    if _CHECKSUM in table and table[_CHECKSUM] != _checksum(table, weights):
         logger.warning(
             "%s: weights or sizes are not those that were saved (%s in config.json). Restore the folder from a good "
             "copy; if you changed it on purpose, load and save it once.",
@@ -273,10 +268,10 @@ def load(path, device="auto", *, expect=None):
     check_kind(folder, config, expect)
     weights_path = folder / "model.safetensors"
     weights = _read_weights(weights_path, config)
+    _check_checksum(folder, weights)
     if read_precision(folder) == "int8":
         weights = dequantize_weights(weights, weights_path)
     model = model_from_weights(config, weights, weights_path)
-    _check_checksum(folder)
     tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.tokenizer_count else ()
     for tokenizer, size in zip(tokenizers, vocab_sizes(config)):
         entries = tokenizer.largest_id + 1
