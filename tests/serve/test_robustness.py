@@ -172,6 +172,7 @@ def test_overload_is_refused_with_429(folders):
 def test_changed_folders_are_reloaded(folders, tmp_path, caplog):
     folder = tmp_path / "model"
     shutil.copytree(folders["numbers"], folder)
+    translator = load(folder, "cpu")
     registry = ModelRegistry([folder], device="cpu", latency_target=30, workers=2)
     with run_in_thread(registry) as server:
         translate = lambda: server.post("/api/translate", {"texts": ["one two three"]})["translations"][0]  # noqa: E731
@@ -190,7 +191,6 @@ def test_changed_folders_are_reloaded(folders, tmp_path, caplog):
         registry.reload_changed()
         assert translate() == before
         # A good one replaces it, while requests are served.
-        translator = load(folders["numbers"], "cpu")
         with torch.no_grad():
             translator.model.output.weight.mul_(0.5)
         with ThreadPoolExecutor(4) as pool:
