@@ -98,11 +98,13 @@ def fill_config(
     *,
     derived: Iterable[str] = (),
     hint: str = "",
+    value_hint: str = "",
 ) -> Config:
     """A copy of a config with the values of a table, each checked against the type and range of its field.
 
     An unknown key is an error that names the closest known one; `derived` fields cannot be set. Errors name `origin`
-    (the file) and the key with its `prefix`, such as "train."; `hint` replaces the default hint.
+    (the file) and the key with its `prefix`, such as "train."; `hint` replaces the default hint, `value_hint` only that
+    about a value.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -120,7 +122,9 @@ def fill_config(
         field = fields[key]
         if is_list(field.type) and not isinstance(value, list | tuple):
             value = (value,)
-        values[key] = check_value(field.type, value, f"{origin}: {prefix}{key}", hint or default_hint(field))
+        values[key] = check_value(
+            field.type, value, f"{origin}: {prefix}{key}", value_hint or hint or default_hint(field)
+        )
     try:
         return dataclasses.replace(config, **values)  # type: ignore[type-var]
     except RegardError as error:  # raised by the constructor of the config

@@ -80,6 +80,8 @@ ImageSide = Annotated[int, Range(low=1, high=16_384)]
 """height or width of an image, in pixels"""
 OptionalImageSide = Annotated[int, Range(low=0, high=16_384)]
 """height or width of an image, in pixels; 0: unspecified"""
+Port = Annotated[int, Range(low=0, high=65_535)]
+"""TCP port; 0: any free one"""
 Seed = Annotated[int, Range(low=0, high=2**63 - 1)]
 """random seed that torch and NumPy accept"""
 Positive = Annotated[float, Range(above=0)]

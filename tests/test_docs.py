@@ -1,6 +1,6 @@
 """Runs the documentation: its Python blocks and recipes, and checks the commands and options that it shows.
 
-The Python blocks of a page share one namespace and one temporary folder. A statement that ends in `# → TEXT` must print
+The Python blocks of a page share one namespace, and all pages one temporary folder. A statement that ends in `# → TEXT` must print
 TEXT, or have it as the repr of its value. A block after `<!-- not run: reason -->` is skipped.
 """
 
@@ -104,10 +104,16 @@ def restored_registries() -> Iterator[None]:
         registry.update(entries)
 
 
+@pytest.fixture(scope="module")
+def one_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all pages, as of a reader who tries one after another."""
+    return tmp_path_factory.mktemp("reader")
+
+
 @pytest.mark.usefixtures("restored_registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_python_runs(page: Path, one_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(one_folder)
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks(page, "python"):
@@ -139,6 +145,21 @@ def test_commands_and_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch)
                     selection += words[index : index + 2]
             unknown = {word for word in words if word.startswith("--")} - known_options(name, *selection)
             assert not unknown, f"{page}, line {block.line}: regard {name} has no {', '.join(unknown)}"
+
+
+def test_outputs_have_different_names() -> None:
+    """In one folder, a second command with the same output would be refused, or resume the run of the first one."""
+    outputs: dict[str, set[str]] = {}
+    for page in PAGES:
+        for block in blocks(page, "console", "sh"):
+            for name, *words in commands(block.text):
+                out = words[words.index("--out") + 1] if "--out" in words else ""
+                if name in ("train", "demo", "prepare", "import", "export") and out:
+                    outputs.setdefault(out, set()).add(" ".join([name, *words]))
+        for block in blocks(page, "python"):
+            for out in re.findall(r'\bout="([^"]+)"', block.text):
+                outputs.setdefault(out, set()).add(f"Python in {page.name}")
+    assert {out: users for out, users in outputs.items() if len(users) > 1} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

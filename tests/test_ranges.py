@@ -72,8 +72,14 @@ def test_defaults_are_valid(config):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainConfig(lr=math.nan), "train.lr must be above 0 (got nan). The default is 0.002."),
-        (lambda: TrainConfig(lr=-1), "train.lr must be above 0 (got -1)."),
+        (lambda: TrainConfig(lr=math.nan), "train.lr must be above 0 and at most 100 (got nan). The default is 0.002."),
+        (lambda: TrainConfig(lr=-1), "train.lr must be above 0 and at most 100 (got -1)."),
+        (lambda: TrainConfig(lr=1e10), "train.lr must be above 0 and at most 100 (got 10000000000.0)."),
+        (lambda: TrainConfig(weight_decay=1e6), "train.weight_decay must be between 0 and 100 (got 1000000.0)."),
+        (lambda: TrainConfig(r_drop=1e6), "train.r_drop must be between 0 and 1,000 (got 1000000.0)."),
+        (lambda: TokenizerConfig(vocab_size=3), "tokenizer.vocab_size must be between 6 and 10,000,000 (got 3). It in"),
+        (lambda: AugmentConfig(mixup=1e6), "augment.mixup must be between 0 and 100 (got 1000000.0)."),
+        (lambda: DecodeConfig(suppress_sequences=((-1,),)), "suppress_sequences[0][0] must be at least 0 (got -1)."),
         (lambda: TrainConfig(lr=10**400), "train.lr must be a number that a float can hold (got 1000"),
         (lambda: TrainConfig(steps=0), "train.steps must be at least 1 (got 0)."),
         (lambda: TrainConfig(steps="10"), "train.steps must be an integer (got '10')."),

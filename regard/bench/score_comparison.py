@@ -14,7 +14,7 @@ from regard.attention.scores import SCORES
 from regard.data.phrasebook import PHRASEBOOK
 from regard.devices import Device
 from regard.errors import RegardError
-from regard.evaluation.text_metrics import METRIC_NAMES
+from regard.evaluation.text_metrics import METRIC_FORMATS
 from regard.files import write_atomically
 from regard.models import ModelConfig, Seq2SeqConfig
 from regard.training import DataConfig, Dataset, Recipe, read_dataset, run_recipe, suggest_recipe
@@ -111,7 +111,7 @@ def bench_scores(
         rows.append(_train_one(_make_recipe(suggested, family, name, steps, seed, device), dataset, name, metric))
         if on_row is not None:
             on_row(rows[-1])
-    return ScoreReport(family, METRIC_NAMES[metric], steps, rows)
+    return ScoreReport(family, METRIC_FORMATS[metric][0], steps, rows)
 
 
 def _make_recipe(suggested: Recipe, family: Family, score: str, steps: int, seed: int, device: Device) -> Recipe:

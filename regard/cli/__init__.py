@@ -4,6 +4,7 @@ Heavy modules are imported only when a command runs, so that `regard --help` is 
 """
 
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -61,7 +62,7 @@ HELP = "\n".join(
         "",
         *(f"  {name:<10}  {command.summary}" for name, command in COMMANDS.items()),
         "",
-        "regard COMMAND --help shows the options of a command; regard --version shows the version.",
+        "regard help COMMAND shows the options of a command; regard --version shows the version.",
     ]
 )
 
@@ -79,6 +80,10 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(encoding="utf-8")
     # Images that are too large raise a RegardError, so Pillow's warning about them is not needed.
     warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")
+    # Notes of libraries that say nothing to users: fonts of matplotlib, connections of PyTorch's workers.
+    warnings.filterwarnings("ignore", module="matplotlib")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         code = _run(argv)
         sys.stdout.flush()
@@ -104,8 +109,10 @@ def _run(argv: list[str]) -> int:
         return 2
     name, *rest = argv
     if name in ("-h", "--help", "help"):
-        print(HELP)
-        return 0
+        if not rest:
+            print(HELP)
+            return 0
+        name, rest = rest[0], ["--help"]
     if name in ("-V", "--version"):
         print(f"regard {regard.__version__}")
         return 0

@@ -6,11 +6,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from itertools import islice
 from pathlib import Path
 from queue import Queue
+from shlex import quote
 from threading import Thread
 from typing import Annotated, Any, TextIO, TypeVar
 
@@ -26,6 +27,7 @@ from regard.devices import Device
 from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
+from regard.kernels.cpu.numba_support import Compilation, compilation
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
 from regard.pipelines.large_files.file_processing import FileProgress, FileSummary
 from regard.pipelines.large_files.input_items import InputItems, find_shards, is_pattern
@@ -178,6 +180,8 @@ def parse(options: type[Options], command: str, argv: list[str]) -> Options:
     parsed = tyro.cli(options, prog=f"regard {command}", args=argv, config=_CONFIG, registry=_registry)
     quiet = getattr(parsed, "quiet", False)
     _quiet.set(quiet)
+    if sys.stderr.isatty():
+        compilation.on_start = lambda: print_note(f"{Compilation.MESSAGE.capitalize()} …")
     logging.getLogger("regard").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return parsed
 
@@ -200,6 +204,24 @@ def print_note(text: str) -> None:
     """Print a note to stderr, unless --quiet is set."""
     if not _quiet.get():
         print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def delayed_warnings() -> Iterator[None]:
+    """Print warnings at the end, below a text that is printed piece by piece."""
+    logger, records = logging.getLogger("regard"), list[logging.LogRecord]()
+
+    def delay(record: logging.LogRecord) -> bool:
+        records.append(record)
+        return False
+
+    logger.addFilter(delay)
+    try:
+        yield
+    finally:
+        logger.removeFilter(delay)
+        for record in records:
+            logger.handle(record)
 
 
 def open_model(model: Path, device: str, expect: type[M], ensemble: Sequence[Path] = ()) -> M:
@@ -268,6 +290,14 @@ def read_texts(texts: tuple[str, ...], file: Path | None, prompt: str) -> Iterat
     name = "stdin" if file is None else str(file)
     for number, line in numbered_lines(STDIN if file is None else file):
         yield f"{name}, line {number}", line
+
+
+def suggest_input(texts: tuple[str, ...]) -> None:
+    """Print a note if texts in the command line are names of files, whose lines may be meant."""
+    for text in texts:
+        with suppress(OSError, ValueError):  # too long for the name of a file
+            if os.path.isfile(text):
+                print_note(f"{text} is taken as text. For the lines of that file, use: --input {quote(text)}")
 
 
 def input_texts(
@@ -480,7 +510,13 @@ def streaming_progress(label: str) -> Iterator[OnProgress]:
 def file_progress(label: str) -> Iterator[Callable[[FileProgress], None]]:
     """Progress of a command that writes a file: rate and time left, in a bar or in log lines; none with --quiet."""
     with show_status(label, silent=_quiet.get()) as on_status:
-        yield lambda progress: on_status(str(progress), progress.share)
+        yield lambda progress: on_status(_progress_text(progress), progress.share)
+
+
+def _progress_text(progress: FileProgress) -> str:
+    """The progress of a file; before its first lines are finished, what they wait for."""
+    is_waiting = not progress.items_per_second and compilation.running
+    return f"{progress.items:,} lines, {Compilation.MESSAGE}" if is_waiting else str(progress)
 
 
 def note_file(summary: FileSummary, output: Path, unit: str = "lines") -> None:

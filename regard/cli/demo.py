@@ -4,6 +4,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import torch
@@ -37,7 +38,7 @@ def demo_recipe(seed: int = 1) -> Recipe:
     Muon matters: 700 steps of Adam reach 95% exact matches, or 99% with rotary positions and QK-norm.
     """
     return Recipe(
-        data=DataConfig(phrasebook_size=80_000),
+        data=DataConfig(phrasebook_size=80_000, languages=("en", "fr")),
         tokenizer=TokenizerConfig(kind="word", vocab_size=4000, shared=False),
         model=TransformerConfig(
             width=64,
@@ -95,10 +96,11 @@ def run(argv: list[str]) -> int:
     attention.save(plot)
     attention.save(page)
     sys.stdout.flush()
+    folder = quote(str(options.out))
     print_note(
         f"\nAttention of each French word: {plot}. All layers and heads, in a browser: {page}\n"
-        f'Attention at every saved training step: regard look {options.out} "{SENTENCE}" --steps\n'
-        f'Next: regard translate {options.out} "Your sentence here."   or   regard train --data pairs.tsv --out model'
+        f'Attention at every saved training step: regard look {folder} "{SENTENCE}" --steps\n'
+        f'Next: regard translate {folder} "Your sentence here."   or   regard train --data pairs.tsv --out model'
     )
     return 0
 

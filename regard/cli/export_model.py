@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 import tyro
 
 from regard.cli.common import Model, Quiet, parse, print_note
+from regard.files import check_output_file, check_output_folder
 from regard.interop import export_argos, export_ctranslate2, export_huggingface, export_onnx
 from regard.interop.export_targets import ExportTarget
 from regard.pipelines import Translator, load
@@ -33,6 +35,10 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "export", argv)
+    if options.to == "argos":
+        check_output_file(options.out, [options.model])
+    else:
+        check_output_folder(options.out, [options.model])
     if options.to == "int8":
         load(options.model, "cpu").save(options.out, precision="int8")
         print_note(f"Wrote {options.out}, a model folder with int8 weights.")
@@ -43,7 +49,7 @@ def run(argv: list[str]) -> int:
         return 0
     if options.to == "argos":
         export_argos(load(options.model, "cpu", expect=Translator), options.out)
-        print_note(f"Wrote {options.out}. Install it with: argospm install {options.out}")
+        print_note(f"Wrote {options.out}. Install it with: argospm install {quote(str(options.out))}")
         return 0
     if options.to == "ctranslate2":
         export_ctranslate2(load(options.model, "cpu"), options.out)

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import tyro
 
 from regard.cli.common import Quiet, parse, print_note
 from regard.errors import RegardError
+from regard.files import check_output_folder
 from regard.interop import import_gguf, import_huggingface, import_llama2c
 from regard.pipelines import pipeline_kind, save
 
@@ -36,10 +38,21 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "import", argv)
-    if (options.out / "config.json").exists():
+    check_output_folder(options.out, [options.model])
+    if not options.model.exists():
         raise RegardError(
-            f"{options.out} already contains a model.", "Choose another --out, or delete that folder first."
+            f"{options.model}: no such folder or file.",
+            "regard import does not use the network: download the model first, for example with "
+            "hf download sentence-transformers/all-MiniLM-L6-v2 --local-dir all-MiniLM-L6-v2",
         )
+    if options.model.is_dir() and not (options.model / "config.json").exists():
+        checkpoint = next((file for file in sorted(options.model.glob("*.bin")) if file.stem != "tokenizer"), None)
+        if checkpoint is not None and not checkpoint.name.startswith("pytorch_model"):
+            tokenizer = options.model / "tokenizer.bin"
+            raise RegardError(
+                f"{options.model} has no config.json; {checkpoint.name} may be a llama2.c checkpoint.",
+                f"Pass the file: regard import {quote(str(checkpoint))} --tokenizer {quote(str(tokenizer))} --out …",
+            )
     if options.model.suffix == ".gguf":
         pipeline = import_gguf(options.model)
     elif options.model.is_file() and options.model.suffix != ".safetensors":

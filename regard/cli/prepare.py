@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import tyro
@@ -91,6 +92,6 @@ def run(argv: list[str]) -> int:
     manifest = dataset.training.manifest
     print_note(
         f"Wrote {options.out}: {dataset.describe()}; {sum(manifest.tokens):,} tokens in {manifest.shards:,} "
-        f"shard{'s' * (manifest.shards > 1)}. Train with: regard train {options.out} --out model"
+        f"shard{'s' * (manifest.shards > 1)}. Train with: regard train {quote(str(options.out))} --out model"
     )
     return 0

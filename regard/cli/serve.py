@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "serve", argv)
     require_package("fastapi", "serve")
     require_package("uvicorn", "serve")
-    from regard.ranges import Natural, NonNegative, Positive, check_value
+    from regard.ranges import Natural, NonNegative, Port, Positive, check_value
     from regard.serve.application import make_application
     from regard.serve.authentication import check_exposure, read_tokens
     from regard.serve.json_log import set_up_json_log
@@ -67,6 +67,7 @@ def run(argv: list[str]) -> int:
     from regard.serve.serve_limits import ServeLimits
     from regard.serve.server import run_server
 
+    check_value(Port, options.port, "--port")
     check_value(Positive, options.latency_target, "--latency-target")
     check_value(NonNegative, options.reload_interval, "--reload-interval")
     check_value(Natural, options.workers, "--workers")

@@ -4,11 +4,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import join, quote
 from typing import Any
 
 from regard.cli.config import recipe_toml
 from regard.cli.train_options import full_help, option_name, parse_words, recipe_keys, short_help
 from regard.errors import RegardError
+from regard.evaluation.text_metrics import format_metric
 from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
@@ -61,9 +63,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     files = [word for word in words if not _is_recipe(word)]
     if len(words) > 1:
         if len(files) == len(words):
-            raise RegardError(f"{words[0]} is not a recipe.", f"Did you mean --data {' '.join(words)}?")
+            raise RegardError(f"{words[0]} is not a recipe.", f"Did you mean --data {join(words)}?")
         if files:
-            raise RegardError(f"Unexpected argument {files[0]}.", f"Did you mean --data {' '.join(files)}?")
+            raise RegardError(f"Unexpected argument {files[0]}.", f"Did you mean --data {join(files)}?")
         raise RegardError(f"Expected one recipe, got two: {words[0]} and {words[1]}.", "Pass one.")
     for name in ("out", "from"):
         if options.get(name) == "":
@@ -130,8 +132,8 @@ def run(argv: list[str]) -> int:
 
 def _print_result(pipeline: Any, recipe: Recipe, out: str) -> None:
     training, targets = pipeline.training, getattr(pipeline, "target_languages", ())
-    usage = TASKS[recipe.task].usage_hint.format(out=out) + (f" --to {targets[0]}" if len(targets) > 1 else "")
-    best = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in training["validation"].items())
+    usage = TASKS[recipe.task].usage_hint.format(out=quote(out)) + (f" --to {targets[0]}" if len(targets) > 1 else "")
+    best = ", ".join(format_metric(name, value) for name, value in training["validation"].items())
     print(
         f"Saved the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
         f"Model folder: {out}. Loss curves: {out}/loss.png. Try: {usage}",

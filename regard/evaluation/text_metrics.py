@@ -23,8 +23,40 @@ _ARTICLES = {
     "de": r"\b(?:der|die|das|den|dem|des|ein|eine|einen|einem|eines|einer)\b",
     "fr": r"\b(?:le|la|les|un|une|des|du)\b",
 }
-# Display names of the metrics that can select a model; the others are displayed as their key.
-METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "f1": "F1", "iou": "mean IoU", "exact_match": "exact match"}
+# Names and formats of metrics, in tables and logs alike; shares are in percent.
+METRIC_FORMATS = {
+    "bleu": ("BLEU", "{:.2f}"),
+    "chrf": ("chrF", "{:.2f}"),
+    "tokenized_bleu": ("BLEU, tokenized, lowercase", "{:.2f}"),
+    "exact_match": ("exact match", "{:.1f} %"),
+    "accuracy": ("accuracy", "{:.2f} %"),
+    "top_5": ("top-5 accuracy", "{:.2f} %"),
+    "mean_iou": ("mean intersection over union", "{:.2f} %"),
+    "iou": ("mean IoU", "{:.2f} %"),
+    "pixel_accuracy": ("pixel accuracy", "{:.2f} %"),
+    "macro_f1": ("macro F1", "{:.2f} %"),
+    "calibration_error": ("calibration error", "{:.2f} %"),
+    "f1": ("F1", "{:.2f} %"),
+    "word_error_rate": ("word error rate", "{:.2f} %"),
+    "loss": ("loss (nats per token)", "{:.4f}"),
+    "cross_entropy": ("loss (nats)", "{:.4f}"),
+    "perplexity": ("perplexity", "{:.3f}"),
+    "word_perplexity": ("perplexity per word", "{:.2f}"),
+    "bits_per_byte": ("bits per byte", "{:.4f}"),
+    "alignment_error_rate": ("alignment error rate", "{:.2f} %"),
+    "sentences_per_second": ("sentences per second", "{:.1f}"),
+    "images_per_second": ("images per second", "{:.1f}"),
+}
+
+
+def format_metric(key: str, value: float) -> str:
+    """A metric with its name and unit, for a log; numbers that are in no table keep their key.
+
+    >>> format_metric("exact_match", 1.0), format_metric("nll", 0.00424)
+    ('exact match 1.0 %', 'nll 0.00424')
+    """
+    name, value_format = METRIC_FORMATS[key] if key in METRIC_FORMATS and key != "loss" else (key, "{:.4g}")
+    return f"{name} {value_format.format(value)}"
 
 
 @dataclass(frozen=True)

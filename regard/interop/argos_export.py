@@ -15,7 +15,7 @@ from pathlib import Path
 from regard.config_reader import json_bytes
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.errors import RegardError
-from regard.files import write_atomically
+from regard.files import check_output_file, write_atomically
 from regard.interop.ctranslate2_export import export_ctranslate2
 from regard.interop.sentencepiece_files import write_sentencepiece
 from regard.pipelines import Translator
@@ -52,6 +52,7 @@ def export_argos(translator: Translator, path: str | Path) -> None:
     >>> export_argos(translator, "en_de.argosmodel")  # doctest: +SKIP
     """
     path = Path(path)
+    check_output_file(path)
     if path.exists():
         raise RegardError(f"{path}: the file already exists.", "Choose another name.")
     if len(translator.language_pairs) != 1:

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.files import check_output_folder
 from regard.interop.ctranslate2_layers import (
     ACTIVATIONS,
     NORM_EPS,
@@ -89,8 +90,7 @@ def export_ctranslate2(pipeline: Translator | TextGenerator | TextEncoder, folde
     a multilingual model begin with the tag of the target language (`<2fr>`).
     """
     library, folder = require_package("ctranslate2", "ctranslate2"), Path(folder)
-    if (folder / "model.bin").exists():
-        raise RegardError(f"{folder}: the folder already contains a model.", "Choose another folder.")
+    check_output_folder(folder)
     if isinstance(pipeline, TextGenerator):
         spec = decoder_specification(library, pipeline)
     elif isinstance(pipeline, TextEncoder):

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import nn
 
 from regard.decode import DecodeConfig, LexicalConstraints, NBest, Shortlist, decode_all
 from regard.decode.protocol import SourceBatch, SpecialTokens
 from regard.decode.sampling import OnToken
+from regard.errors import RegardError
 
 R = TypeVar("R")
+_GPU_PRECISIONS = ("float16", "bfloat16", "float8")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,24 @@ class DecodingRequest(Generic[R]):
     lexical: Sequence[LexicalConstraints] | None = None
     shortlist: Shortlist | None = None
     history: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options that depend on the model: token ids, and the precision that its device supports."""
+        model = getattr(self.model, "models", [self.model])[0]
+        vocab = getattr(model.config, "target_vocab", None) or model.config.vocab
+        sequences = {"suppress_sequences": [token for one in self.config.suppress_sequences for token in one]}
+        sequences["begin_suppress_tokens"] = [*self.config.begin_suppress_tokens]
+        for name, ids in sequences.items():
+            if max(ids, default=0) >= vocab:
+                raise RegardError(
+                    f"{name}: the token id {max(ids)} is outside the vocabulary of the model, 0 to {vocab - 1}.",
+                    "Remove it.",
+                )
+        parameter = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+        if parameter is not None and parameter.device.type == "cpu" and self.config.precision in _GPU_PRECISIONS:
+            raise RegardError(
+                f"precision {self.config.precision} is for GPUs (the model is on cpu).", "Use int8 or float32."
+            )
 
     @torch.no_grad()
     def decode(

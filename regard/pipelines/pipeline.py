@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,15 @@ from regard.pipelines.large_files.resumable_file import AllowedChange
 logger = logging.getLogger("regard")
 
 
-class Pipeline:
+@dataclass(eq=False)
+class _Stored:
+    """The part of a pipeline that remembers where it is stored."""
+
+    folders: frozenset[Path] = field(default=frozenset(), kw_only=True, repr=False, compare=False)
+    """folders that it was loaded from or saved to, which `save` may replace"""
+
+
+class Pipeline(_Stored):
     """Base class of all pipelines: a model, ready to use, that can be saved as a model folder."""
 
     model: Any
@@ -49,7 +58,10 @@ class Pipeline:
         return digest.hexdigest()[:16]
 
     def save(self, path: str | Path, *, precision: Literal["float32", "int8"] = "float32") -> None:
-        """Write a model folder, which `load` opens; with `precision="int8"` in a quarter of the size."""
+        """Write a model folder, which `load` opens; with `precision="int8"` in a quarter of the size.
+
+        The folder must not contain another model.
+        """
         from regard.pipelines.folder.model_folder import save  # imports every pipeline
 
         save(path, self, precision=precision)

@@ -1,6 +1,7 @@
 """Packaged recipes: TOML files in this folder."""
 
 from pathlib import Path
+from shlex import quote
 
 from regard.errors import RegardError, did_you_mean
 
@@ -40,5 +41,5 @@ def find_recipe(name: str) -> Path:
     if name in recipe_names():
         return _FOLDER / f"{name}.toml"
     if path.suffix or path.exists():
-        raise RegardError(f"{name} is not a recipe.", f"Did you mean --data {name}?")
+        raise RegardError(f"{name} is not a recipe.", f"Did you mean --data {quote(name)}?")
     raise RegardError(f"There is no recipe named {name!r}.", nearest)

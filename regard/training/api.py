@@ -15,7 +15,7 @@ from regard.training.datasets import Dataset
 from regard.training.fine_tuning import fine_tuning_recipe
 from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
 from regard.training.recipe_run import run_recipe
-from regard.training.run.run_folder import check_output_folder, read_stored_recipe
+from regard.training.run.run_folder import check_run_folder, read_stored_recipe
 from regard.training.run.run_setup import check_tensor_parallel
 from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
 from regard.training.shards.sharded_dataset import ShardedDataset, shards_task
@@ -125,7 +125,8 @@ def resolve_recipe(
             f"Leave out {key_name('for')}.",
         )
     if not dry_run:
-        check_output_folder(Path(out))  # before reading the data, which may take long
+        # before reading the data, which may take long
+        check_run_folder(Path(out), [*data.files, *data.validation, start_from])
     dataset = read_dataset(plain.task, resolve_cache_folder(data, out), quiet=quiet)
     # A resumed run keeps its recipe, apart from what is overridden.
     stored = read_stored_recipe(out)
@@ -133,6 +134,8 @@ def resolve_recipe(
         base = stored
     else:
         base = suggest_recipe(plain.task, dataset, start_from is not None)
+        if plain.train.time:  # only its decay can start early
+            base = base.override(schedule="wsd")
     if export_for:
         base = restrict_recipe(base, export_for)
     if isinstance(dataset, ShardedDataset):

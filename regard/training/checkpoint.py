@@ -149,11 +149,11 @@ def list_step_folders(run: str | Path) -> dict[int, Path]:
 
     >>> list_step_folders("no-such-run")
     Traceback (most recent call last):
-    regard.errors.RegardError: no-such-run: no models of single steps were saved. Train with --train.keep_every N.
+    regard.errors.RegardError: no-such-run: no models of single steps were saved. Train with --train.keep-every N.
     """
     # config.json is written last: a folder without it is incomplete.
     folders = (path.parent for path in Path(run).glob(f"{STEPS}/*/config.json") if path.parent.name.isdecimal())
     steps = {int(folder.name): folder for folder in folders}
     if not steps:
-        raise RegardError(f"{run}: no models of single steps were saved.", "Train with --train.keep_every N.")
+        raise RegardError(f"{run}: no models of single steps were saved.", "Train with --train.keep-every N.")
     return dict(sorted(steps.items()))

@@ -89,7 +89,7 @@ class TokenizerConfig:
     kind: TokenizerKind = "bpe"
     target_kind: TokenizerKind | None = None
     """kind of the target tokenizer, if it differs"""
-    vocab_size: Annotated[int, Range(low=1, high=10_000_000)] = 8000
+    vocab_size: Annotated[int, Range(low=6, high=10_000_000, hint="It includes up to 5 special tokens.")] = 8000
     shared: bool = True
     """one tokenizer for source and target"""
     lowercase: bool = False
@@ -112,15 +112,15 @@ class TrainConfig:
     accumulate: Annotated[int, Range(low=1, high=10_000)] = 1
     """batches per update"""
     optimizer: OptimizerName = "adam"
-    lr: Positive = 2e-3
+    lr: Annotated[float, Range(above=0, high=100)] = 2e-3
     schedule: ScheduleName = "cosine"
     warmup: Natural = 400
     beta2: Rate = 0.98
-    weight_decay: NonNegative = 0.0
+    weight_decay: Annotated[float, Range(low=0, high=100)] = 0.0
     clip: NonNegative = 1.0
     """maximum gradient norm; 0: no clipping"""
     label_smoothing: Rate = 0.1
-    r_drop: NonNegative = 0.0
+    r_drop: Annotated[float, Range(low=0, high=1000)] = 0.0
     """weight of the divergence between two passes with different dropout (α/2 of R-Drop, Liang et al. 2021); 0: off"""
     ema: Rate = 0.0
     """decay of the exponential moving average of the weights, which is validated and saved; 0: no averaging"""
@@ -234,7 +234,15 @@ def recipe_from_dict(table: Mapping[str, Any], base: Recipe | None = None, origi
         base = dataclasses.replace(base, model=FAMILIES[family].config())
     tables = {**table, "model": model_table}
     sections = {
-        name: fill_config(getattr(base, name), tables.get(name, {}), origin, f"{name}.", derived=DERIVED)
+        # The defaults of the classes are not those of `regard train`, which chooses values from the data.
+        name: fill_config(
+            getattr(base, name),
+            tables.get(name, {}),
+            origin,
+            f"{name}.",
+            derived=DERIVED,
+            value_hint="Leave it out for the default.",
+        )
         for name in SECTIONS
     }
     return Recipe(task=task, **sections)

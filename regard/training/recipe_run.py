@@ -11,7 +11,7 @@ from regard.training.datasets import Dataset, count_units
 from regard.training.fine_tuning import fine_tuning_recipe
 from regard.training.recipe import Recipe, resolve_cache_folder
 from regard.training.run.checkpoint_store import CheckpointStore
-from regard.training.run.run_folder import LOSSES, METRICS, check_output_folder, check_same_run, read_state
+from regard.training.run.run_folder import LOSSES, METRICS, check_run_folder, check_same_run, read_state
 from regard.training.run.run_log import RunLog, plot_losses, read_metrics
 from regard.training.run.run_setup import (
     RunSpec,
@@ -57,7 +57,7 @@ def run_recipe(
     started, out, task = time.monotonic(), Path(out), TASKS[recipe.task]
     check_task_settings(recipe, task)
     if not dry_run:
-        check_output_folder(out)
+        check_run_folder(out, [*recipe.data.files, *recipe.data.validation, start_from])
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
         recipe = fine_tuning_recipe(recipe, origin.model.config, start_from)

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
 
 from regard.data.text.scripts import is_unsegmented
-from regard.evaluation.text_metrics import METRIC_NAMES
+from regard.evaluation.text_metrics import METRIC_FORMATS
 from regard.models import TransformerConfig
 from regard.training.recipe import Recipe, TokenizerConfig, TokenizerKind, TrainConfig
 
@@ -81,7 +81,7 @@ class PairProfile(NamedTuple):
         if (tokenizer.kind, tokenizer.target_kind or tokenizer.kind) == self.kinds:
             reasons.append(f"tokenizer {' and '.join(dict.fromkeys(self.kinds))}: {sources}, {targets}")
         if recipe.train.validate_by == self.metric:
-            reasons.append(f"model selection by {METRIC_NAMES[self.metric]}: {targets}")
+            reasons.append(f"model selection by {METRIC_FORMATS[self.metric][0]}: {targets}")
         return reasons
 
     def _describe_targets(self) -> str:

@@ -108,6 +108,8 @@ class Trainer:
             self._restore(spec.checkpoint)
         # The time budget includes the time of earlier processes of the same run.
         self.budget, self.started = parse_duration(config.time), started - self.state.seconds
+        if self.budget:
+            run_log.deadline = self.started + self.budget
         self.guard = LossGuard(self.device, skips_spikes=config.skip_spikes)
         self.saver = RunSaver(self.store, run_log, self.state.step if spec.checkpoint else None)
         self.is_save_due = False

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention import Recorded
 from regard.data.batching.image_batches import pixels_to_float
 from regard.errors import RegardError
-from regard.files import write_atomically
+from regard.files import check_output_file, write_atomically
 from regard.layers.patches import Grid
 from regard.models import ViT
 from regard.pipelines import ImageModel
@@ -43,12 +43,13 @@ BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
 PatchWeights = Float[np.ndarray, "rows columns"]
 
 
-def check_format(path: str | Path, animated: bool = False) -> str:
-    """The format of an output file, by its extension; raises an error for an unsupported one."""
+def check_format(path: str | Path, animated: bool = False, image: Path | None = None) -> str:
+    """The format of an output file, by its extension; an error for an unsupported one, or the file of the image."""
     file_format = Path(path).suffix.lower().removeprefix(".")
     if file_format not in (PAGE_FORMAT, *PLOT_FORMATS, *([ANIMATION_FORMAT] if animated else [])):
         only = "; an animation (.gif) needs a comparison (--steps)" if file_format == ANIMATION_FORMAT else ""
         raise RegardError(f"{path}: pages are .html, plots are .png or .svg{only}.", "Change the file extension.")
+    check_output_file(path, [image])
     return file_format
 
 
@@ -91,6 +92,8 @@ class ImageLook(ExplainedLook, NotebookDisplay):
     pipeline: ImageModel = field(repr=False)
     model_name: str = ""
     """name of the model in the page"""
+    file: Path | None = None
+    """file of the image, which `save` does not replace"""
 
     @property
     def label(self) -> str | None:
@@ -163,7 +166,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         default if they are cheap and the page has no model to compute them. `with_model` includes the model, so that
         the page runs experiments offline; by default a small one (4 MB).
         """
-        file_format = check_format(path)
+        file_format = check_format(path, image=self.file)
         if file_format == PAGE_FORMAT:
             from regard.viewer.page.html_page import render_page
             from regard.viewer.page.image_scene import build_image_scene
@@ -322,7 +325,8 @@ def check_rollout(attention: str | None, head: int | None) -> None:
 def look_at_image(model: ImageModel | ViT, image: ImageLike | Tensor, model_name: str = "") -> ImageLook:
     """Run a model on an image and record its attention: a file, a PIL image, an array, bytes; or a tensor in 0…1."""
     model = model if isinstance(model, ImageModel) else ImageModel(model)
-    name = Path(image).name if isinstance(image, str | Path) else "the image"
+    file = Path(image) if isinstance(image, str | Path) else None
+    name = "the image" if file is None else file.name
     if isinstance(image, Tensor):
         if image.dim() != 3:
             raise RegardError(f"A tensor of shape {tuple(image.shape)} is not one image.", "Pass a (C, H, W) tensor.")
@@ -348,4 +352,4 @@ def look_at_image(model: ImageModel | ViT, image: ImageLike | Tensor, model_name
     probabilities: Iterable[float] = ()
     if config.head == "classify" and config.labels and isinstance(run.output, Tensor):
         probabilities = run.output[0].float().softmax(-1).tolist()
-    return ImageLook(name, pixels, grid, dict(zip(config.labels, probabilities)), maps, run, model, model_name)
+    return ImageLook(name, pixels, grid, dict(zip(config.labels, probabilities)), maps, run, model, model_name, file)

@@ -224,3 +224,36 @@ def test_look_without_attention_or_text(run_error, blind_folder, transformer_fol
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, where no file can be written")
 def test_output_that_cannot_be_written(run_error, transformer_folder):
     assert "cannot be written" in run_error("look", transformer_folder, "one", "--out", "/proc/map.png")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("translate {model} one --suppress-sequences 99999999", "suppress_sequences: the token id 99999999 is outside"),
+        ("translate {model} one --suppress-sequences 5,6-99999999", "suppress_sequences: the token id 99999999 is"),
+        ("translate {model} one --begin-suppress-tokens 99999999", "begin_suppress_tokens: the token id 99999999 is"),
+        (
+            "translate {model} one --precision float16 --device cpu",
+            "precision float16 is for GPUs (the model is on cpu)",
+        ),
+        ("evaluate {model} --data x.tsv --precision bfloat16 --device cpu", "precision bfloat16 is for GPUs"),
+        ("look {model} one --live --port 99999", "--port must be between 0 and 65,535 (got 99999)."),
+        ("look {model} one --live --port -1", "--port must be between 0 and 65,535 (got -1)."),
+        ("serve {model} --port 99999", "--port must be between 0 and 65,535 (got 99999)."),
+        ("shortlist {model} --data x.tsv --per-token -1", "per_token must be at least 1 (got -1)."),
+        ("train --data x.tsv --lr 1e10", "train.lr must be above 0 and at most 100 (got 10000000000.0)."),
+        (
+            "train --data x.tsv --tokenizer.vocab-size 3",
+            "tokenizer.vocab_size must be between 6 and 10,000,000 (got 3)",
+        ),
+        ("train --data x.tsv --steps 0", "train.steps must be at least 1 (got 0). Leave it out for the default."),
+        ("prepare x.tsv --vocab-size 3", "tokenizer.vocab_size must be between 6 and 10,000,000 (got 3)"),
+        ("prepare x.tsv --max-ratio 0.5", "data.max_ratio must be at least 1 (got 0.5)."),
+        ("demo --seed -1", "train.seed must be between 0 and"),
+    ],
+)
+def test_options_out_of_range(run_error, transformer_folder, tmp_path, monkeypatch, argv, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.tsv").write_text("one\tun\n" * 30)
+    assert message in run_error(*argv.format(model=transformer_folder).split())
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tsv"]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import re
 import stat
@@ -252,7 +253,36 @@ def test_max_len_beyond_the_limit_prints_a_note(invoke, learned_folder, learned_
     for options in (["--n-best", "2"], []):
         _, _, err = invoke("generate", learned_generator_folder, "abc", "--max-len", 500, "--min-len", 400, *options)
         assert note in err
-    assert invoke("generate", learned_generator_folder, "abc", "--max-len", 5)[2] == ""
+    _, _, err = invoke("generate", learned_generator_folder, "abc", "--max-len", 5, "--min-len", 5)
+    assert err == "Stopped at 5 tokens (--max-len).\n"
+    _, _, err = invoke("generate", learned_generator_folder, "abc", "--min-len", 20, "--max-total-len", 9)
+    assert err == "Stopped at 9 tokens including the prompt (--max-total-len).\n"
+    options = ["--max-len", 5, "--min-len", 5, "--quiet"]
+    assert invoke("generate", learned_generator_folder, "abc", *options)[2] == ""
+
+
+def test_warnings_follow_the_generated_text(invoke, generator_folder):
+    handler = logging.StreamHandler(sys.stdout)
+    logging.getLogger("regard").addHandler(handler)
+    try:
+        _, out, _ = invoke("generate", generator_folder, "abc", "--max-len", 40, "--min-len", 40)
+    finally:
+        logging.getLogger("regard").removeHandler(handler)
+    assert out[-1].startswith("Warning: a text exceeds the maximum training length of 24 tokens")
+    assert out[-1] not in "\n".join(out[:-1])
+    assert len(out) == 2
+
+
+@pytest.mark.parametrize("command", ["translate", "generate", "embed", "classify"])
+def test_name_of_a_file_as_text_suggests_input(
+    invoke, command, seq2seq_folder, generator_folder, classifier_folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my lines.txt").write_text("one\n")
+    model = {"translate": seq2seq_folder, "generate": generator_folder}.get(command, classifier_folder)
+    note = "my lines.txt is taken as text. For the lines of that file, use: --input 'my lines.txt'\n"
+    assert note in invoke(command, model, "my lines.txt")[2]
+    assert "--input" not in invoke(command, model, "your lines.txt", "a" * 5)[2]
 
 
 def test_texts_beyond_the_trained_length_warn_once(invoke, caplog, seq2seq_folder, generator_folder):

@@ -121,7 +121,14 @@ def test_unsupported_options_for_onnx_graphs(run_error, monkeypatch, graphs, tra
 
 
 def test_invalid_imports_and_exports(run_error, tmp_path, seq2seq_folder, transformer_folder):
-    assert "the folder does not exist" in run_error("import", tmp_path / "none", "--out", tmp_path / "m")
+    message = run_error("import", tmp_path / "none", "--out", tmp_path / "m")
+    assert "no such folder or file" in message
+    assert "hf download sentence-transformers/all-MiniLM-L6-v2 --local-dir all-MiniLM-L6-v2" in message
+    (tmp_path / "a folder").mkdir()
+    for name in ("stories15M.bin", "tokenizer.bin"):
+        (tmp_path / "a folder" / name).touch()
+    remedy = f"'{tmp_path}/a folder/stories15M.bin' --tokenizer '{tmp_path}/a folder/tokenizer.bin'"
+    assert f"Pass the file: regard import {remedy}" in run_error("import", tmp_path / "a folder", "--out", tmp_path / "m")
     assert "already contains a model" in run_error("import", tmp_path, "--out", transformer_folder)
     (tmp_path / "model.bin").write_bytes(b"\x00" * 8)
     assert "Pass --tokenizer FILE" in run_error("import", tmp_path / "model.bin", "--out", tmp_path / "m")

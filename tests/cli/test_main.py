@@ -18,6 +18,16 @@ def test_help_lists_every_command(capsys):
     assert all(f"  {name} " in output for name in COMMANDS)
 
 
+@pytest.mark.parametrize("word", ["help", "--help", "-h"])
+def test_help_of_a_command(capsys, word):
+    assert main(["info", "--help"]) == 0
+    expected = capsys.readouterr().out
+    assert main([word, "info"]) == 0
+    assert capsys.readouterr().out == expected
+    assert main([word, "trian"]) == 2
+    assert "Did you mean train?" in capsys.readouterr().err
+
+
 def test_no_command_prints_usage(capsys):
     assert main([]) == 2
     assert "usage" in capsys.readouterr().err

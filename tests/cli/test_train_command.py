@@ -12,6 +12,7 @@ from PIL import Image
 from regard.cli import demo, main
 from regard.data import phrasebook_pairs
 from regard.models import FAMILIES, TransformerConfig
+from regard.pipelines import load
 from regard.training import recipe_from_dict
 from regard.training.recipe import DERIVED
 from regard.training.registry import TASKS, families_for
@@ -158,13 +159,17 @@ def test_demo_prints_scores_and_writes_attention(tmp_path, capfd, monkeypatch):
     )
     monkeypatch.setattr(demo, "demo_recipe", lambda seed: short)
     monkeypatch.setattr(demo, "TEST_SENTENCES", 20)
+    out = tmp_path / "the demo"
     for _ in range(2):  # the second call finds the trained model
-        assert main(["demo", "--out", str(tmp_path / "demo")]) == 0
-        message = capfd.readouterr().out
+        assert main(["demo", "--out", str(out)]) == 0
+        message, notes = capfd.readouterr()
+        assert f"regard translate '{out}' " in notes
         assert "The cat chased the mouse.  →" in message
         assert "alignment error rate" in message
-    assert (tmp_path / "demo" / "attention.png").stat().st_size > 5000
-    assert '"name":"decoder.0.cross"' in (tmp_path / "demo" / "attention.html").read_text(encoding="utf-8")
+    assert (out / "attention.png").stat().st_size > 5000
+    assert '"name":"decoder.0.cross"' in (out / "attention.html").read_text(encoding="utf-8")
+    assert load(out, "cpu").languages == ("en", "fr")
+    assert main(["translate", str(out), "The cat.", "--to", "fr"]) == 0
 
 
 def test_train_from_images_only(tmp_path, capfd):

@@ -8,6 +8,7 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
 from regard.training import Recipe, read_toml, recipe_from_dict
 from regard.training.api import resolve_recipe
+from regard.training.recipe_run import run_recipe
 from regard.training.run.run_folder import read_stored_recipe
 
 SMALL = {"phrasebook_size": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
@@ -48,6 +49,19 @@ def test_python_and_command_line_choose_the_same_recipe(tmp_path, pairs, capsys)
     (tmp_path / "printed.toml").write_text(capsys.readouterr().out, encoding="utf-8")
     recipe, _ = resolve_recipe({}, {"data": {"files": [str(pairs)]}, "train": {"steps": 7}}, tmp_path / "a")
     assert recipe_from_dict(read_toml(tmp_path / "printed.toml")) == recipe
+
+
+def test_time_budget_chooses_its_schedule(tmp_path, pairs):
+    """The suggestion for fine-tuning is another schedule, whose decay cannot start early."""
+    regard.train(pairs, tmp_path / "model", model=TINY, steps=1, workers=1, device="cpu", quiet=True)
+    table = {"data": {"files": [str(pairs)]}, "train": {"time": "30s"}}
+    plain, _ = resolve_recipe({}, {"data": table["data"]}, tmp_path / "new", start_from=tmp_path / "model")
+    timed, _ = resolve_recipe({}, table, tmp_path / "new", start_from=tmp_path / "model")
+    assert (plain.train.schedule, timed.train.schedule) == ("linear", "wsd")
+    table["train"]["schedule"] = "cosine"  # an explicit contradiction is still an error
+    chosen, _ = resolve_recipe({}, table, tmp_path / "new", start_from=tmp_path / "model")
+    with pytest.raises(RegardError, match=r"train\.time needs the schedule wsd"):
+        run_recipe(chosen, tmp_path / "new", start_from=tmp_path / "model", quiet=True)
 
 
 def test_packaged_recipe_is_completed_with_data(tmp_path, pairs):

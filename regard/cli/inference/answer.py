@@ -10,7 +10,7 @@ from regard.cli.common import NO_HINT, DeviceOption, Empty, Model, Quiet, check_
 from regard.config_reader import json_bytes
 from regard.data.text.examples.questions import Question, read_squad
 from regard.errors import RegardError
-from regard.files import STDOUT, write_output
+from regard.files import STDOUT, check_output_file, write_output
 from regard.pipelines import TextEncoder
 
 
@@ -48,6 +48,7 @@ def run(argv: list[str]) -> int:
         encoder = open_model(options.model, options.device, TextEncoder)
         print(encoder.answer(Question("", question, context), empty=options.empty))
         return 0
+    check_output_file(options.out or STDOUT, [options.data])
     questions = read_squad(options.data)
     encoder = open_model(options.model, options.device, TextEncoder)
     answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}

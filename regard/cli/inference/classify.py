@@ -23,6 +23,7 @@ from regard.cli.common import (
     open_stream,
     parse,
     read_blocks,
+    suggest_input,
 )
 from regard.errors import RegardError
 from regard.pipelines import Classification, ImageModel, TextEncoder, pipeline_kind, read_config
@@ -66,6 +67,7 @@ def run(argv: list[str]) -> int:
 
 
 def _classify_texts(options: Options) -> None:
+    suggest_input(options.text)
     to_stream = is_stream(options.output)
     first, *replicas = open_models(options.model, options.device, TextEncoder, parallel=not to_stream)
     unknown = UnknownCharacters(first.tokenizer, first.special.unk)

@@ -25,6 +25,7 @@ from regard.cli.common import (
     parse,
     print_note,
     read_blocks,
+    suggest_input,
 )
 from regard.data.text.readers import uncompressed_suffix
 from regard.errors import RegardError
@@ -63,6 +64,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "embed", argv)
+    suggest_input(options.text)
     to_stream = is_stream(options.output)
     if options.output is not None and not to_stream and not is_pattern(options.input):
         _check_extension(options.output)

@@ -27,7 +27,8 @@ from regard.data.images.image_files import LABEL_COLUMN
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.evaluators import BleuTokenizer, evaluate
-from regard.files import STDOUT, write_atomically, write_output
+from regard.evaluation.text_metrics import METRIC_FORMATS
+from regard.files import STDOUT, check_output_file, write_output
 from regard.pipelines import Translator, pipeline_kind, read_config
 
 
@@ -80,7 +81,10 @@ def run(argv: list[str]) -> int:
     if options.confusion is not None:
         if getattr(config, "head", None) not in ("classify", "segment"):
             raise RegardError("--confusion requires a classification or segmentation model.", "Leave it out.")
-        plot_format(options.confusion)  # checked before the evaluation, which may take minutes
+        plot_format(options.confusion)
+    for output in (options.confusion, options.json):
+        if output is not None:  # checked before the evaluation, which may take minutes
+            check_output_file(output, [*options.data, options.alignments])
     expect = Translator if options.ensemble else pipeline_kind(config).pipeline_class
     pipeline: Any = open_model(options.model, options.device, expect, options.ensemble)
     if isinstance(pipeline, Translator):
@@ -107,7 +111,7 @@ def _write_results(results: dict[str, Any], options: Options) -> int:
     if options.json is not None:
         write_output(options.json, json_bytes(results))
     if options.confusion is not None:
-        write_atomically(options.confusion, plot_confusion(results, plot_format(options.confusion)))
+        write_output(options.confusion, plot_confusion(results, plot_format(options.confusion)))
     _print_table(results, sys.stderr if options.json == STDOUT else sys.stdout)
     return 0
 
@@ -123,30 +127,6 @@ def plot_confusion(results: dict[str, Any], file_format: str) -> bytes:
     return draw_confusion(np.array(results["confusion"]), results["labels"], title, items, file_format)
 
 
-METRICS = {
-    "bleu": ("BLEU", "{:.2f}"),
-    "chrf": ("chrF", "{:.2f}"),
-    "tokenized_bleu": ("BLEU, tokenized, lowercase", "{:.2f}"),
-    "exact_match": ("exact match", "{:.1f} %"),
-    "accuracy": ("accuracy", "{:.2f} %"),
-    "top_5": ("top-5 accuracy", "{:.2f} %"),
-    "mean_iou": ("mean intersection over union", "{:.2f} %"),
-    "pixel_accuracy": ("pixel accuracy", "{:.2f} %"),
-    "macro_f1": ("macro F1", "{:.2f} %"),
-    "calibration_error": ("calibration error", "{:.2f} %"),
-    "f1": ("F1", "{:.2f} %"),
-    "word_error_rate": ("word error rate", "{:.2f} %"),
-    "loss": ("loss (nats per token)", "{:.4f}"),
-    "cross_entropy": ("loss (nats)", "{:.4f}"),
-    "perplexity": ("perplexity", "{:.3f}"),
-    "word_perplexity": ("perplexity per word", "{:.2f}"),
-    "bits_per_byte": ("bits per byte", "{:.4f}"),
-    "alignment_error_rate": ("alignment error rate", "{:.2f} %"),
-    "sentences_per_second": ("sentences per second", "{:.1f}"),
-    "images_per_second": ("images per second", "{:.1f}"),
-}
-
-
 # Maximum number of classes in the table; all are in --json.
 MAX_CLASSES = 30
 COUNTS = ("sentences", "tokens", "words", "bytes", "texts", "questions", "images")
@@ -160,8 +140,8 @@ def _print_table(results: dict[str, Any], file: TextIO) -> None:
     counts = (f"{results[name]:,} {name}" for name in COUNTS if name in results)
     table = Table("metric", title=f"{' '.join(results['data'])}: {', '.join(counts)}", title_justify="left")
     table.add_column("value", justify="right")
-    for key, (name, value_format) in METRICS.items():
-        if key in results:
+    for key, (name, value_format) in METRIC_FORMATS.items():
+        if key in results and not isinstance(results[key], dict):
             table.add_row(name, value_format.format(results[key]))
             for label, iou in results["iou"].items() if key == "mean_iou" else ():
                 table.add_row(Text(f"  {label}"), value_format.format(iou))
@@ -183,10 +163,10 @@ def _pair_table(scores: dict[str, dict[str, Any]]) -> Any:
 
     names = ("bleu", "chrf", "exact_match", "perplexity")
     table = Table("pair", title="per language pair; the values above are their means", title_justify="left")
-    for name in ("sentences", *(METRICS[name][0] for name in names)):
+    for name in ("sentences", *(METRIC_FORMATS[name][0] for name in names)):
         table.add_column(name, justify="right")
     for pair, metrics in scores.items():
-        values = (METRICS[name][1].format(metrics[name]) if name in metrics else "" for name in names)
+        values = (METRIC_FORMATS[name][1].format(metrics[name]) if name in metrics else "" for name in names)
         table.add_row(pair, f"{metrics['sentences']:,}", *values)
     return table
 

@@ -17,12 +17,14 @@ from regard.cli.common import (
     Quiet,
     Texts,
     UnknownCharacters,
+    delayed_warnings,
     open_model,
     parse,
     parse_decoding,
     print_note,
     read_texts,
     streaming_progress,
+    suggest_input,
 )
 from regard.decode import DecodeConfig
 from regard.pipelines import Continuation, TextGenerator
@@ -60,6 +62,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "generate", argv)
+    suggest_input(options.text)
     named = list(read_texts(options.text, options.input, "Type messages" if options.chat else "Type prompts"))
     generator = open_model(options.model, options.device, TextGenerator)
     options = parse_decoding(options, "generate", argv, generator.decoding)
@@ -78,8 +81,9 @@ def run(argv: list[str]) -> int:
         def on_text(_: int, text: str) -> None:
             print(text, end="", flush=True)
 
-        results = generator.generate(prompts, options.decode, **inputs, on_text=on_text if streams else None)
-        print("" if streams else results[0][0].text)
+        with delayed_warnings():
+            results = generator.generate(prompts, options.decode, **inputs, on_text=on_text if streams else None)
+            print("" if streams else results[0][0].text, flush=True)
         _note_length_limit(generator, prompts, results, options)
         return 0
     with streaming_progress("generating") as on_progress:
@@ -100,17 +104,18 @@ def _prompt_options(options: Options) -> dict[str, Any]:
 def _note_length_limit(
     generator: TextGenerator, prompts: Sequence[str], results: Sequence[Sequence[Continuation]], options: Options
 ) -> None:
-    """Print a note if the length limit of the model ended a text before --max-len."""
-    limit = generator.length_limit
-    inputs = _prompt_options(options)
-    if limit is None:
-        return
+    """Print a note if a limit ended a text: --max-len, --max-total-len or the length limit of the model."""
+    limit, max_len, max_total_len = generator.length_limit, options.decode.max_len, options.decode.max_total_len
     lengths = [
-        (len(generator.encode_prompt(prompt, **inputs)), len(continuation.hypothesis.ids))
+        (len(generator.encode_prompt(prompt, **_prompt_options(options))), len(continuation.hypothesis.ids))
         for prompt, continuations in zip(prompts, results)
         for continuation in continuations
     ]
-    if any(prompt + output >= limit and output < options.decode.max_len for prompt, output in lengths):
+    if any(output >= max_len for _, output in lengths):
+        print_note(f"Stopped at {max_len} tokens (--max-len).")
+    elif max_total_len and any(sum(pair) >= max_total_len for pair in lengths):
+        print_note(f"Stopped at {max_total_len} tokens including the prompt (--max-total-len).")
+    elif limit is not None and any(sum(pair) >= limit for pair in lengths):
         print_note(
             f"Stopped at {limit} tokens including the prompt, the length limit of the model. "
             "For longer texts, train with a larger --model.max-len."

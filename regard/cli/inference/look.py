@@ -26,7 +26,9 @@ from regard.cli.common import (
 from regard.cli.inference.look_comparison import comparison_handler, load_for_look
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.files import check_output_file
 from regard.pipelines import ImageModel, Translator
+from regard.ranges import Port, check_value
 from regard.viewer import look
 from regard.viewer.page.image_requests import ImageRequestHandler
 from regard.viewer.page.image_scene import build_image_scene
@@ -128,10 +130,13 @@ def run(argv: list[str]) -> int:
         raise RegardError("--live and --out cannot be combined.", "Leave out one of them.")
     if not options.live and (options.port or options.no_browser):
         raise RegardError("--port and --no-browser require --live.", "Add --live, or leave them out.")
+    check_value(Port, options.port, "--port")
     if options.text is None and (not options.live or options.target is not None):
         raise RegardError("The input text is missing.", "Pass a sentence, or use --live and type it in the page.")
     if options.text is None and (options.beam is not None or options.prefix is not None):
         raise RegardError("--beam and --prefix require an input text.", "Pass a text, or leave them out.")
+    if options.out is not None:
+        check_output_file(options.out, [options.text, *options.more])
     if options.beside is not None or options.steps:
         return _compare(options)
     pipeline = load_for_look(options.model, options)

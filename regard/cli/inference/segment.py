@@ -10,7 +10,7 @@ import tyro
 from regard.cli.common import DeviceOption, Model, Quiet, open_model, parse, plot_format, print_note
 from regard.data import read_image
 from regard.errors import RegardError
-from regard.files import write_atomically
+from regard.files import check_output_file, write_atomically
 from regard.pipelines import ImageModel
 from regard.viewer.plots.mask_overlays import mask_overlay, mask_png
 
@@ -39,6 +39,9 @@ def run(argv: list[str]) -> int:
     if options.out.suffix.lower() != ".png":
         raise RegardError(f"{options.out}: expected the extension .png.", "Change the file extension.")
     overlay_format = "" if options.overlay is None else plot_format(options.overlay)
+    check_output_file(options.out, [options.image, options.overlay])
+    if options.overlay is not None:
+        check_output_file(options.overlay, [options.image])
     model = open_model(options.model, options.device, ImageModel)
     mask = model.segment(options.image)
     if options.overlay is not None:

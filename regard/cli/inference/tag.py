@@ -21,6 +21,7 @@ from regard.cli.common import (
     open_stream,
     parse,
     read_blocks,
+    suggest_input,
 )
 from regard.evaluation.tag_metrics import find_entities
 from regard.pipelines import TaggedWord, TextEncoder
@@ -51,6 +52,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "tag", argv)
+    suggest_input(options.text)
     check_file_options(options.output, options.overwrite, [options.input])
     encoder = open_model(options.model, options.device, TextEncoder)
     format_words = format_entities if options.entities else format_tags

@@ -38,6 +38,7 @@ from regard.cli.common import (
     print_note,
     read_blocks,
     streaming_progress,
+    suggest_input,
 )
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
@@ -96,6 +97,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "translate", argv)
+    suggest_input(options.text)
     check_shard_options(options.input, options.output, options.overwrite, options.device, options.cluster)
     if options.alignments and is_onnx_folder(options.model):
         raise RegardError(

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class MappedTokens:
             raise RegardError(
                 f"{self.files[0]} or a file next to it is corrupt: it has a token id outside the vocabulary of "
                 f"{self.vocab} tokens.",
-                f"Find the file with: regard prepare --check {Path(self.files[0]).parent}",
+                f"Find the file with: regard prepare --check {quote(str(Path(self.files[0]).parent))}",
             )
         return ids
 

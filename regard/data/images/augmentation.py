@@ -15,7 +15,7 @@ from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.data.images import image_ops as ops
 from regard.data.images.image_ops import Factor, Masks, Pixels
 from regard.errors import RegardError
-from regard.ranges import Fraction, Natural, NonNegative, Range, check_ranges
+from regard.ranges import Fraction, Natural, Range, check_ranges
 
 # RandAugment at full strength (Cubuk et al. 2020): maximum rotation in radians, shear, translation as a share of the
 # side, change of brightness, contrast, saturation and sharpness as a factor, and number of bits that posterize removes.
@@ -44,9 +44,9 @@ class AugmentConfig:
     """maximum strength of the random operations, from 0 to 1"""
     cutout: Natural = 0
     """side of a square that is filled with gray, in pixels"""
-    mixup: NonNegative = 0.0
+    mixup: Annotated[float, Range(low=0, high=100)] = 0.0
     """mixup: parameter of the beta distribution of the mixing weight; two images and their labels are blended"""
-    cutmix: NonNegative = 0.0
+    cutmix: Annotated[float, Range(low=0, high=100)] = 0.0
     """CutMix: the same for a rectangle of another image; if both are set, each image gets one of the two"""
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ from regard.data.text.language_pairs import LanguagePair, format_language_pairs,
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
-from regard.files import write_atomically
+from regard.files import check_output_folder, write_atomically
 from regard.interop.foreign_config import ForeignConfig
 from regard.interop.huggingface.decoders.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
 from regard.interop.huggingface.encoder_decoders.encoder_decoder_models import (
@@ -225,8 +225,7 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     If no class of transformers computes the same, an error is raised and nothing is written.
     """
     folder = Path(folder)
-    if (folder / "config.json").exists():
-        raise RegardError(f"{folder}: the folder already contains a model.", "Choose another folder.")
+    check_output_folder(folder)
     config: Any = pipeline.model.config
     tokens = pipeline.language_tokens if isinstance(pipeline, Translator) else None
     if isinstance(pipeline, Translator) and tokens is not None:

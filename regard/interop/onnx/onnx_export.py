@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from regard.errors import RegardError
+from regard.files import check_output_folder
 from regard.optional_packages import require_package
 from regard.pipelines import Pipeline, write_config, write_tokenizers
 
@@ -27,8 +27,7 @@ def export_onnx(pipeline: Pipeline, folder: str | Path) -> None:
     from regard.program.entries import batch_entries
 
     onnx, folder, model = require_package("onnx", "onnx"), Path(folder), pipeline.model
-    if next(folder.glob("*.onnx"), None) or (folder / "config.json").exists():
-        raise RegardError(f"{folder}: the folder already contains a model.", "Choose another folder.")
+    check_output_folder(folder)
     graphs = {
         name: onnx_model(
             onnx, build_program(capture(model, entry.call, entry.inputs, entry.sizes)), model, name, entry.outputs

@@ -26,6 +26,39 @@ def numba_available() -> bool:
     return True
 
 
+class Compilation:
+    """Kernels that are being compiled, which takes up to a minute when a processor runs them for the first time."""
+
+    MESSAGE = "compiling kernels for this processor, once"
+
+    def __init__(self) -> None:
+        self.running = 0
+        """number of kernels that are being compiled"""
+        self.on_start: Callable[[], None] = lambda: None
+        """called before the first kernel is compiled; not for kernels that are read from disk"""
+
+    @cache  # noqa: B019
+    def watch(self) -> None:
+        """Count what numba compiles from now on."""
+        from numba.core import event
+
+        compilation = self
+
+        class Listener(event.Listener):
+            def on_start(self, _: Any) -> None:
+                compilation.running += 1
+                announce, compilation.on_start = compilation.on_start, lambda: None
+                announce()
+
+            def on_end(self, _: Any) -> None:
+                compilation.running -= 1
+
+        event.register("numba:compile", Listener())
+
+
+compilation = Compilation()
+
+
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a kernel on its first call; compiled code is kept on disk where a folder for it is writable.
 
@@ -38,6 +71,7 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     import numba
 
+    compilation.watch()
     options: dict[str, Any] = {"nogil": True, "fastmath": _FASTMATH, "error_model": "numpy"}
     if function.__name__ == "<lambda>":
         return numba.njit(**options)(function)

@@ -1,8 +1,8 @@
 """Model folders: reading and writing.
 
 config.json           format, family and sizes of the model; special token ids, if not the default ones; SHA-256 of
-                      the tokenizer files; precision, if int8; default options of decoding, if not the usual ones;
-                      resizing of images and tokens of languages, if imported
+                      the tokenizer files; CRC-32 of weights and sizes; precision, if int8; default options of
+                      decoding, if not the usual ones; resizing of images and tokens of languages, if imported
 model.safetensors     weights, in float32 or int8; no executable code
 tokenizer.json        and target_tokenizer.json if source and target have different tokenizers; none for images
 shortlist.safetensors target tokens that may translate each source token, if learned (see `regard shortlist`)
@@ -12,7 +12,12 @@ training.json         provenance: recipe, data fingerprints, seed, versions, sco
 
 import dataclasses
 import hashlib
+import json
+import logging
+import mmap
+import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, overload
@@ -32,7 +37,7 @@ from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.decode import DecodeConfig
 from regard.devices import find_device
 from regard.errors import RegardError
-from regard.files import write_atomically
+from regard.files import check_output_folder, write_atomically
 from regard.models import FAMILIES, family_name, make_model
 from regard.models.parameters import SkipInitialization, layer_counts
 from regard.pipelines.folder.int8_weights import dequantize_weights, quantize_weights
@@ -57,6 +62,15 @@ _PRECISION = "precision"
 _DECODING = "decoding"
 _RESIZING = "resizing"
 _LANGUAGE_TOKENS = "language_tokens"
+_CHECKSUM = "checksum"
+# Keys of config.json that are not fields of the model config.
+_OTHER_KEYS = frozenset(
+    {"format", "family", "shared_tokenizer", "languages", "sentence", "special", _LANGUAGE_TOKENS, _FINGERPRINTS}
+    | {_PRECISION, _DECODING, _RESIZING, _CHECKSUM}
+)
+# Bytes whose checksum a thread computes at a time.
+_CHECKSUM_BLOCK = 1 << 24
+logger = logging.getLogger("regard")
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 C = TypeVar("C")
@@ -103,13 +117,20 @@ def pipeline_kind(config: Any) -> PipelineKind:
 
 
 def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "float32") -> None:
-    """Write a model folder. Each file is written atomically; the weights come last but one, config.json last.
+    """Write a model folder, which must not contain another model.
 
     With `precision="int8"`, the weights of linear layers are stored as int8, in a quarter of the size. `load` converts
     them to float32; `DecodeConfig(precision="int8")` decodes with exactly the stored values.
     """
     check_value(WeightPrecision, precision, "precision")
-    folder = Path(path)
+    resolved = Path(path).resolve()
+    check_output_folder(path, allow_content=resolved in pipeline.folders)
+    write_model(Path(path), pipeline, precision)
+    pipeline.folders |= {resolved}
+
+
+def write_model(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32") -> None:
+    """Write a model folder, or replace it. Each file is written atomically; the weights and config.json come last."""
     if isinstance(pipeline, Translator):
         pipeline = without_languages(pipeline)
     write_tokenizers(folder, *pipeline.tokenizers)
@@ -124,12 +145,15 @@ def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "
         # Tied weights are stored once.
         parameters = pipeline.model.named_parameters()
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in parameters}
-    write_atomically(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
-    write_config(folder, pipeline, precision)
+    content = _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"}))
+    write_atomically(folder / "model.safetensors", content)
+    write_config(folder, pipeline, precision, content)
 
 
-def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32") -> None:
-    """Write config.json; the tokenizers must be written before."""
+def write_config(
+    folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32", weights: bytes | None = None
+) -> None:
+    """Write config.json, with the checksum of `weights` (a safetensors file); tokenizers must be written before."""
     family = family_name(pipeline.model.config)
     config: dict[str, Any] = {"format": FORMAT, "family": family}
     if precision == "int8":
@@ -151,7 +175,39 @@ def write_config(folder: Path, pipeline: Pipeline, precision: WeightPrecision = 
     has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
     if has_foreign_tokenizer or pipeline.special != pipeline_kind(pipeline.model.config).special:
         config["special"] = dataclasses.asdict(pipeline.special)
-    write_atomically(folder / "config.json", json_bytes(config | dataclasses.asdict(pipeline.model.config)))
+    config |= dataclasses.asdict(pipeline.model.config)
+    if weights is not None:
+        config[_CHECKSUM] = _checksum(config, memoryview(weights))
+    write_atomically(folder / "config.json", json_bytes(config))
+
+
+def _checksum(table: Mapping[str, Any], weights: memoryview) -> str:
+    """CRC-32 of the fields of a model config and the content of a safetensors file."""
+    fields = {key: value for key, value in table.items() if key not in _OTHER_KEYS}
+    blocks = (weights[start : start + _CHECKSUM_BLOCK] for start in range(0, len(weights), _CHECKSUM_BLOCK))
+    with ThreadPoolExecutor() as pool:  # zlib releases the interpreter lock
+        sums = [*pool.map(zlib.crc32, [json.dumps(fields, sort_keys=True).encode(), *blocks])]
+    return f"{zlib.crc32(b''.join(one.to_bytes(4, 'big') for one in sums)):08x}"
+
+
+def _check_checksum(folder: Path) -> None:
+    """Warn about weights or a model config that have changed since the folder was written."""
+    table = read_json(folder / "config.json")
+    if _CHECKSUM not in table:
+        return
+    with (
+        open(folder / "model.safetensors", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as content,
+    ):
+        is_intact = _checksum(table, content) == table[_CHECKSUM]
+    if not is_intact:
+        logger.warning(
+            "%s: weights or sizes are not those that were saved (%s in config.json). Restore the folder from a good "
+            "copy; if you changed it on purpose, load and save it once.",
+            folder,
+            _CHECKSUM,
+        )
 
 
 def changed_fields(decoding: DecodeConfig) -> dict[str, Any]:
@@ -207,7 +263,9 @@ def load(path, device="auto", *, expect=None):
     if not isinstance(path, str | Path):
         return _load_ensemble(path, device)
     if not str(path) or "\0" in str(path):
-        raise RegardError(f"{path!r} is not the path of a model folder.", "Pass the folder of a trained model (--out).")
+        raise RegardError(
+            f"{path!r} is not the path of a model folder.", "Pass a folder that regard train or regard import wrote."
+        )
     torch_device = find_device(device)
     folder = Path(path)
     config, special = read_config(folder)
@@ -218,6 +276,7 @@ def load(path, device="auto", *, expect=None):
     if read_precision(folder) == "int8":
         weights = dequantize_weights(weights, weights_path)
     model = model_from_weights(config, weights, weights_path)
+    _check_checksum(folder)
     tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.tokenizer_count else ()
     for tokenizer, size in zip(tokenizers, vocab_sizes(config)):
         entries = tokenizer.largest_id + 1
@@ -228,9 +287,14 @@ def load(path, device="auto", *, expect=None):
             )
     if kind.tokenizer_count:
         _check_fingerprints(folder)
-    training_path = folder / "training.json"
-    training = read_json(training_path) if training_path.exists() else {}
+    training: dict[str, Any] = {}
+    if (folder / "training.json").exists():
+        try:
+            training = read_json(folder / "training.json")
+        except RegardError as error:  # only provenance: the model runs without it
+            logger.warning("%s The model is used without it.", error.message)
     pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
+    pipeline.folders = frozenset([folder.resolve()])
     read_pipeline_settings(pipeline, folder)
     if kind.pipeline_class is Translator:
         return dataclasses.replace(pipeline, shortlist=read_shortlist(folder, *vocab_sizes(config)))
@@ -393,7 +457,8 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
         )
     if not path.exists():
         raise RegardError(
-            f"{folder} is not a model folder: config.json is missing.", "Pass the folder of a trained model (--out)."
+            f"{folder} is not a model folder: config.json is missing.",
+            "Pass a folder that regard train or regard import wrote.",
         )
     table = read_json(path)
     if type(table.get("format")) is not int:
@@ -410,19 +475,7 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
         raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)
     if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
         raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared.")
-    other_keys = (
-        "format",
-        "family",
-        "shared_tokenizer",
-        "languages",
-        _LANGUAGE_TOKENS,
-        "sentence",
-        _FINGERPRINTS,
-        _PRECISION,
-        _DECODING,
-        _RESIZING,
-    )
-    config = _fill(family.config(), {key: value for key, value in table.items() if key not in other_keys}, path)
+    config = _fill(family.config(), {key: value for key, value in table.items() if key not in _OTHER_KEYS}, path)
     try:
         config.check()
     except RegardError as error:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from regard.config_reader import json_bytes, read_json
 from regard.data.text.compression import SUFFIXES
 from regard.errors import RegardError
-from regard.files import write_atomically
+from regard.files import check_output_file, write_atomically
 from regard.ranges import format_value
 
 AllowedChange = tuple[str, Any, Any]
@@ -41,18 +41,12 @@ def check_output(output: str | Path, inputs: Collection[str | Path] = (), *, ove
     regard.errors.RegardError: no-such-folder/corpus.fr: there is no folder no-such-folder. Create it first.
     """
     path = Path(output)
-    if not path.parent.is_dir():
-        raise RegardError(f"{path}: there is no folder {path.parent}.", "Create it first.")
-    if path.is_dir():
-        raise RegardError(f"{path}: is a directory.", "Name a file.")
+    check_output_file(path, inputs)
     compression = SUFFIXES.get(path.suffix, "")
     if compression not in _COMPRESS:
         raise RegardError(f"{path}: {compression} output is not supported.", "Use .gz, .bz2, .xz or plain text.")
     if not path.exists():
         return
-    for file in inputs:
-        if Path(file).exists() and os.path.samefile(file, path):
-            raise RegardError(f"{path}: the input and the output are the same file.", "Name another output.")
     if not path.is_file():
         raise RegardError(f"{path}: not a regular file.", "Name a file.")
     if not overwrite and not _journal_path(_target(path)).exists():

@@ -4,11 +4,12 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
+from regard.files import check_output_folder
 from regard.training.checkpoint import STEPS
 from regard.training.datasets import count_units
 from regard.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
@@ -17,9 +18,8 @@ from regard.training.run.state import TrainState
 
 LOCK = Path(STATE_FOLDER) / "lock"
 METRICS, LOSSES = "metrics.jsonl", "loss.png"
-# Files and folders that a run writes, in the order in which errors list them.
-_MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "target_tokenizer.json", "training.json")
-_OUTPUT_NAMES = (*_MODEL_FILES, METRICS, LOSSES, STEPS, STATE_FOLDER, "tensorboard", "wandb")
+# Files and folders that a run writes beside the model, in the order in which errors list them.
+_OUTPUT_NAMES = (METRICS, LOSSES, STEPS, "tensorboard", "wandb")
 # Settings that may differ when a run is resumed: they change locations or the end of the run, but none of the updates
 # computed so far. Data are compared by content.
 RESUMABLE_CHANGES = {"train.device", "train.log_every", "train.save_every", "train.keep_every", "data.cache"}
@@ -60,27 +60,16 @@ def lock_folder(out: Path) -> Iterator[None]:
         yield
 
 
-def check_output_folder(out: Path) -> None:
-    """Raise an error for a folder without a run in it whose files a run would overwrite."""
-    if str(out) in ("", "."):
-        raise RegardError("--out is empty.", "Pass a folder for the model, for example --out model.")
-    if out.exists() and not out.is_dir():
-        raise RegardError(f"{out}: cannot create the folder: a file of that name exists.", "Choose another --out.")
-    if CheckpointStore(out).paths() or (out / LOCK).exists():
-        return
-    if (out / "config.json").exists() and (out / "model.safetensors").exists():
-        raise RegardError(f"{out} already holds a model.", "Choose another --out, or delete that folder first.")
-    existing = [name for name in _OUTPUT_NAMES if os.path.lexists(out / name) and not _is_empty_folder(out / name)]
-    if existing:
+def check_run_folder(out: Path, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Raise an error for an input folder, or one whose files a run would overwrite; a run in it can be resumed."""
+    has_run = bool(CheckpointStore(out).paths()) or (out / LOCK).exists()
+    check_output_folder(out, inputs, allow_content=has_run)
+    existing = [name for name in _OUTPUT_NAMES if os.path.lexists(out / name)]
+    if existing and not has_run:
         raise RegardError(
             f"{out} holds files that this run would overwrite: {', '.join(existing)}.",
             "Choose another --out, or move them.",
         )
-
-
-def _is_empty_folder(path: Path) -> bool:
-    """Whether this is a folder without content, such as the state folder of a run that was killed as it started."""
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
 def read_state(checkpoint: Path) -> TrainState:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 import time
 from contextlib import suppress
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from regard.evaluation.text_metrics import format_metric
 from regard.files import write_atomically
 from regard.ranges import MAX_INT
 from regard.training.optim.schedules import format_duration
@@ -36,6 +38,8 @@ class RunLog:
     ) -> None:
         self.path, self.steps, self.is_silent, self.writes_files = path, steps, is_silent, writes_files
         self.first_step, self.start_time = step, time.monotonic()
+        self.deadline = math.inf
+        """when the time budget ends, by the monotonic clock"""
         self.unwritten: list[str] = []
         """lines of metrics.jsonl that could not be written yet"""
         if writes_files:
@@ -43,9 +47,9 @@ class RunLog:
         console = Console(stderr=True)
         self.bar: Progress | None = None
         if console.is_terminal and not is_silent:
-            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
             self.bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
-            self.task = self.bar.add_task("training", total=steps, completed=step, note="")
+            self.task = self.bar.add_task("training", total=steps, completed=step, left="", note="")
         self.trackers = make_trackers(path.parent, wandb_mode, recipe or {}) if writes_files else []
 
     def truncate_after(self, step: int) -> None:
@@ -67,7 +71,7 @@ class RunLog:
             except Exception as error:
                 self.trackers.remove(tracker)
                 self.warn(f"{tracker.name} failed and is left out from now on: {error}")
-        text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        text = "  ".join(format_metric(name, value) for name, value in metrics.items())
         text = f"step {step} of {self.steps}  {kind}  {text}"
         if self.bar is not None:
             if kind == "train":
@@ -96,12 +100,13 @@ class RunLog:
     def advance(self, step: int) -> None:
         """Move the progress bar to this step."""
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, total=self.steps)
+            self.bar.update(self.task, completed=step, total=self.steps, left=self._time_left(step))
 
     def _time_left(self, step: int) -> str:
         """The remaining time, estimated from the speed of this process so far."""
         pace = (time.monotonic() - self.start_time) / max(1, step - self.first_step)
-        return f"{format_duration(pace * max(0, self.steps - step))} left"
+        seconds = min(pace * (self.steps - step), self.deadline - time.monotonic())
+        return f"{format_duration(max(0, seconds))} left"
 
     def warn(self, message: str) -> None:
         """Print a warning to stderr, also if the run is silent."""
@@ -158,7 +163,8 @@ def plot_losses(metrics: list[dict[str, Any]], path: Path, unit: str = "token") 
             axes.plot(*zip(*points), label=name, marker="o" if kind == "validation" else None, markersize=3)
     axes.set(xlabel="step", ylabel=f"loss per {unit}", title="Loss")
     axes.grid(alpha=0.3)
-    axes.legend()
+    if axes.lines:
+        axes.legend()
     plot = io.BytesIO()
     figure.savefig(plot, dpi=120)
     write_atomically(path, plot.getvalue())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.evaluation.text_metrics import METRIC_NAMES
+from regard.evaluation.text_metrics import METRIC_FORMATS
 from regard.models import family_name
 from regard.training.choices import describe_choices
 from regard.training.datasets import Dataset, count_units
@@ -69,7 +69,8 @@ def metric_name(config: TrainConfig) -> str:
     >>> metric_name(TrainConfig(validate_by="bleu")), metric_name(TrainConfig(validate_by="loss"))
     ('BLEU', 'loss')
     """
-    return METRIC_NAMES.get(config.validate_by, config.validate_by)
+    name = config.validate_by
+    return METRIC_FORMATS[name][0] if name in METRIC_FORMATS and name != "loss" else name
 
 
 def peak_memory(device: torch.device) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
-from regard.pipelines import save
+from regard.pipelines.folder.model_folder import write_model
 from regard.training.checkpoint import Checkpoint
 from regard.training.run.checkpoint_store import CheckpointStore
 from regard.training.run.run_log import RunLog
@@ -95,7 +95,7 @@ class RunSaver:
     def _write_models(self) -> None:
         for folder in list(self.unsaved):
             try:
-                save(folder, self.unsaved[folder])
+                write_model(folder, self.unsaved[folder])
             except OSError as error:  # other than in a write, which names the file
                 raise RegardError(f"{folder}: cannot be written: {error.strerror}.") from None
             del self.unsaved[folder]

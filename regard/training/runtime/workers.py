@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -155,9 +156,19 @@ def report_dead_ranks() -> Iterator[None]:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         raise RegardError(
-            f"A worker process died during training ({str(error).splitlines()[0]}).",
+            f"A worker process died during training ({_reason(error)}).",
             "Check that there is enough memory; run the same command to resume from the last checkpoint.",
         ) from None
+
+
+def _reason(error: BaseException) -> str:
+    """The first sentence of an error, without the place in the source of gloo.
+
+    >>> _reason(RuntimeError("[/a/gloo/pair.cc:5] Read error [127.0.0.1]:5: Connection reset by peer. This is …"))
+    'Read error [127.0.0.1]:5: Connection reset by peer'
+    """
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^\]]*\] ", "", line).split(". ")[0]
 
 
 def torchrun_rank() -> int | None:
@@ -356,8 +367,7 @@ def _join_and_watch(size: int, folder: str, processes: list[subprocess.Popen]) -
             if process.poll() is not None:
                 raise _start_error(process)
     if errors:
-        reason = str(errors[0]).splitlines() or [type(errors[0]).__name__]
-        raise RegardError(f"The workers could not connect ({reason[0]}).", "Try again with --train.workers 1.")
+        raise RegardError(f"The workers could not connect ({_reason(errors[0])}).", "Try again with --train.workers 1.")
     return groups[0]
 
 

@@ -142,7 +142,8 @@ class _Preparation:
     ) -> None:
         self.task, self.config, self.folder, self.quiet = task, config, folder, quiet
         self.corpus = CORPORA[task]
-        self.tokenizer = tokenizer
+        self.settings = {} if isinstance(tokenizer, str | Path) else {"tokenizer": dict(tokenizer or {})}
+        recipe_from_dict(self.settings, origin="regard.prepare")  # an error in them should not come after hours
         self.dropped: Counter[str] = Counter()
         self.validation: list[Any] = []
         self.examples = self.characters = 0
@@ -332,8 +333,7 @@ class _Preparation:
             size, shared = tokenizers[0].vocab_size, tokenizers[0] is tokenizers[-1]
             settings = TokenizerConfig(kind=kind, vocab_size=size, shared=shared)  # type: ignore[arg-type]
             return tokenizers, special or pipeline_kind(suggested.model).special, settings
-        table = {"tokenizer": dict(self.tokenizer or {})} if not isinstance(self.tokenizer, str | Path) else {}
-        settings = recipe_from_dict(table, suggested, "regard.prepare").tokenizer
+        settings = recipe_from_dict(self.settings, suggested, "regard.prepare").tokenizer
         texts = Dataset(self._tokenizer_sample(spool, is_training), [], self.corpus.unit)
         return task.make_tokenizers(texts, settings), pipeline_kind(suggested.model).special, settings
 

@@ -38,6 +38,16 @@ def test_kernels_without_a_writable_folder_are_compiled_in_memory(monkeypatch):
     assert numba_support.jit(add_one)(1) == 2
 
 
+def test_compilation_is_announced_once():
+    pytest.importorskip("numba")
+    running, kernel = [], numba_support.jit(lambda x: x + 2)
+    numba_support.compilation.on_start = lambda: running.append(numba_support.compilation.running)
+    for argument in (1, 1.5, 2):
+        kernel(argument)
+    assert running == [1]
+    assert numba_support.compilation.running == 0
+
+
 def test_one_sentence_does_not_import_numba():
     code = """
 import sys

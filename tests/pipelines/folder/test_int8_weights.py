@@ -114,10 +114,11 @@ def test_loaded_model_scores_searches_and_saves_again(tmp_path):
 
 def test_older_versions_refuse_the_folder(tmp_path):
     """They support `format` 1 only."""
-    make_generator().save(tmp_path, precision="int8")
+    generator = make_generator()
+    generator.save(tmp_path, precision="int8")
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["format"], config["precision"]) == (FORMAT + 1, "int8")
-    make_generator().save(tmp_path)
+    generator.save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["format"] == FORMAT
     assert "precision" not in config

@@ -36,7 +36,7 @@ def finished(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "metrics.jsonl", "training.json", "loss.png"])
 def test_existing_files_are_not_overwritten(tmp_path, name):
     (tmp_path / name).write_text("precious", encoding="utf-8")
-    with pytest.raises(RegardError, match=rf"holds files that this run would overwrite: {name}"):
+    with pytest.raises(RegardError, match=rf"(already contains .+ \(|would overwrite: ){name}"):
         run(small_recipe(), tmp_path)
     assert (tmp_path / name).read_text(encoding="utf-8") == "precious"
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -44,7 +44,7 @@ def test_existing_files_are_not_overwritten(tmp_path, name):
 
 def test_dangling_link_is_not_overwritten(tmp_path):
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RegardError, match="would overwrite"):
+    with pytest.raises(RegardError, match=r"already contains a model \(model.safetensors\)"):
         run(small_recipe(), tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_unrelated_files_in_the_folder_are_allowed(tmp_path):
 
 def test_empty_out_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RegardError, match="--out is empty"):
+    with pytest.raises(RegardError, match="The output is the current folder"):
         run(small_recipe(), "")
     assert not list(tmp_path.iterdir())
 

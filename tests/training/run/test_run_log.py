@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import time
 
 import pytest
 from rich.console import Console
@@ -20,13 +22,23 @@ def screen(monkeypatch) -> io.StringIO:
 def test_terminal_shows_a_bar_and_a_line_per_validation(tmp_path, screen):
     with run_log.RunLog(tmp_path / "metrics.jsonl", steps=10) as log:
         log.add(5, "train", loss=1.5, nll=1.25)
-        log.add(5, "validation", nll=2.0, bleu=31.0)
+        log.add(5, "validation", nll=2.0, bleu=31.0, exact_match=1.0)
         log.bar.refresh()
     output = screen.getvalue()
     assert "loss 1.500" in output
-    assert "step 5 of 10  validation  nll 2  bleu 31" in output
+    assert "step 5 of 10  validation  nll 2  BLEU 31.00  exact match 1.0 %" in output
     assert "None" not in output
     assert [line["kind"] for line in run_log.read_metrics(tmp_path / "metrics.jsonl")] == ["train", "validation"]
+
+
+def test_time_left_ends_with_the_time_budget(tmp_path, capsys):
+    log = run_log.RunLog(tmp_path / "metrics.jsonl", steps=1000)
+    log.start_time -= 10
+    log.add(10, "train", loss=1.5, nll=1.25)
+    assert re.search(r"  1[67] min left\n$", capsys.readouterr().err)
+    log.deadline = time.monotonic() + 30.4
+    log.add(10, "train", loss=1.5, nll=1.25)
+    assert re.search(r"  (30|29) s left\n$", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
