@@ -10,14 +10,53 @@ import uvicorn
 from fastapi import FastAPI
 
 from regard.errors import RegardError
+from regard.serve.load_shedding import SheddingProtocol
 from regard.serve.scheduling.scheduler import SWITCH_INTERVAL
 from regard.serve.service import Service
 
 logger = logging.getLogger("regard.serve")
 
 
-class _Server(uvicorn.Server):
-    """A server that is not ready any more from the first signal on; accepted requests are finished."""
+class HttpServer(uvicorn.Server):
+    """A server that is not ready any more from the first signal on; accepted requests are finished.
+
+    >>> server = HttpServer(make_application(ModelRegistry(["model"])), port=0)  # doctest: +SKIP
+    >>> server.run(sockets=[server.bind()])  # doctest: +SKIP
+    """
+
+    def __init__(self, app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
+        service: Service = app.state.service
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=SheddingProtocol,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=int(service.limits.timeout) + 5,
+            ws="none",
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        super().__init__(config)
+
+    def bind(self) -> socket.socket:
+        """The socket to listen on."""
+        host, port = self.config.host, self.config.port
+        # asyncio sets TCP_NODELAY only on connections of a socket that names its protocol. Without it, a response on
+        # a connection that stays open waits for 40 ms.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+        except (OSError, OverflowError) as error:
+            sock.close()
+            reason = getattr(error, "strerror", None) or str(error)
+            message = f"The address {host}:{port} is not available: {reason}."
+            raise RegardError(message, "Choose another --host or --port.") from None
+        return sock
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         service: Service = self.config.app.state.service  # type: ignore[union-attr]
@@ -41,24 +80,8 @@ def run_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
     >>> run_server(make_application(ModelRegistry(["model"])))  # doctest: +SKIP
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
-    service: Service = app.state.service
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(service.limits.timeout) + 5,
-        ws="none",
-        h11_max_incomplete_event_size=64 << 10,
-    )
-    server = _Server(config)
-    try:
-        sock = config.bind_socket()
-    except SystemExit:  # uvicorn logs the reason and exits
-        raise RegardError(f"The address {host}:{port} is not available.", "Choose another --port.") from None
+    server = HttpServer(app, host, port)
+    sock = server.bind()
     # uvicorn raises a signal again when it has shut down: it has been handled by then.
     previous = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGTERM, signal.SIGINT)}
     try:

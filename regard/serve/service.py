@@ -5,7 +5,7 @@ import base64
 import binascii
 import io
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from regard.pipelines import Translator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.text_generator import StreamDecoder
 from regard.serve.authentication import Authentication
+from regard.serve.load_shedding import RequestQueue
 from regard.serve.metrics import RequestMetrics
 from regard.serve.model_registry import ModelRegistry, ServedModel
 from regard.serve.serve_errors import RequestError
@@ -44,7 +45,13 @@ class Service:
     limits: ServeLimits = field(default_factory=ServeLimits)
     authentication: Authentication = field(default_factory=Authentication)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    queue: RequestQueue = field(default_factory=RequestQueue)
     is_stopping: bool = False
+
+    def excess_seconds(self) -> float:
+        """How much longer than allowed a new request would wait for the event loop and a model; 0: it is accepted."""
+        seconds, items = self.queue.expected_seconds(), len(self.queue)
+        return min(model.scheduler.excess_seconds(seconds, items) for model in self.registry.models)
 
     async def prepare(self, texts: Sequence[str], make: Callable[[], DecodingRequest[T]]) -> DecodingRequest[T]:
         """Check the limits and encode the texts of a request."""
@@ -60,15 +67,17 @@ class Service:
     async def call(
         self,
         model: ServedModel,
-        kind: Any,
+        kind: tuple[Hashable, ...],
         function: Callable[[list[Any]], Sequence[Any]],
         inputs: list[Any],
         timeout: float,
+        is_alone: bool = False,
     ) -> list[Any]:
         """Run a function of a list of inputs, batched with other requests of the same kind."""
         if not inputs:
             return []
-        return await asyncio.wrap_future(model.scheduler.call(kind, function, inputs, timeout=timeout))
+        future = model.scheduler.call(kind, function, inputs, timeout=timeout, is_alone=is_alone)
+        return await asyncio.wrap_future(future)
 
     async def embed(self, model: ServedModel, texts: Sequence[str], truncate: bool, timeout: float) -> list[Any]:
         self.limits.check_texts(texts)
@@ -106,7 +115,7 @@ class Service:
         )
 
     async def segment(self, model: ServedModel, images: Sequence[Any], timeout: float) -> list[Any]:
-        return await self.call(model, "segment", model.pipeline.segment, list(images), timeout)
+        return await self.call(model, ("segment",), model.pipeline.segment, list(images), timeout)
 
     async def look(
         self,
@@ -126,7 +135,7 @@ class Service:
 
         if isinstance(source, str):
             self.limits.check_texts([source, *(text for text in options.values() if isinstance(text, str))])
-        return (await self.call(model, ("look", object()), run, [source], timeout))[0]
+        return (await self.call(model, ("look",), run, [source], timeout, is_alone=True))[0]
 
     async def stream(
         self, model: ServedModel, request: DecodingRequest[Any], decoder: StreamDecoder, timeout: float

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from regard.data.text.language_pairs import LanguagePair
 from regard.pipelines import load, save
 from regard.serve.application import make_application
 from regard.serve.model_registry import ModelRegistry
 from regard.serve.serve_limits import ServeLimits
+from regard.serve.server import HttpServer
 from tests.pipelines.test_image_model import make_image_model
 from tests.pipelines.test_text_encoder import make_encoder
 from tests.pipelines.test_text_generator import make_generator
@@ -54,9 +54,9 @@ class RunningServer:
 @contextmanager
 def run_in_thread(registry: ModelRegistry, **options: Any) -> Iterator[RunningServer]:
     app = make_application(registry, **({"limits": LIMITS} | options))
-    config = uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    sock = config.bind_socket()
+    server = HttpServer(app, port=0)
+    server.config.timeout_graceful_shutdown = 5
+    sock = server.bind()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 30

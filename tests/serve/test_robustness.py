@@ -42,7 +42,7 @@ def send_raw(server, content: bytes) -> bytes:
 
 
 def http(path: str, body: bytes = b"", **headers: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -73,7 +73,7 @@ def test_tokens(guarded):
 
 def test_cross_origin_requests_are_allowed_if_configured(guarded):
     preflight = (
-        b"OPTIONS /api/translate HTTP/1.1\r\nHost: x\r\nOrigin: %s\r\nAccess-Control-Request-Method: POST\r\n\r\n"
+        b"OPTIONS /api/translate HTTP/1.1\r\nHost: localhost\r\nOrigin: %s\r\nAccess-Control-Request-Method: POST\r\n\r\n"
     )
     allowed = b"access-control-allow-origin: https://page.example"
     assert allowed in send_raw(guarded, preflight % b"https://page.example")
@@ -102,7 +102,7 @@ def test_random_bytes(server):
     lines = [
         b"POST /translate HTTP/1.1\r\n",
         b"\r\n",
-        b"Host: x\r\n",
+        b"Host: localhost\r\n",
         b"Content-Length: 5\r\n",
         b"{\x00}",
         b"GET / HTTP",
