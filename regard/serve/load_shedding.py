@@ -42,9 +42,10 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def expected_seconds(self) -> float:
-        """The time until all of them have started, at the measured throughput."""
-        return len(self._waiting) * (self._meter.seconds_per_unit or 0.0)
+    @property
+    def seconds_per_request(self) -> float:
+        """Measured while requests start one after another; 0 before the first."""
+        return self._meter.seconds_per_unit or 0.0
 
     async def wait_for_turn(self) -> None:
         """Wait for the requests before this one."""
@@ -53,18 +54,23 @@ class RequestQueue:
             future = loop.create_future()
             self._waiting.append(future)
             await future
+            self._note_start()
         self._started = time.perf_counter()
         loop.call_soon(self._start_next)
 
     def _start_next(self) -> None:
-        assert self._started is not None
-        self._meter.add(time.perf_counter() - self._started, 1)
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
                 future.set_result(None)
                 return
+        self._note_start()
         self._started = None
+
+    def _note_start(self) -> None:
+        """Another request starts, or could: the time since the last one is what that cost, with all else in the loop."""
+        assert self._started is not None
+        self._meter.add(time.perf_counter() - self._started, 1)
 
 
 class SheddingProtocol(H11Protocol):
@@ -77,7 +83,8 @@ class SheddingProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if data.startswith(b"POST ") and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
-            excess = self._service.excess_seconds()
+            # Tasks that have not reached the application wait too.
+            excess = self._service.excess_seconds(len(self.tasks) - self._service.running)
             if excess and (head := head_of_whole_request(data)):
                 self._refuse(data, Overloaded(excess).retry_after, is_last=b"\r\nconnection: close" in head)
                 return

@@ -59,6 +59,7 @@ class RequestGuard:
 
         request_id = uuid.uuid4().hex
         body = bytearray()
+        self.service.running += 1
         try:
             self._check_source(scope, path)
             self._check_token(scope, path)
@@ -76,6 +77,7 @@ class RequestGuard:
         except RequestError as error:
             await self._refuse(scope, receive, send_and_note, exception_response(path, error))
         finally:
+            self.service.running -= 1
             self._body_bytes -= len(body)
             seconds = time.perf_counter() - start
             route = scope.get("route")

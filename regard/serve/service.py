@@ -47,10 +47,16 @@ class Service:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     queue: RequestQueue = field(default_factory=RequestQueue)
     is_stopping: bool = False
+    running: int = 0
+    """requests that have reached the application"""
 
-    def excess_seconds(self) -> float:
-        """How much longer than allowed a new request would wait for the event loop and a model; 0: it is accepted."""
-        seconds, items = self.queue.expected_seconds(), len(self.queue)
+    def excess_seconds(self, more: int = 0) -> float:
+        """How much longer than allowed a new request would wait for the event loop and a model; 0: it is accepted.
+
+        `more` requests wait in front of the queue.
+        """
+        items = len(self.queue) + max(0, more)
+        seconds = items * self.queue.seconds_per_request
         return min(model.scheduler.excess_seconds(seconds, items) for model in self.registry.models)
 
     async def prepare(self, texts: Sequence[str], make: Callable[[], DecodingRequest[T]]) -> DecodingRequest[T]:
