@@ -149,7 +149,7 @@ def read_sentence_embedding(folder: Path, table: Mapping[str, Any], width: int) 
         return SentenceEmbedding(config)
     file = folder / SENTENCE_FILE
     try:
-        tensors = load_file(file)
+        tensors = load_file(file, backend="pread")
     except (SafetensorError, OSError, ValueError) as error:
         raise RegardError(f"{file}: the file is missing or damaged ({error}).", _HINT) from None
     layers = [(tensors.get(f"{i}.weight"), tensors.get(f"{i}.bias")) for i in indices]

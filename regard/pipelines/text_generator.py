@@ -5,9 +5,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
+from torch import Tensor
 
 from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.data.batching.token_streams import sliding_window_batches
@@ -63,6 +64,14 @@ class TextLoss:
         return self.nats / math.log(2) / self.bytes
 
 
+class TokenScores(NamedTuple):
+    """Log-probabilities of the tokens of a sequence, and the likeliest token in the place of each with its own."""
+
+    logprobs: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+
 @dataclass
 class TextGenerator(TextPipeline):
     """A language model (GPT) with its tokenizer.
@@ -88,23 +97,36 @@ class TextGenerator(TextPipeline):
         return self.generate(prompt)[0].text
 
     def encode_prompt(
-        self, prompt: str, *, name: str = "the prompt", truncate: bool = False, special_tokens: bool = False
+        self,
+        prompt: str | Sequence[int],
+        *,
+        name: str = "the prompt",
+        truncate: bool = False,
+        special_tokens: bool = False,
     ) -> list[int]:
         """The ids of a prompt with special tokens; `truncate` keeps the end of one beyond the trained length.
 
         With `special_tokens`, names of special tokens in the prompt, such as `<|im_end|>`, become these tokens. By
         default they are plain text, so that a text from elsewhere cannot end a turn or pose as another speaker. If the
-        prompt begins with the start token, no other is added.
+        prompt begins with the start token, no other is added. A prompt may also be a list of ids; none is added.
         """
         prefix = self.special.add_special_tokens([])
-        ids = self.tokenizer.encode(prompt, special_tokens=special_tokens)
-        if special_tokens and prefix and ids[: len(prefix)] == prefix:
-            prefix = []
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, special_tokens=special_tokens)
+            if special_tokens and prefix and ids[: len(prefix)] == prefix:
+                prefix = []
+        else:
+            ids, prefix, vocab = list(prompt), [], self.model.config.vocab
+            unknown = next((token for token in ids if not 0 <= token < vocab), None)
+            if unknown is not None:
+                raise RegardError(
+                    f"{name} has the token {unknown}, but the vocabulary of the model has {vocab} tokens.",
+                    "Encode it with the tokenizer of this model.",
+                )
         ids = [*prefix, *self.limit_length(ids, name, truncate, special_count=len(prefix), keep_end=True)]
         if not ids:
-            raise RegardError(
-                f"{name} is empty, and this model has no start token.", "Write at least one token of text."
-            )
+            reason = ", and this model has no start token" if isinstance(prompt, str) else ""
+            raise RegardError(f"{name} is empty{reason}.", "Write at least one token of text.")
         return ids
 
     @cached_property
@@ -160,7 +182,7 @@ class TextGenerator(TextPipeline):
 
     def prepare(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Sequence[int]],
         config: DecodeConfig | None = None,
         *,
         required: Phrases | None = None,
@@ -281,16 +303,24 @@ class TextGenerator(TextPipeline):
             [*self.encode_prompt(text, name=f"text {i}", truncate=truncate), self.special.eos]
             for i, text in enumerate(texts, 1)
         ]
-        scores: list[SequenceScore] = []
+        scores = self.score_tokens(encoded, batch_tokens=batch_tokens)
+        return [SequenceScore(float(one.logprobs.double().sum()), len(one.logprobs)) for one in scores]
+
+    @torch.no_grad()
+    def score_tokens(self, encoded: Sequence[Sequence[int]], *, batch_tokens: int = 4096) -> list[TokenScores]:
+        """The log-probabilities of the tokens of each sequence after its first, and the likeliest tokens there."""
+        scores: list[TokenScores] = []
         self.model.eval()
         while len(scores) < len(encoded):
             batch = [encoded[len(scores)]]
             while len(scores) + len(batch) < len(encoded) and sum(map(len, batch)) < batch_tokens:
                 batch.append(encoded[len(scores) + len(batch)])
             targets = torch.tensor([token for ids in batch for token in ids[1:]], device=self.device)
-            logprobs = target_logprobs(self.model(self.pack([ids[:-1] for ids in batch])).float(), targets)
-            per_text = logprobs.split([len(ids) - 1 for ids in batch])
-            scores += [SequenceScore(float(text.double().sum()), len(text)) for text in per_text]
+            logits = self.model(self.pack([list(ids[:-1]) for ids in batch])).float()
+            top = logits.argmax(-1)
+            columns = (target_logprobs(logits, targets), top, target_logprobs(logits, top))
+            lengths = [len(ids) - 1 for ids in batch]
+            scores += map(TokenScores, *(column.cpu().split(lengths) for column in columns))
         return scores
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from regard.serve.authentication import Authentication
 from regard.serve.model_registry import ModelRegistry
 from regard.serve.request_guard import RequestGuard
+from regard.serve.routes.docs_page import make_docs_router
 from regard.serve.routes.error_responses import add_error_handlers
 from regard.serve.routes.libretranslate_routes import make_libretranslate_router
 from regard.serve.routes.native_routes import make_native_router
@@ -40,7 +41,15 @@ def make_application(
         yield
         registry.close(timeout=service.limits.timeout)
 
-    app = FastAPI(title="Regard", version=__version__, description=_DESCRIPTION, lifespan=lifespan)
+    app = FastAPI(
+        title="Regard",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.state.service = service
     for make in (
         make_openai_router,
@@ -48,6 +57,7 @@ def make_application(
         make_native_router,
         make_status_router,
         make_page_router,
+        make_docs_router,
     ):
         app.include_router(make(service))
     add_error_handlers(app)

@@ -36,7 +36,9 @@ class Authentication:
         if scheme.lower() == "bearer":
             given.append(credentials.strip())
         # Every token is compared, so that the time does not depend on which one matches.
-        matches = [hmac.compare_digest(value.encode(), token) for value in given for token in self._tokens]
+        # A key from JSON may have halves of surrogate pairs.
+        values = [value.encode(errors="surrogatepass") for value in given]
+        matches = [hmac.compare_digest(value, token) for value in values for token in self._tokens]
         return any(matches)
 
 

@@ -1,31 +1,38 @@
 """The models of a server: loading, lookup by name, and hot reload of changed folders."""
 
+import contextlib
 import dataclasses
 import logging
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torch import nn
 
+from regard.data.text.examples.questions import Question
 from regard.data.text.language_tokens import LanguageTokens
-from regard.decode import DecodeConfig
 from regard.decode.engine.model_precision import copy_modules
 from regard.errors import RegardError, did_you_mean
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.pipelines.decoding_request import DecodingRequest
 from regard.serve.scheduling.scheduler_pool import SchedulerPool, default_workers
 from regard.serve.serve_errors import RequestError
+from regard.viewer import look
 
 logger = logging.getLogger("regard.serve")
 
 # Names of classifiers' labels that are language codes have at most this many letters.
 _LANGUAGE_CODE_LENGTH = 3
-_WARM_UP_TEXTS = 4
+# Rounds and seconds of the requests before the first.
+_WARM_UP_ROUNDS = 2
+_WARM_UP_SECONDS = 600.0
 # A request looks up its model first and submits its work a moment later.
 _GRACE_SECONDS = 5.0
 
@@ -165,9 +172,6 @@ class ModelRegistry:
     def _load(self, name: str, path: Path) -> ServedModel:
         files = _file_states(path)
         pipeline = load_onnx(path) if is_onnx_folder(path) else load(path, self.device)
-        # Loaded weights are views of the mapped file. If it is overwritten, reading them would kill the process.
-        for parameter in pipeline.model.parameters():
-            parameter.data = parameter.data.clone()
         workers = self.workers or default_workers(pipeline.device.type)
         scheduler = SchedulerPool(workers, latency_target=self.latency_target, name=name)
         model = ServedModel(name, path, pipeline, scheduler, files=files)
@@ -255,18 +259,67 @@ def _file_states(folder: Path) -> tuple[Any, ...]:
     return tuple(states)
 
 
+def attention_page(seen: Any) -> bytes:
+    """The page of the viewer for a recorded attention."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "page.html"
+        seen.save(path, with_model=False)
+        return path.read_bytes()
+
+
 def warm_up(model: ServedModel) -> None:
-    """Run a few texts: kernels are compiled, and the throughput is known, before the first request."""
-    pipeline = model.pipeline
-    if isinstance(pipeline, Translator):
-        config, to = DecodeConfig(max_len=8), next(iter(pipeline.target_languages), None)
-        bound = pipeline.with_target(to, next(iter(pipeline.source_languages), None))
-        requests = [bound.prepare(["a b c d"], config, truncate=True) for _ in range(_WARM_UP_TEXTS)]
-    elif isinstance(pipeline, TextGenerator):
-        config = DecodeConfig(method="sample", max_len=4)
-        requests = [pipeline.prepare(["a b c d"], config, truncate=True) for _ in range(_WARM_UP_TEXTS)]
-    else:
-        return
+    """Run a short input through everything that requests use.
+
+    Modules are imported, kernels compiled and programs derived, and the throughput is known, before the first request.
+    """
+    requests, calls = _warm_up_work(model)
     for worker in model.scheduler.workers:
-        for request in requests:
-            worker.submit(request, timeout=600).result()
+        # The first of each kind takes longest. The others come last, so that the measured throughput is theirs.
+        for request in requests[::-1] + requests * _WARM_UP_ROUNDS:
+            worker.submit(request, timeout=_WARM_UP_SECONDS).result()
+        for call in calls:
+            worker.call(("warm-up", call), lambda _, call=call: [call()], [0], timeout=_WARM_UP_SECONDS).result()
+
+
+def _warm_up_work(model: ServedModel) -> tuple[list[DecodingRequest[Any]], list[Callable[[], Any]]]:
+    """Requests to decode, the most frequent last, and other calls of a model."""
+    pipeline, text, image = model.pipeline, "a b c d", Image.new("RGB", (32, 32))
+    requests: list[DecodingRequest[Any]] = []
+    calls: list[Callable[[], Any]] = []
+    if isinstance(pipeline, Translator | TextGenerator):
+        if isinstance(pipeline, Translator):
+            to = next(iter(pipeline.target_languages), None)
+            pipeline = pipeline.with_target(to, next(iter(pipeline.source_languages), None))
+            calls.append(lambda: pipeline.score([(text, text)], truncate=True))
+        else:
+            calls.append(lambda: pipeline.score([text], truncate=True))
+            if has_chat_template(pipeline):
+                calls.append(lambda: pipeline.chat_prompt([{"role": "user", "content": text}]))
+        configs = [dataclasses.replace(pipeline.decoding, method=method) for method in ("sample", "greedy", "beam")]
+        for config in [*configs, pipeline.decoding]:
+            short = dataclasses.replace(config, max_len=min(8, config.max_len), min_len=0, n_best=1)
+            requests.append(pipeline.prepare([text], short, truncate=True))
+    elif isinstance(pipeline, TextEncoder):
+        calls.append(lambda: pipeline.embed([text], truncate=True))
+        if "classify" in model.tasks:
+            calls.append(lambda: pipeline.classify([text], truncate=True))
+        if "answer" in model.tasks:
+            calls.append(lambda: pipeline.answer([Question("0", text, text)]))
+    elif "classify" in model.tasks:
+        calls.append(lambda: pipeline.classify([image]))
+    elif "segment" in model.tasks:
+        calls.append(lambda: pipeline.segment([image]))
+    source = image if isinstance(pipeline, ImageModel) else text
+    viewed = dataclasses.replace(pipeline, model=model.viewed_pipeline.model)
+    calls.append(lambda: attention_page(look(viewed, source, name=model.name)))
+    return requests, [_ignore_errors(call) for call in calls]
+
+
+def _ignore_errors(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call without the errors that a request for the same would get."""
+
+    def run() -> Any:
+        with contextlib.suppress(RegardError):
+            return call()
+
+    return run

@@ -22,8 +22,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-# Paths without a token: the page asks for it, and LibreTranslate's clients send it in the body.
-PUBLIC_PATHS = ("/", "/health", "/ready")
+# Paths without a token: the pages ask for it or need none, and LibreTranslate's clients send it in the body.
+PUBLIC_PATHS = ("/", "/docs", "/health", "/ready")
 API_KEY_PATHS = ("/translate", "/detect", "/languages")
 FORM_PATHS = ("/translate", "/detect")
 FORM = "application/x-www-form-urlencoded"
@@ -48,10 +48,14 @@ class RequestGuard:
             await self.app(scope, receive, send)
             return
         path, start, status = scope["path"], time.perf_counter(), 499  # 499: the client left
-        scope.setdefault("state", {})
+        method = scope["method"]
+        # The response to HEAD is that to GET, without its body.
+        scope = {**scope, "method": "GET" if method == "HEAD" else method, "state": scope.get("state", {})}
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
+            if method == "HEAD" and "body" in message:
+                message = {**message, "body": b""}
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
@@ -83,7 +87,7 @@ class RequestGuard:
             route = scope.get("route")
             pattern = getattr(route, "path", "other")
             self.service.metrics.observe(pattern, status, seconds)
-            fields = {"method": scope["method"], "path": pattern, "status": status, "seconds": round(seconds, 4)}
+            fields = {"method": method, "path": pattern, "status": status, "seconds": round(seconds, 4)}
             model = scope["state"].get("model")
             extra = {**fields, "request": request_id, **({"model": model} if model else {})}
             logger.info("request", extra={"fields": extra})
@@ -109,7 +113,11 @@ class RequestGuard:
         """Read the body of a request; False if the client left."""
         limits = self.service.limits
         too_large = f"The request has more than {limits.max_body_bytes} bytes. Send a smaller one."
-        length = _header(scope, b"content-length") or "0"
+        length = _header(scope, b"content-length")
+        if length is not None and _header(scope, b"transfer-encoding") is not None:
+            # Servers that differ about the end of such a request can be made to take its rest for another one.
+            raise RefusedRequest(400, "Content-Length and Transfer-Encoding exclude each other. Send one of them.")
+        length = length or "0"
         if not length.isdecimal():
             raise RefusedRequest(400, "The header Content-Length is invalid. Send the number of bytes.")
         if int(length) > limits.max_body_bytes:

@@ -1,6 +1,6 @@
 """Limits of a server on the size and cost of requests."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from regard.decode import DecodeConfig
@@ -33,7 +33,7 @@ class ServeLimits:
     def __post_init__(self) -> None:
         check_ranges(self, "limits.")
 
-    def check_texts(self, texts: Sequence[str]) -> None:
+    def check_texts(self, texts: Sequence[Sized]) -> None:
         """Raise an error if there are too many texts or characters."""
         if len(texts) > self.max_texts:
             message = f"The request has {len(texts)} texts; at most {self.max_texts} are allowed."

@@ -1,5 +1,6 @@
 """The HTTP server: uvicorn, which ends gracefully on SIGTERM and SIGINT."""
 
+import asyncio
 import logging
 import signal
 import socket
@@ -10,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from regard.errors import RegardError
-from regard.serve.load_shedding import SheddingProtocol
+from regard.serve.http_protocol import HttpProtocol, ListeningSocket, handle_loop_error
 from regard.serve.scheduling.scheduler import SWITCH_INTERVAL
 from regard.serve.service import Service
 
@@ -30,7 +31,7 @@ class HttpServer(uvicorn.Server):
             app,
             host=host,
             port=port,
-            http=SheddingProtocol,
+            http=HttpProtocol,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -41,13 +42,13 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
 
-    def bind(self) -> socket.socket:
+    def bind(self) -> ListeningSocket:
         """The socket to listen on."""
         host, port = self.config.host, self.config.port
         # asyncio sets TCP_NODELAY only on connections of a socket that names its protocol. Without it, a response on
         # a connection that stays open waits for 40 ms.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        sock = ListeningSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
@@ -66,6 +67,7 @@ class HttpServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(handle_loop_error)
         await super().startup(sockets)
         if self.started and sockets:
             address, port = sockets[0].getsockname()[:2]

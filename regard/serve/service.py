@@ -4,11 +4,9 @@ import asyncio
 import base64
 import binascii
 import io
-import tempfile
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from PIL import Image
@@ -59,7 +57,7 @@ class Service:
         seconds = items * self.queue.seconds_per_request
         return min(model.scheduler.excess_seconds(seconds, items) for model in self.registry.models)
 
-    async def prepare(self, texts: Sequence[str], make: Callable[[], DecodingRequest[T]]) -> DecodingRequest[T]:
+    async def prepare(self, texts: Sequence[Sized], make: Callable[[], DecodingRequest[T]]) -> DecodingRequest[T]:
         """Check the limits and encode the texts of a request."""
         self.limits.check_texts(texts)
         request = make() if sum(map(len, texts)) <= _INLINE_CHARACTERS else await asyncio.to_thread(make)
@@ -119,6 +117,12 @@ class Service:
         return await self.call(
             model, ("score", truncate, languages), lambda batch: score(batch, truncate=truncate), list(inputs), timeout
         )
+
+    async def score_tokens(self, model: ServedModel, sequences: list[list[int]], timeout: float) -> list[Any]:
+        """The log-probabilities of the tokens of sequences, None for those of one token."""
+        longer = [ids for ids in sequences if len(ids) > 1]
+        scores = iter(await self.call(model, ("score tokens",), model.pipeline.score_tokens, longer, timeout))
+        return [next(scores) if len(ids) > 1 else None for ids in sequences]
 
     async def segment(self, model: ServedModel, images: Sequence[Any], timeout: float) -> list[Any]:
         return await self.call(model, ("segment",), model.pipeline.segment, list(images), timeout)
@@ -204,11 +208,3 @@ def decode_image(content: str, name: str) -> Image.Image:
         image = Image.open(io.BytesIO(file), formats=["BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"])
         image.load()
         return image
-
-
-def attention_page(seen: Any) -> bytes:
-    """The page of the viewer for a recorded attention."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "page.html"
-        seen.save(path, with_model=False)
-        return path.read_bytes()

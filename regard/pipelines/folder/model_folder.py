@@ -291,10 +291,11 @@ def _load_ensemble(paths: Any, device: str) -> Translator:
 def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
     """Read the tensors of a file, after checking their names and shapes against the config."""
     try:
-        with safe_open(path, framework="pt") as file:
+        # Read, not mapped: rewriting a mapped file in place would kill the process.
+        with safe_open(path, framework="pt", backend="pread") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         _check_shapes(config, shapes, path)
-        return migrate_names(load_file(path))
+        return migrate_names(load_file(path, backend="pread"))
     except FileNotFoundError:
         hint = "Training may have been interrupted: resume it with the same command."
         if next(path.parent.glob("*.onnx"), None):

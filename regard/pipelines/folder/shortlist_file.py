@@ -75,7 +75,7 @@ def read_shortlist(folder: Path, source_vocab: int, target_vocab: int) -> Shortl
     if not path.exists():
         return None
     try:
-        arrays = load_file(path)
+        arrays = load_file(path, backend="pread")
     except (SafetensorError, OSError, ValueError) as error:
         raise _invalid(path, f"the file is damaged ({error})") from None
     for name in ("targets", "frequent"):

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from regard.errors import RegardError
+from regard.serve.routes.schemas import BRANCH
 from regard.serve.serve_errors import Overloaded, RequestError
 
 logger = logging.getLogger("regard.serve")
@@ -20,7 +21,9 @@ _SENTENCES = {
 }
 
 
-def error_response(path: str, status: int, message: str, kind: str = "invalid_request_error") -> JSONResponse:
+def error_response(
+    path: str, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None
+) -> JSONResponse:
     """The response for an error.
 
     >>> error_response("/translate", 404, "No such model.").body
@@ -28,7 +31,7 @@ def error_response(path: str, status: int, message: str, kind: str = "invalid_re
     """
     content: dict[str, Any] = {"error": message}
     if path.startswith("/v1/"):
-        content = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+        content = {"error": {"message": message, "type": kind, "param": param, "code": None}}
     return JSONResponse(content, status)
 
 
@@ -44,21 +47,29 @@ def exception_response(path: str, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         return error_response(path, error.status_code, _SENTENCES.get(error.status_code, str(error.detail)))
     if isinstance(error, RequestValidationError):
-        return error_response(path, 422, validation_sentence(error.errors()))
+        status, place, message = describe_validation(error.errors(), is_openai=path.startswith("/v1/"))
+        return error_response(path, status, message, param=place or None)
     logger.error("internal error", exc_info=error)
     return error_response(path, 500, "Internal error. See the log of the server for details.", "server_error")
 
 
-def validation_sentence(errors: Any) -> str:
-    """The first invalid field of a request as a sentence, without its value.
+def describe_validation(errors: Any, *, is_openai: bool = False) -> tuple[int, str, str]:
+    """The status, the field and a sentence, without the value, for the first error of a request.
 
-    >>> validation_sentence([{"loc": ("body", "beam"), "msg": "Input should be a valid integer"}])
-    'beam: Input should be a valid integer.'
+    >>> describe_validation([{"type": "int_type", "loc": ("body", "beam"), "msg": "Input should be a valid integer"}])
+    (422, 'beam', 'beam: Input should be a valid integer.')
     """
     first = errors[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
-    return f"{place}: {message}." if place else f"The request is invalid: {message}."
+    kind, message = first["type"], str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    if kind == "json_invalid":
+        return 422, "", f"The body is not JSON: {first.get('ctx', {}).get('error', message)}."
+    place = ".".join(part for part in map(str, first["loc"]) if part != "body" and not part.startswith(BRANCH))
+    place = place[:100].encode(errors="replace").decode()
+    if kind == "extra_forbidden" and is_openai:
+        return 400, place, f"{place} is not supported. Leave it out."
+    if kind in ("model_type", "model_attributes_type"):  # it names the class
+        message = "Input should be an object"
+    return 422, place, f"{place}: {message}." if place else f"The request is invalid: {message}."
 
 
 def add_error_handlers(app: FastAPI) -> None:

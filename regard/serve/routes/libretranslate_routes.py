@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from regard.data.text.language_tokens import nearest_codes
 from regard.serve.model_registry import ServedModel
-from regard.serve.routes.error_responses import validation_sentence
+from regard.serve.routes.error_responses import describe_validation
 from regard.serve.routes.html_text import split_html
 from regard.serve.routes.languages import language_name
 from regard.serve.routes.schemas import DetectBody, LibreTranslateBody
@@ -43,7 +43,7 @@ def make_libretranslate_router(service: Service) -> APIRouter:
         # Every line of a text is translated separately, and the texts of HTML between its tags.
         parts = [split_html(text) if body.format == "html" else _split_lines(text) for text in texts]
         lines = [line for pieces, _ in parts for line in pieces]
-        count = 1 + min(body.alternatives, service.limits.max_beam)
+        count = min(1 + body.alternatives, service.limits.max_beam)
         config = replace(model.pipeline.decoding, n_best=1)
         if count > 1:
             config = replace(config, method="beam", beam=max(config.beam, count), n_best=count)
@@ -162,7 +162,7 @@ async def _read_body(service: Service, request: Request, body_class: type[B]) ->
     try:
         return body_class.model_validate(fields)
     except ValidationError as error:
-        raise RequestError(validation_sentence(error.errors()), status=400) from None
+        raise RequestError(describe_validation(error.errors())[2], status=400) from None
 
 
 def _describe_body(body_class: type[BaseModel]) -> dict[str, Any]:

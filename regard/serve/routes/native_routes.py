@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from regard.data.text.examples.questions import Question
-from regard.serve.model_registry import ServedModel
+from regard.serve.model_registry import ServedModel, attention_page
 from regard.serve.routes.route_helpers import event_stream, find_model
 from regard.serve.routes.schemas import (
     AnswerBody,
@@ -21,7 +21,7 @@ from regard.serve.routes.schemas import (
     TranslateBody,
 )
 from regard.serve.serve_errors import RequestError
-from regard.serve.service import MAX_WEIGHTS, Service, attention_page, decode_image
+from regard.serve.service import MAX_WEIGHTS, Service, decode_image
 from regard.viewer import Look
 
 

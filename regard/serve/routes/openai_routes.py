@@ -1,12 +1,15 @@
 """Routes in the format of OpenAI: /v1/models, /v1/completions, /v1/chat/completions and /v1/embeddings."""
 
+import asyncio
 import base64
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -17,9 +20,10 @@ from regard.decode.engine.engine_runner import length_limits
 from regard.decode.rules.token_rules import TOKEN_RULES
 from regard.pipelines import Continuation, TextGenerator
 from regard.pipelines.decoding_request import DecodingRequest
+from regard.pipelines.text_generator import TokenScores
 from regard.serve.model_registry import ServedModel
 from regard.serve.routes.route_helpers import event_stream, find_model
-from regard.serve.routes.schemas import ChatBody, CompletionBody, EmbeddingsBody
+from regard.serve.routes.schemas import ChatBody, CompletionBody, EmbeddingsBody, GenerationBody, StreamOptions
 from regard.serve.routes.stop_sequences import StopSequences
 from regard.serve.serve_errors import RequestError
 from regard.serve.service import Service
@@ -27,6 +31,8 @@ from regard.serve.service import Service
 # A temperature below this is greedy decoding.
 MIN_TEMPERATURE = 0.001
 DEFAULT_CHAT_TOKENS = 256
+_DECODED_TOKENS = 16
+T = TypeVar("T")
 
 
 def make_openai_router(service: Service) -> APIRouter:
@@ -50,23 +56,39 @@ def make_openai_router(service: Service) -> APIRouter:
     async def complete(body: CompletionBody, request: Request) -> Any:
         """Continue prompts with a language model; with `stream`, as server-sent events."""
         model, timeout = find_model(service, request, body.model, "generate")
-        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        call = await _prepare_call(service, model, prompts, body, body.max_tokens or 16)
+        prompts = _prompts(body.prompt)
+        if body.max_tokens == 0 and not body.echo:
+            raise RequestError("max_tokens must be at least 1 without echo (got 0).", "Raise it.")
+        max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        call = await _prepare_call(service, model, prompts, body, max(1, max_tokens))
         if body.stream:
             if len(prompts) != 1 or body.echo or body.logprobs is not None:
                 raise RequestError("stream supports one prompt, without echo and logprobs.", "Leave out stream.")
-            return await event_stream(request, _stream(service, call, timeout, is_chat=False))
-        results = await service.decode(model, call.request, timeout)
-        choices: list[dict[str, Any]] = []
-        for prompt, source, limit, outputs in zip(prompts, call.request.sources, call.limits, results):
-            for output in outputs:
-                text, reason = call.finish(output.text, output.hypothesis, limit)
-                logprobs = None
-                if body.logprobs is not None:
-                    logprobs = _logprobs(model.pipeline, source, output.hypothesis, text)
-                text = prompt + text if body.echo else text
-                choices.append({"index": len(choices), "text": text, "logprobs": logprobs, "finish_reason": reason})
-        return call.response("text_completion", choices, _usage(call.request, results))
+            return await event_stream(request, _stream(service, call, timeout, body.stream_options, is_chat=False))
+        results = [[_NOTHING]] * len(prompts)
+        if max_tokens > 0:
+            results = await service.decode(model, call.request, timeout)
+        outputs = await _in_thread(body, lambda: call.finish_all(results))
+        sequences = [[*call.request.sources[one.source], *one.ids] for one in outputs]
+        scores: list[TokenScores | None] = [None] * len(outputs)
+        if body.logprobs is not None and (body.echo or body.logprobs):
+            scores = await service.score_tokens(model, sequences, timeout)
+
+        def make_choice(index: int) -> dict[str, Any]:
+            output = outputs[index]
+            prompt, text, logprobs = prompts[output.source], output.text, None
+            if body.echo:
+                text = (prompt if isinstance(prompt, str) else model.pipeline.tokenizer.decode(prompt)) + text
+            if body.logprobs is not None:
+                first = len(call.request.sources[output.source])
+                if body.echo:  # all but the start token
+                    first = len(model.pipeline.special.add_special_tokens([])) if isinstance(prompt, str) else 0
+                offset = len(text) - len(output.text)
+                logprobs = _logprobs(call, output, scores[index], first, offset, has_top=body.logprobs > 0)
+            return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": output.reason}
+
+        choices = await _in_thread(body, lambda: list(map(make_choice, range(len(outputs)))))
+        return call.response("text_completion", choices, call.usage(outputs))
 
     @router.post("/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Any:
@@ -77,14 +99,14 @@ def make_openai_router(service: Service) -> APIRouter:
         tokens = body.max_completion_tokens or body.max_tokens or DEFAULT_CHAT_TOKENS
         call = await _prepare_call(service, model, [prompt], body, tokens)
         if body.stream:
-            return await event_stream(request, _stream(service, call, timeout, is_chat=True))
+            return await event_stream(request, _stream(service, call, timeout, body.stream_options, is_chat=True))
         results = await service.decode(model, call.request, timeout)
+        outputs = await _in_thread(body, lambda: call.finish_all(results))
         choices = []
-        for index, output in enumerate(results[0]):
-            text, reason = call.finish(output.text, output.hypothesis, call.limits[0])
-            message = {"role": "assistant", "content": text}
-            choices.append({"index": index, "message": message, "logprobs": None, "finish_reason": reason})
-        return call.response("chat.completion", choices, _usage(call.request, results))
+        for index, output in enumerate(outputs):
+            message = {"role": "assistant", "content": output.text}
+            choices.append({"index": index, "message": message, "logprobs": None, "finish_reason": output.reason})
+        return call.response("chat.completion", choices, call.usage(outputs))
 
     @router.post("/embeddings")
     async def embed(body: EmbeddingsBody, request: Request) -> Any:
@@ -117,6 +139,29 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
     return description | ({} if model.language_tokens is None else {"languages": list(model.language_tokens.ids)})
 
 
+_NOTHING = Continuation("", 0.0, Hypothesis([], 0.0, 0.0, []))
+"""the output of a prompt that is not continued"""
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """The prompts of a request: a text, texts, the ids of tokens, or lists of them."""
+    is_single = isinstance(value, str) or (value and isinstance(value[0], int))
+    return [value] if is_single else value
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output up to its stop sequence."""
+
+    source: int
+    """index of its prompt"""
+    text: str
+    ids: list[int]
+    """its tokens, including those of the stop sequence"""
+    logprobs: list[float]
+    reason: str
+
+
 @dataclass
 class _Call:
     """A prepared completion."""
@@ -128,10 +173,27 @@ class _Call:
     id: str
     created: int
 
-    def finish(self, text: str, hypothesis: Hypothesis, limit: int) -> tuple[str, str]:
-        """The text before a stop sequence, and why it ended."""
-        text, is_cut = self.stop.cut(text)
-        return text, "length" if len(hypothesis.ids) >= limit and not is_cut else "stop"
+    def finish_all(self, results: list[list[Continuation]]) -> list[_Output]:
+        """All outputs of all prompts."""
+        return [self.finish(i, output) for i, n_best in enumerate(results) for output in n_best]
+
+    def finish(self, source: int, output: Continuation) -> _Output:
+        """The output of a prompt before a stop sequence."""
+        text, is_cut = self.stop.cut(output.text)
+        hypothesis = output.hypothesis
+        ids = self.until_stop(hypothesis.ids, source) if is_cut else hypothesis.ids
+        reason = "length" if len(ids) >= self.limits[source] and not is_cut else "stop"
+        return _Output(source, text, ids, hypothesis.token_logprobs, reason if output is not _NOTHING else "length")
+
+    def until_stop(self, ids: list[int], source: int = 0) -> list[int]:
+        """The tokens of an output until it has a stop sequence."""
+        decoder = self.model.pipeline.stream_decoder(self.request.sources[source])
+        has_stop = lambda count: self.stop.cut(decoder.decode(ids[:count]))[1]  # noqa: E731
+        return ids[: bisect_left(range(len(ids)), True, key=has_stop)]
+
+    def usage(self, outputs: list[_Output]) -> dict[str, int]:
+        prompt, completion = sum(map(len, self.request.sources)), sum(len(output.ids) for output in outputs)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def response(self, kind: str, choices: list[Any], usage: dict[str, int] | None = None) -> dict[str, Any]:
         content = {"id": self.id, "object": kind, "created": self.created, "model": self.model.name}
@@ -139,11 +201,14 @@ class _Call:
 
 
 async def _prepare_call(
-    service: Service, model: ServedModel, prompts: list[str], body: CompletionBody | ChatBody, max_tokens: int
+    service: Service,
+    model: ServedModel,
+    prompts: Sequence[str | list[int]],
+    body: GenerationBody,
+    max_tokens: int,
 ) -> _Call:
-    for name in ("presence_penalty", "frequency_penalty"):
-        if getattr(body, name):
-            raise RequestError(f"{name} is not supported.", "Leave it out, or set it to 0.")
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options needs stream.", "Set stream, or leave out stream_options.", status=400)
     temperature = 1.0 if body.temperature is None else body.temperature
     count = body.n or 1
     generator: TextGenerator = model.pipeline
@@ -168,19 +233,23 @@ async def _prepare_call(
     return _Call(model, request, limits, stop, f"{prefix}-{uuid.uuid4().hex}", int(time.time()))
 
 
-async def _stream(service: Service, call: _Call, timeout: float, *, is_chat: bool) -> AsyncIterator[dict[str, Any]]:
+async def _stream(
+    service: Service, call: _Call, timeout: float, options: StreamOptions | None, *, is_chat: bool
+) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a completion."""
     kind = "chat.completion.chunk" if is_chat else "text_completion"
+    has_usage = options is not None and bool(options.include_usage)
 
     def chunk(text: str, reason: str | None = None) -> dict[str, Any]:
         content: dict[str, Any] = {"text": text}
         if is_chat:
             content = {"delta": {"role": "assistant", "content": text} if reason is None else {}}
-        return call.response(kind, [{"index": 0, **content, "logprobs": None, "finish_reason": reason}])
+        response = call.response(kind, [{"index": 0, **content, "logprobs": None, "finish_reason": reason}])
+        return response | ({"usage": None} if has_usage else {})
 
     stop = StopSequences(call.stop.sequences)
     (decoder,) = call.model.pipeline.stream_decoders(call.request)
-    reason = "stop"
+    output = _Output(0, "", [], [], "stop")
     stream = service.stream(call.model, call.request, decoder, timeout)
     try:
         async for piece in stream:
@@ -188,40 +257,58 @@ async def _stream(service: Service, call: _Call, timeout: float, *, is_chat: boo
                 if text := stop.add(piece):
                     yield chunk(text)
                 if stop.is_found:
+                    output = replace(output, ids=call.until_stop(list(decoder.tokens)))
                     break
             else:
-                reason = "length" if len(piece[0][0].ids) >= call.limits[0] else "stop"
+                ids = piece[0][0].ids
+                output = replace(output, ids=ids, reason="length" if len(ids) >= call.limits[0] else "stop")
         if not stop.is_found and (text := stop.flush()):
             yield chunk(text)
-        yield chunk("", reason)
+        yield chunk("", output.reason)
+        if has_usage:
+            yield call.response(kind, [], call.usage([output]))
     finally:
         await stream.aclose()  # type: ignore[attr-defined]
 
 
-def _logprobs(generator: TextGenerator, source: list[int], hypothesis: Hypothesis, text: str) -> dict[str, Any]:
-    """The log-probabilities of the tokens of a text."""
-    ids = list(hypothesis.ids)
-    decoder = generator.stream_decoder(source)
-    pieces = [decoder.add(token) for token in ids]
-    tokens: list[str] = []
-    values: list[float] = []
-    offsets: list[int] = []
-    offset = 0
-    for piece, value in zip(pieces, hypothesis.token_logprobs):
-        if offset >= len(text) and piece:
-            break
-        tokens.append(piece)
-        values.append(value)
-        offsets.append(offset)
-        offset += len(piece)
-    top = [{token: value} for token, value in zip(tokens, values)]
+async def _in_thread(body: GenerationBody, function: Callable[[], T]) -> T:
+    """The value of a function, computed in another thread if it decodes token by token."""
+    is_long = body.stop is not None or getattr(body, "logprobs", None) is not None
+    return await asyncio.to_thread(function) if is_long else function()
+
+
+def _logprobs(
+    call: _Call, output: _Output, scores: TokenScores | None, first: int, offset: int, *, has_top: bool
+) -> dict[str, Any]:
+    """The log-probabilities of the tokens of a prompt and its output, from the token `first` on.
+
+    The first token of a prompt has none. `offset` is the place of the output in the text. With `has_top`, the
+    likeliest tokens are added.
+    """
+    source, generator = call.request.sources[output.source], call.model.pipeline
+    tokens, offsets = _token_texts(generator, source[:first], source[first:])
+    own, starts = _token_texts(generator, source, output.ids)
+    # The stop sequence is no part of the output, nor are the tokens that have nothing else.
+    end = next((i for i, token in enumerate(own) if token and starts[i] >= len(output.text)), len(own))
+    tokens, offsets = [*tokens, *own[:end]], [*offsets, *(offset + start for start in starts[:end])]
+    of_prompt = [None, *scores.logprobs.tolist()] if scores is not None else [None] * len(source)
+    values = [*of_prompt[: len(source)], *output.logprobs][first : first + len(tokens)]
+    top: list[dict[str, float] | None] | None = None
+    if has_top and scores is not None:
+        likeliest = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist())
+        every = [None, *({generator.tokenizer.decode([token]): value} for token, value in likeliest)]
+        top = every[first : first + len(tokens)]
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
 
 
-def _usage(request: DecodingRequest[Any], results: list[Any]) -> dict[str, int]:
-    prompt = sum(map(len, request.sources))
-    completion = sum(len(output.hypothesis.ids) for outputs in results for output in outputs)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+def _token_texts(generator: TextGenerator, context: list[int], ids: list[int]) -> tuple[list[str], list[int]]:
+    """The text of each token after a context, and where it starts; of the tokens of one character, the last has it."""
+    decoder, texts = generator.stream_decoder(context), []
+    for i, token in enumerate(ids, 1):
+        texts.append(decoder.add(token))
+        if texts[-1] and len(decoder.tokens) >= _DECODED_TOKENS:  # it decodes all of its tokens each time
+            decoder = generator.stream_decoder([*context[-_DECODED_TOKENS:], *ids[max(0, i - _DECODED_TOKENS) : i]])
+    return texts, [*accumulate(map(len, texts), initial=0)][: len(texts)]
 
 
 def _to_base64(vector: Any) -> str:

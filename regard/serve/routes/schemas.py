@@ -1,9 +1,10 @@
 """Bodies of requests, validated by pydantic; the OpenAPI description shows them."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from regard.decode import DecodeConfig
 from regard.pipelines.translation import Split
@@ -22,24 +23,81 @@ def check_text(text: str) -> str:
     return text
 
 
+def _check_pair(value: Any) -> Any:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError("must be a pair of texts")
+    return value
+
+
+BRANCH = "|"
+"""first character of the names of alternatives, which are not part of the place of an error"""
+
+
+def _choose(choose: Callable[[Any], str | None], expected: str) -> Discriminator:
+    """Chooses among alternatives by the value, so that errors are about one of them."""
+    return Discriminator(choose, custom_error_type="wrong_type", custom_error_message=f"must be {expected}")
+
+
+def _kind_of(value: Any) -> str | None:
+    """The alternative of a value: a text, texts, the ids of tokens, or lists of them."""
+    if isinstance(value, list):
+        first = type(value[0]) if value else str
+        return {int: "|ids", list: "|id lists"}.get(first, "|texts")
+    return "|text" if isinstance(value, str) else None
+
+
+# Lists are read until the first error: listing all errors of a long one would stall the server.
 Text = Annotated[str, AfterValidator(check_text)]
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+Pair = Annotated[tuple[Text, Text], BeforeValidator(_check_pair)]
+TokenIds = Annotated[list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]], Field(fail_fast=True)]
+TextOrTexts = Annotated[
+    Annotated[Text, Tag("|text")] | Annotated[Texts, Tag("|texts")],
+    _choose(lambda value: {str: "|text", list: "|texts"}.get(type(value)), "a string or a list of strings"),
+]
+TextOrPair = Annotated[
+    Annotated[Text, Tag("|text")] | Annotated[Pair, Tag("|pair")],
+    _choose(lambda value: {str: "|text", list: "|pair", tuple: "|pair"}.get(type(value)), "a text or a pair of texts"),
+]
+Images = Annotated[list[str], Field(fail_fast=True)]
+Prompt = Annotated[
+    Annotated[Text, Tag("|text")]
+    | Annotated[Texts, Tag("|texts")]
+    | Annotated[TokenIds, Tag("|ids")]
+    | Annotated[list[TokenIds], Field(fail_fast=True), Tag("|id lists")],
+    _choose(_kind_of, "a string, a list of strings, a list of token ids or a list of such lists"),
+]
 ModelName = Annotated[Text | None, Field(description="name of the model; not needed if only one has this task")]
 
 TargetLanguage = Annotated[Text | None, Field(description="target language, for a translator of several")]
 SourceLanguage = Annotated[Text | None, Field(description="source language, for a translator that needs it")]
 
 
-class Body(BaseModel):
-    """Base class of the native requests: unknown fields are errors."""
+MAX_FIELDS = 100
+
+
+class StrictObject(BaseModel):
+    """An object whose unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, values: Any) -> Any:
+        if isinstance(values, dict) and len(values) > MAX_FIELDS:  # each would be an error
+            raise ValueError(f"has {len(values)} fields; at most {MAX_FIELDS} are allowed")
+        return values
+
+
+class Body(StrictObject):
+    """Base class of the native requests."""
+
     model: ModelName = None
 
 
-class DecodeOptions(BaseModel):
+class DecodeOptions(StrictObject):
     """Options of the search: see `DecodeConfig`."""
 
-    model_config = ConfigDict(extra="forbid")
     method: Literal["greedy", "beam", "sample"] | None = None
     beam: int | None = None
     n_best: int | None = None
@@ -63,54 +121,57 @@ class DecodeOptions(BaseModel):
 
 
 class TranslateBody(Body):
-    texts: list[Text]
+    texts: Texts
     to: TargetLanguage = None
     source_language: SourceLanguage = None
     options: DecodeOptions = DecodeOptions()
-    prefixes: list[Text] | None = Field(None, description="forced beginning of each translation")
-    required: list[Text] | None = Field(None, description="phrases that every translation must contain")
-    forbidden: list[Text] | None = Field(None, description="phrases that no translation may contain")
+    prefixes: Texts | None = Field(None, description="forced beginning of each translation")
+    required: Texts | None = Field(None, description="phrases that every translation must contain")
+    forbidden: Texts | None = Field(None, description="phrases that no translation may contain")
     split: Split = Field("auto", description="lines to split into sentences")
     truncate: bool = False
 
 
 class GenerateBody(Body):
-    prompts: list[Text]
+    prompts: Texts
     options: DecodeOptions = DecodeOptions()
-    forbidden: list[Text] | None = None
+    forbidden: Texts | None = None
     truncate: bool = False
     stream: bool = Field(False, description="server-sent events, for a single prompt")
 
 
 class ClassifyBody(Body):
-    texts: list[Text | tuple[Text, Text]] | None = Field(None, description="texts or pairs of texts")
-    images: list[str] | None = Field(None, description="image files in base64")
+    texts: Annotated[list[TextOrPair], Field(fail_fast=True)] | None = Field(
+        None, description="texts or pairs of texts"
+    )
+    images: Images | None = Field(None, description="image files in base64")
     truncate: bool = False
 
 
 class SegmentBody(Body):
-    images: list[str] = Field(description="image files in base64")
+    images: Images = Field(description="image files in base64")
 
 
-class AskedQuestion(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class AskedQuestion(StrictObject):
     question: Text
     context: Text
 
 
 class AnswerBody(Body):
-    questions: list[AskedQuestion]
+    questions: Annotated[list[AskedQuestion], Field(fail_fast=True)]
     empty: bool = Field(False, description="whether an answer may be empty")
 
 
 class EmbedBody(Body):
-    texts: list[Text]
+    texts: Texts
     truncate: bool = False
 
 
 class ScoreBody(Body):
-    texts: list[Text] | None = Field(None, description="texts to score with a language model")
-    pairs: list[tuple[Text, Text]] | None = Field(None, description="source and target, to score with a translator")
+    texts: Texts | None = Field(None, description="texts to score with a language model")
+    pairs: Annotated[list[Pair], Field(fail_fast=True)] | None = Field(
+        None, description="source and target, to score with a translator"
+    )
     to: TargetLanguage = None
     source_language: SourceLanguage = None
     truncate: bool = False
@@ -127,7 +188,7 @@ class AttentionBody(Body):
 
 
 class LibreTranslateBody(BaseModel):
-    q: Text | list[Text]
+    q: TextOrTexts
     source: Text = "auto"
     target: Text
     format: Literal["text", "html"] = "text"
@@ -140,50 +201,68 @@ class DetectBody(BaseModel):
     api_key: Text | None = None
 
 
-class OpenAIBody(BaseModel):
-    """Base class of requests in OpenAI's format: unknown fields are ignored."""
+_NEUTRAL = {"best_of": 1, "response_format": {"type": "text"}}
+"""values of unsupported fields that ask for what is done without them; so do null, false, 0 and empty ones"""
 
+
+class OpenAIObject(StrictObject):
+    """Base class of objects in OpenAI's format: fields that are not supported are errors, unless they ask for nothing.
+
+    >>> CompletionBody.model_validate({"model": "m", "prompt": "a", "best_of": 1, "logit_bias": {}}).prompt
+    'a'
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral_fields(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        known = cls.model_fields
+        return {key: value for key, value in values.items() if key in known or (value and value != _NEUTRAL.get(key))}
+
+
+class OpenAIBody(OpenAIObject):
     model: Text
-    user: str | None = None
+    user: str | None = Field(None, description="without effect")
 
 
-class CompletionBody(OpenAIBody):
-    prompt: Text | list[Text]
-    max_tokens: int | None = Field(16, ge=1)
+class StreamOptions(OpenAIObject):
+    include_usage: bool | None = Field(False, description="a last event with the numbers of tokens")
+
+
+class GenerationBody(OpenAIBody):
+    """What completions and chats share."""
+
     temperature: float | None = Field(1.0, ge=0, le=2)
     top_p: float | None = Field(1.0, gt=0, le=1)
     n: int | None = Field(1, ge=1)
     stream: bool | None = False
-    logprobs: int | None = Field(None, ge=0, le=1, description="log-probabilities of the generated tokens")
-    echo: bool | None = False
-    stop: Text | list[Text] | None = None
+    stream_options: StreamOptions | None = None
+    stop: TextOrTexts | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
-    presence_penalty: float | None = 0.0
-    frequency_penalty: float | None = 0.0
-    stream_options: dict[str, Any] | None = None
 
 
-class ChatMessage(BaseModel):
+class CompletionBody(GenerationBody):
+    prompt: Prompt
+    max_tokens: int | None = Field(16, ge=0, description="0 only with echo")
+    logprobs: int | None = Field(
+        None, ge=0, le=1, description="log-probabilities; 1: with those of the likeliest tokens"
+    )
+    echo: bool | None = Field(False, description="whether prompts are part of the texts and log-probabilities")
+
+
+class ChatMessage(OpenAIObject):
     role: Text
     content: Text
 
 
-class ChatBody(OpenAIBody):
-    messages: list[ChatMessage] = Field(min_length=1)
+class ChatBody(GenerationBody):
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(1.0, ge=0, le=2)
-    top_p: float | None = Field(1.0, gt=0, le=1)
-    n: int | None = Field(1, ge=1)
-    stream: bool | None = False
-    stop: Text | list[Text] | None = None
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    presence_penalty: float | None = 0.0
-    frequency_penalty: float | None = 0.0
-    stream_options: dict[str, Any] | None = None
 
 
 class EmbeddingsBody(OpenAIBody):
-    input: Text | list[Text]
+    input: TextOrTexts
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = Field(None, ge=1)

@@ -1,0 +1,102 @@
+"""The page /docs: all routes with their fields, from the OpenAPI description. It has no script and loads nothing."""
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from regard.serve.service import Service
+
+_STYLE = """
+:root { font: 16px/1.5 system-ui, sans-serif; color-scheme: light dark; }
+body { margin: 0 auto; max-width: 60rem; padding: 1rem; }
+code { font: 0.95em ui-monospace, monospace; }
+table { border-collapse: collapse; width: 100%; }
+th, td { border-bottom: 1px solid GrayText; padding: .2rem .6rem .2rem 0; text-align: left; vertical-align: top; }
+"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def make_docs_router(service: Service) -> APIRouter:
+    """The route of the page."""
+    router = APIRouter()
+
+    @router.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        page = render_docs(request.app.openapi())
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
+
+    return router
+
+
+def render_docs(schema: Mapping[str, Any]) -> str:
+    """An OpenAPI description as a page.
+
+    >>> operation = {"tags": ["Status"], "description": "Whether the process runs."}
+    >>> page = render_docs({"info": {"title": "Regard", "version": "1"}, "paths": {"/health": {"get": operation}}})
+    >>> "<code>GET /health</code>" in page
+    True
+    """
+    sections: dict[str, list[str]] = {}
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            lines = [f"<h3><code>{method.upper()} {escape(path)}</code></h3>"]
+            lines.append(f"<p>{escape(operation.get('description', ''))}</p>")
+            contents = operation.get("requestBody", {}).get("content", {})
+            if contents:
+                lines.append(f"<p>Body: {' or '.join(f'<code>{escape(kind)}</code>' for kind in contents)}</p>")
+                lines.append("<table><tr><th>field</th><th>type</th><th>default</th><th></th></tr>")
+                lines += _rows(next(iter(contents.values()))["schema"], schema)
+                lines.append("</table>")
+            sections.setdefault(operation.get("tags", ["Other"])[0], []).extend(lines)
+    info = schema["info"]
+    title = escape(f"{info['title']} {info['version']}")
+    body = "\n".join(f"<h2>{escape(tag)}</h2>\n" + "\n".join(lines) for tag, lines in sections.items())
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
+        f'<link rel="icon" href="data:,">\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n'
+        f"<p>{escape(info.get('description', ''))} The same for programs: "
+        f'<a href="/openapi.json">/openapi.json</a></p>\n{body}\n</main>\n</body>\n</html>\n'
+    )
+
+
+def _rows(body: Mapping[str, Any], schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """A row for every field of an object, and for the fields of the objects in it."""
+    body = _resolve(body, schema)
+    for name, field in body.get("properties", {}).items():
+        is_required = name in body.get("required", ())
+        default = "required" if is_required else _value(field["default"]) if field.get("default") else ""
+        cells = (f"<code>{escape(prefix + name)}</code>", escape(_type(field, schema)), escape(default))
+        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in (*cells, escape(field.get('description', ''))))}</tr>"
+        for one in (field, *field.get("anyOf", ())):
+            yield from _rows(one.get("items", one), schema, f"{prefix}{name}.")
+
+
+def _resolve(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = part.get("$ref", "").rpartition("/")[2]
+    return schema["components"]["schemas"][name] if name else part
+
+
+def _type(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """The type of a field in words.
+
+    >>> _type({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}, {})
+    'string or list of string'
+    """
+    part = _resolve(part, schema)
+    choices = part.get("anyOf", part.get("oneOf"))
+    if choices:
+        return " or ".join(_type(one, schema) for one in choices if one.get("type") != "null")
+    if "enum" in part or "const" in part:
+        return " or ".join(map(_value, part.get("enum", [part.get("const")])))
+    if part.get("type") == "array":
+        return f"list of {_type(part['items'], schema)}" if "items" in part else "list"
+    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {part[name]:g}" for name, sign in bounds.items() if name in part]
+    return " ".join([part.get("type", "any"), *limits])
+
+
+def _value(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
