@@ -47,9 +47,9 @@ class RequestQueue:
         """Measured while requests start one after another; 0 before the first."""
         return self._meter.seconds_per_unit or 0.0
 
-    async def wait_for_turn(self) -> None:
-        """Wait for the requests before this one."""
-        loop = asyncio.get_running_loop()
+    async def wait_for_turn(self, limit: float) -> None:
+        """Wait for the requests before this one; raises `Overloaded` if that took longer than `limit` seconds."""
+        loop, arrival = asyncio.get_running_loop(), time.perf_counter()
         if self._started is not None:
             future = loop.create_future()
             self._waiting.append(future)
@@ -57,6 +57,8 @@ class RequestQueue:
             self._note_start()
         self._started = time.perf_counter()
         loop.call_soon(self._start_next)
+        if self._started - arrival > limit:
+            raise Overloaded(len(self._waiting) * self.seconds_per_request)
 
     def _start_next(self) -> None:
         while self._waiting:

@@ -14,7 +14,7 @@ from regard.serve.authentication import is_loopback
 from regard.serve.routes.error_responses import error_response, exception_response
 from regard.serve.serve_errors import Overloaded, RequestError
 from regard.serve.service import Service
-from regard.viewer.page.request_checks import JSON, RefusedRequest, check_content_type, check_host, check_origin
+from regard.viewer.page.request_checks import FORM, JSON, RefusedRequest, check_content_type, check_host, check_origin
 
 logger = logging.getLogger("regard.serve")
 
@@ -26,7 +26,6 @@ Send = Callable[[Message], Awaitable[None]]
 PUBLIC_PATHS = ("/", "/docs", "/health", "/ready")
 API_KEY_PATHS = ("/translate", "/detect", "/languages")
 FORM_PATHS = ("/translate", "/detect")
-FORM = "application/x-www-form-urlencoded"
 # The bodies of all requests together, as a multiple of the largest one.
 MAX_BODIES = 32
 _WRONG_TOKEN = "The token is missing or wrong. Send the header: Authorization: Bearer TOKEN"
@@ -71,7 +70,7 @@ class RequestGuard:
                 raise Overloaded(excess)
             if await self._read_body(scope, receive, body):
                 if scope["method"] == "POST":
-                    await self.service.queue.wait_for_turn()
+                    await self.service.queue.wait_for_turn(self.service.registry.latency_target)
                 await self._run(scope, bytes(body), receive, send_and_note)
         except RefusedRequest as refusal:
             response = error_response(path, refusal.status, str(refusal))
@@ -136,6 +135,7 @@ class RequestGuard:
                     if self._body_bytes > MAX_BODIES * limits.max_body_bytes:
                         raise Overloaded(1)
                     if not message.get("more_body", False):
+                        limits.check_values(body)
                         return True
         except TimeoutError:
             seconds = limits.receive_timeout

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from regard.decode.interruption import check_interruption
-from regard.decode.rules.phrase_matcher import PhraseMatcher, RequiredPhrase
+from regard.decode.rules.phrase_matcher import PhraseMatcher, RequiredPhrase, max_tables
 from regard.decode.rules.token_texts import TokenTexts
 from regard.errors import RegardError
 
@@ -227,6 +227,8 @@ class LexicalConstraints:
         """The next state for every token of the vocabulary."""
         moves = self._moves.get(state)  # other threads may clear the cache
         if moves is None:
+            if len(self._moves) >= max_tables(len(self.texts.texts)):
+                self._moves.clear()
             moves = self._moves[state] = self._compute_moves(self._states[state])
         return moves
 

@@ -6,10 +6,24 @@ from math import inf
 import numpy as np
 from jaxtyping import Int
 
+from regard.decode.interruption import check_interruption
 from regard.decode.rules.token_texts import TokenTexts
 
 # Character classes of an automaton; the characters of its phrases follow.
 _PADDING, _OTHER, _OTHER_JOINING = range(3)
+
+
+# Numbers in the tables of the size of the vocabulary that an automaton keeps.
+_MAX_NUMBERS = 1 << 23
+
+
+def max_tables(vocab: int) -> int:
+    """How many tables of the size of the vocabulary are kept.
+
+    >>> max_tables(32_000)
+    262
+    """
+    return max(16, _MAX_NUMBERS // max(1, vocab))
 
 
 class PhraseMatcher:
@@ -47,6 +61,8 @@ class PhraseMatcher:
         """
         moves = self._moves.get((state, pending))  # other threads may clear the cache
         if moves is None:
+            if len(self._moves) >= max_tables(len(self.texts.texts)):
+                self._moves.clear()
             moves = self._moves[state, pending] = self._run(state, pending)
         return moves
 
@@ -127,6 +143,7 @@ class PhraseMatcher:
         self._next[:, _PADDING], self._hits[:, _PADDING] = np.arange(len(self.prefixes)), False
 
     def _run(self, state: int, pending: bytes) -> tuple[Int[np.ndarray, "V"], Int[np.ndarray, "V"]]:
+        check_interruption()
         characters = self.texts.characters(pending)
         classes = self._classes.get(pending)
         if classes is None:

@@ -86,7 +86,10 @@ class Scheduler:
         self._is_closing = False
         self._alone: list[tuple[float, int, CallJob]] = []
         self._side_threads = ThreadPoolExecutor(
-            SIDE_THREADS, thread_name_prefix=f"regard-serve-{name}-side", initializer=torch.set_num_threads, initargs=(1,)
+            SIDE_THREADS,
+            thread_name_prefix=f"regard-serve-{name}-side",
+            initializer=torch.set_num_threads,
+            initargs=(1,),
         )
         # The rest is used by the thread only. Heaps are ordered by deadline, then by arrival.
         self._numbers = itertools.count()
@@ -265,9 +268,7 @@ class Scheduler:
         return measured if measured is not None else 0.0 if name == "decode" else ASSUMED_SECONDS
 
     def _accept(self, job: Job, start: Callable[[], None]) -> None:
-        job.future.add_done_callback(
-            lambda future: self._post(lambda: self._drop(job)) if future.cancelled() else None
-        )
+        job.future.add_done_callback(lambda future: self._post(lambda: self._drop(job)) if future.cancelled() else None)
         with self._condition:
             if self._is_closing:
                 raise ShuttingDown

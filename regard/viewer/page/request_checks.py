@@ -7,7 +7,7 @@ of its own site resolves to the local address (DNS rebinding); the Host header t
 
 from collections.abc import Callable, Collection, Sequence
 
-JSON = "application/json"
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 
 
 class RefusedRequest(Exception):
