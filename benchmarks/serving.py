@@ -1,7 +1,7 @@
 """Load on a server on the loopback address: throughput, latency, batching, overload; beside FastAPI with CTranslate2.
 
     python benchmarks/serving.py                 # all rows: about three minutes
-    python benchmarks/serving.py --requests short --repeat 3   # latency of one client, and loads of 0.5 to 4 x the capacity
+    python benchmarks/serving.py --requests short --repeat 3   # latency; loads of 0.5 to 4 x the capacity
     python benchmarks/serving.py --soak 600      # memory of the server over ten minutes of mixed load
 
 Models have random weights. A request is one sentence, the same for both servers: `long`, 20 words with an output of 24

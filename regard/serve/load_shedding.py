@@ -70,7 +70,7 @@ class RequestQueue:
         self._started = None
 
     def _note_start(self) -> None:
-        """Another request starts, or could: the time since the last one is what that cost, with all else in the loop."""
+        """Another request starts, or could: the time since the last is what that cost, with all else in the loop."""
         assert self._started is not None
         self._meter.add(time.perf_counter() - self._started, 1)
 

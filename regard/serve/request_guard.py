@@ -1,4 +1,4 @@
-"""ASGI middleware around all routes: origin, size and time limits of requests, load, tokens, disconnects, metrics, logs."""
+"""ASGI middleware around all routes: source, size and time of requests, load, tokens, disconnects, metrics and logs."""
 
 import asyncio
 import logging

@@ -74,7 +74,7 @@ def test_tokens(guarded):
 
 
 def test_cross_origin_requests_are_allowed_if_configured(guarded):
-    preflight = b"OPTIONS /api/translate HTTP/1.1\r\nHost: localhost\r\nOrigin: %s\r\nAccess-Control-Request-Method: POST\r\n\r\n"
+    preflight = b"OPTIONS / HTTP/1.1\r\nHost: localhost\r\nOrigin: %s\r\nAccess-Control-Request-Method: POST\r\n\r\n"
     allowed = b"access-control-allow-origin: https://page.example"
     assert allowed in send_raw(guarded, preflight % b"https://page.example")
     assert b"access-control-allow-origin" not in send_raw(guarded, preflight % b"https://other.example")

@@ -1,7 +1,7 @@
 """Decoding of single images with Pillow: safe opening, EXIF orientation, conversion to the target channels and size."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -102,11 +102,12 @@ def _too_large_error(file: str | Path) -> RegardError:
 
 
 @contextmanager
-def open_header(file: Path | BinaryIO) -> Iterator[Image.Image]:
-    """Open an image, reading only its header. Images too large to be decoded safely are refused."""
-    # Pass an open file, not its name: files that Pillow maps by name come out wrong if they have to be transposed.
-    opened = open(file, "rb") if isinstance(file, Path) else nullcontext(file)
-    with opened as stream, Image.open(stream, formats=_FORMATS) as image:
+def open_header(stream: BinaryIO) -> Iterator[Image.Image]:
+    """Open an image, reading only its header. Images too large to be decoded safely are refused.
+
+    It is an open file, not a name: files that Pillow maps by name come out wrong if they have to be transposed.
+    """
+    with Image.open(stream, formats=_FORMATS) as image:
         # Pillow itself only warns up to twice this number.
         if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
             raise Image.DecompressionBombError
@@ -133,7 +134,7 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 def read_header(file: Path) -> ImageHeader:
     """Height, width and channels (1 or 3) of the upright image, without decoding it."""
-    with open_header(file) as image:
+    with open(file, "rb") as stream, open_header(stream) as image:
         return ImageHeader(*_upright_size(image), count_channels(image))
 
 
@@ -147,7 +148,7 @@ def load_image(file: Path, fit: ResizeRule | None = None) -> tuple[Image.Image, 
 
     With `fit`, the image may be decoded at a reduced size if that is faster, but not below twice the target size.
     """
-    with open_header(file) as image:
+    with open(file, "rb") as stream, open_header(stream) as image:
         orientation, size = _orientation(image), _upright_size(image)
         if fit is not None:
             # JPEG can be decoded at a half, a quarter or an eighth of its size.

@@ -49,7 +49,7 @@ class Moves(NamedTuple):
 
 
 class LexicalConstraints:
-    """The required and the forbidden phrases of one output; immutable apart from caches, so sentences and threads can share it.
+    """The required and the forbidden phrases of one output; immutable apart from caches, so all threads may share it.
 
     The output contains each required phrase as often as it is listed, and no forbidden phrase, as whole words and
     regardless of how they are split into tokens. States are numbered; `start_state` is the empty output.

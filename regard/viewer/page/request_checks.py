@@ -36,7 +36,7 @@ def check_origin(origin: str | None, fetch_site: str | None, own: str, trusted: 
 
     >>> check_origin("https://other.example", None, "http://localhost:8000")
     Traceback (most recent call last):
-    regard.viewer.page.request_checks.RefusedRequest: Another page sent this request. Use the page at the printed address.
+    regard.viewer.page.request_checks.RefusedRequest: Another page sent this request. Use ...
     """
     if origin is not None and (origin in trusted or "*" in trusted):
         return
