@@ -67,7 +67,7 @@ Prompt = Annotated[
     | Annotated[list[TokenIds], Field(fail_fast=True), Tag("|id lists")],
     _choose(_kind_of, "a string, a list of strings, a list of token ids or a list of such lists"),
 ]
-Name = Annotated[Text, Field(max_length=300)]
+Name = Annotated[str, Field(max_length=300), AfterValidator(check_text)]
 ModelName = Annotated[Name | None, Field(description="name of the model; not needed if only one has this task")]
 
 TargetLanguage = Annotated[Name | None, Field(description="target language, for a translator of several")]
