@@ -10,7 +10,7 @@ import re
 import time
 from collections import deque
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Connections of a server. Those beyond it are refused as soon as they are made.
 MAX_CONNECTIONS = 1000
+# Bytes of the body of a refused request that are read, so that its connection can be used again.
+MAX_SKIPPED = 1 << 16
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,12})[ \t]*\r\n")
 
 
@@ -76,7 +78,10 @@ class RequestQueue:
 
 
 class SheddingProtocol(H11Protocol):
-    """A connection. At the capacity of the server, a request that arrived as a whole is refused without parsing it."""
+    """A connection. At the capacity of the server, a simple request is refused without parsing it."""
+
+    _skipped = 0
+    """bytes of the body of a refused request that are still to come"""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -84,11 +89,17 @@ class SheddingProtocol(H11Protocol):
             self._refuse(b"", 1, is_last=True)
 
     def data_received(self, data: bytes) -> None:
+        if self._skipped:
+            count = min(self._skipped, len(data))
+            self._skipped, data = self._skipped - count, data[count:]
+            if not data:
+                return
         if data.startswith(b"POST ") and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             # Tasks that have not reached the application wait too.
             excess = self._service.excess_seconds(len(self.tasks) - self._service.running)
-            if excess and (head := head_of_whole_request(data)):
-                self._refuse(data, Overloaded(excess).retry_after, is_last=b"\r\nconnection: close" in head)
+            if excess and (head := head_of_simple_request(data)) is not None:
+                self._skipped = head.missing
+                self._refuse(data, Overloaded(excess).retry_after, is_last=head.is_last)
                 return
         super().data_received(data)
 
@@ -105,22 +116,34 @@ class SheddingProtocol(H11Protocol):
             self.on_response_complete()
 
 
-def head_of_whole_request(data: bytes) -> bytes:
-    """The headers, in lower case, of data that are exactly one simple request; else empty.
+class RequestHead(NamedTuple):
+    """What the head of a request states about what follows."""
+
+    missing: int
+    """bytes of its body that have not arrived"""
+    is_last: bool
+    """whether the connection ends with it"""
+
+
+def head_of_simple_request(data: bytes) -> RequestHead | None:
+    """The head of a request, if nothing about it needs the parser; None also if more than one has arrived.
 
     Requests of pages have an Origin, and their responses need headers for it.
 
-    >>> head_of_whole_request(b"POST / HTTP/1.1\\r\\nContent-Length: 2\\r\\n\\r\\n{}")
-    b'post / http/1.1\\r\\ncontent-length: 2\\r\\n'
-    >>> head_of_whole_request(b"POST / HTTP/1.1\\r\\nContent-Length: 3\\r\\n\\r\\n{}")
-    b''
+    >>> head_of_simple_request(b"POST / HTTP/1.1\\r\\nContent-Length: 3\\r\\n\\r\\n{}")
+    RequestHead(missing=1, is_last=False)
     """
     end = data.find(b"\r\n\r\n")
     head = data[: end + 2].lower()
     lengths = _LENGTH.findall(head)
-    is_whole = len(lengths) == 1 and end + 4 + int(lengths[0]) == len(data)
-    is_simple = head.count(b"content-length") == 1 and b"transfer-encoding" not in head and b"\r\norigin:" not in head
-    return head if is_whole and is_simple and b" http/1.1\r\n" in head else b""
+    if len(lengths) != 1 or head.count(b"content-length") > 1 or b" http/1.1\r\n" not in head:
+        return None
+    if any(name in head for name in (b"transfer-encoding", b"\r\norigin:", b"\r\nexpect:")):
+        return None
+    missing = end + 4 + int(lengths[0]) - len(data)
+    if not 0 <= missing <= MAX_SKIPPED:
+        return None
+    return RequestHead(missing, b"\r\nconnection: close" in head)
 
 
 @lru_cache

@@ -1,6 +1,7 @@
 """The HTTP server: uvicorn, which ends gracefully on SIGTERM and SIGINT."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -82,6 +83,8 @@ def run_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
     >>> run_server(make_application(ModelRegistry(["model"])))  # doctest: +SKIP
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()  # what is loaded now stays: looking for garbage among it takes long, and everything waits
     server = HttpServer(app, host, port)
     sock = server.bind()
     # uvicorn raises a signal again when it has shut down: it has been handled by then.
