@@ -55,7 +55,12 @@ class RequestQueue:
         if self._started is not None:
             future = loop.create_future()
             self._waiting.append(future)
-            await future
+            try:
+                await future
+            except asyncio.CancelledError:
+                if not future.cancelled():  # it was its turn already
+                    self._start_next()
+                raise
             self._note_start()
         self._started = time.perf_counter()
         loop.call_soon(self._start_next)

@@ -79,6 +79,13 @@ def test_requests_start_one_per_iteration_in_order():
         assert all(after - before <= 1 for before, after in itertools.pairwise(counts))
         assert order == [0, 1, 3, 4]
         assert queue.seconds_per_request > 0
+        # One that is cancelled at its turn passes it on.
+        tasks = [asyncio.ensure_future(request(i)) for i in (5, 6, 7)]
+        while len(queue) != 1:
+            await asyncio.sleep(0)
+        tasks[1].cancel()
+        await tasks[2]
+        assert order[-2:] == [5, 7]
         # One that waited too long is refused, and those behind it start.
         late = [asyncio.ensure_future(queue.wait_for_turn(limit)) for limit in (10, -1, 10)]
         results = await asyncio.gather(*late, return_exceptions=True)
