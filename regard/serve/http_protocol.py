@@ -24,7 +24,7 @@ class HttpProtocol(SheddingProtocol):
 
     header_timeout = 10.0
     """seconds in which the headers of a request must arrive"""
-    check_interval = 0.2
+    check_interval = 0.05
     """seconds between checks whether a client that half-closed its connection is still there"""
 
     _header_timer: TimerHandle | None = None

@@ -1,6 +1,5 @@
 """The models of a server: loading, lookup by name, and hot reload of changed folders."""
 
-import contextlib
 import dataclasses
 import logging
 import tempfile
@@ -316,10 +315,14 @@ def _warm_up_work(model: ServedModel) -> tuple[list[DecodingRequest[Any]], list[
 
 
 def _ignore_errors(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A call without the errors that a request for the same would get."""
+    """A call without the errors that a request for the same would get: they do not keep a server from starting."""
 
-    def run() -> Any:
-        with contextlib.suppress(RegardError):
-            return call()
+    def run() -> None:
+        try:
+            call()
+        except RegardError:
+            pass
+        except Exception as error:
+            logger.error("warm-up failed", exc_info=error)
 
     return run

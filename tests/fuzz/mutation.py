@@ -44,7 +44,7 @@ def mutate(data: bytes, draw: random.Random) -> bytes | None:
     mutated = _mutate_json(data, draw)
     if mutated is None and b"\n" in data:
         lines = data.split(b"\n")
-        index = draw.randrange(len(lines))
+        index = draw.choice([i for i, line in enumerate(lines) if line[:1] in (b"{", b"[")] or [0])
         line = _mutate_json(lines[index], draw)
         mutated = None if line is None else b"\n".join([*lines[:index], line, *lines[index + 1 :]])
     return mutated
@@ -57,13 +57,30 @@ def _mutate_json(data: bytes, draw: random.Random) -> bytes | None:
         return None
     if not isinstance(table, dict | list):
         return None
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        _change(table, draw)
     try:
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
+            _change(table, draw)
         text = json.dumps(table, ensure_ascii=draw.random() < 0.5)
         return text.replace(json.dumps(HUGE), "1" * 5000).encode()
-    except (ValueError, RecursionError):  # a lone surrogate, a table that contains itself
+    except (ValueError, RecursionError):  # a lone surrogate, a table that is too deep
         return None
+
+
+LONGEST = 20_000
+
+
+def _grow(value: Any, draw: random.Random) -> Any:
+    """A value repeated until it is long, or inside of many lists."""
+    count = int(LONGEST ** draw.random())
+    if isinstance(value, str) and draw.random() < 0.8:
+        part = draw.choice((value or "a", "- ", "a", "\n", " ", "one. ", "é🙂", "\u200d", "<b>", "\ud83d", "0"))
+        return (part * count)[:count]
+    if isinstance(value, list) and value and draw.random() < 0.8:
+        count = min(count, 10 * LONGEST // len(repr(value)))
+        return [copy.deepcopy(one) for one in value * (count + 1)]
+    for _ in range(count // 20):  # beyond the depth that Python's JSON writes, at times
+        value = [value] if draw.random() < 0.9 else {"a": value}
+    return value
 
 
 def _change(table: dict | list, draw: random.Random) -> None:
@@ -84,7 +101,9 @@ def _change(table: dict | list, draw: random.Random) -> None:
         container[key] = value if inner is None else inner.decode()
         return
     kind = draw.random()
-    if kind < 0.6:
+    if kind < 0.15:
+        container[key] = _grow(value, draw)
+    elif kind < 0.6:
         container[key] = copy.deepcopy(draw.choice(VALUES))  # it may be changed later
     elif kind < 0.7:
         del container[key]

@@ -1,4 +1,4 @@
-"""Fuzz targets: each reader of files, called with arbitrary content of one file.
+"""Fuzz targets: each reader of files, called with arbitrary content of one file, and requests to a server.
 
 A target must end normally or with a RegardError. Anything else is a finding: another exception, a crash of the process,
 a MemoryError below the limit on memory, a time-out, or a forbidden operation (`forbid_side_effects`).
@@ -39,7 +39,7 @@ from regard.training.run.run_log import RunLog, plot_losses, read_metrics
 from regard.training.runtime.sharded_checkpoint import load_like
 from regard.training.tasks import read_dataset, suggest_recipe
 from regard.training.tasks.task import BatchShape
-from tests.fuzz import valid_files
+from tests.fuzz import http_requests, valid_files
 
 MEMORY_LIMIT = 1 << 30
 """bytes that a target may allocate beyond what the process has when it starts"""
@@ -52,6 +52,8 @@ class Target(NamedTuple):
     file: str
     read: Callable[[Path], object]
     seeds: Sequence[bytes] = ()
+    compiles: bool = False
+    """whether it runs compiled kernels: compiling them takes longer than all other targets together"""
 
 
 def _nothing(folder: Path) -> None:
@@ -272,6 +274,7 @@ TARGETS: dict[str, Target] = {
     },
     "llama2c/model.bin": Target(valid_files.write_llama2c, "model.bin", _import_llama2c),
     "llama2c/tokenizer.bin": Target(valid_files.write_llama2c, "tokenizer.bin", _import_llama2c),
+    "http": Target(http_requests.write_served, "request", http_requests.send_request, http_requests.make_seeds(), True),
 }
 
 
@@ -280,7 +283,8 @@ def prepare(target: Target, folder: Path) -> list[bytes]:
 
     Running it loads the libraries that are imported on first use.
     """
-    sys.modules["numba"] = None  # type: ignore[assignment]  # compiling kernels takes longer than all targets together
+    if not target.compiles:
+        sys.modules["numba"] = None  # type: ignore[assignment]
     folder.mkdir(parents=True, exist_ok=True)
     target.write(folder)
     valid = [(folder / target.file).read_bytes()] if (folder / target.file).exists() else []

@@ -1,4 +1,4 @@
-"""The readers on valid files, on the stored corpus and on random changes of valid files: success or a RegardError."""
+"""Readers and server on valid inputs, on the stored corpus and on random changes of them: success or a RegardError."""
 
 import json
 import random
@@ -9,12 +9,21 @@ import pytest
 
 from tests.fuzz.mutation import mutate
 from tests.fuzz.replay import CORPUS
+from tests.fuzz.targets import TARGETS
 
 
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, str]]:
-    """One process for all inputs: a crash must not end the tests, and its memory and side effects are restricted."""
-    command = [sys.executable, "-m", "tests.fuzz.replay"]
+    """A process for all inputs: a crash must not end the tests, and its memory and side effects are restricted.
+
+    Targets with compiled kernels have another one.
+    """
+    names = [[name for name in TARGETS if TARGETS[name].compiles is compiles] for compiles in (False, True)]
+    return [result for some in names for result in replay(some)]
+
+
+def replay(names: list[str]) -> list[dict[str, str]]:
+    command = [sys.executable, "-m", "tests.fuzz.replay", *names]
     process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
     last = f" after {lines[-1]['target']}, {lines[-1]['input']}" if lines else ""

@@ -53,15 +53,14 @@ def make_generator(**changes) -> TextGenerator:
     return TextGenerator(make_model(config).eval(), TOKENIZER, {}, CAUSAL_LM_TOKENS)
 
 
-def make_encoder() -> TextEncoder:
-    config = BertConfig(**SIZES, layers=1, vocab=VOCAB, labels=("a", "b"))
+def make_encoder(**changes) -> TextEncoder:
+    config = BertConfig(**SIZES | dict(layers=1, vocab=VOCAB, labels=("a", "b")) | changes)
     return TextEncoder(make_model(config).eval(), TOKENIZER, {}, ENCODER_TOKENS)
 
 
-def make_image_model() -> ImageModel:
-    config = ViTConfig(
-        width=8, heads=2, feedforward=8, layers=1, patch=4, image_height=8, image_width=8, labels=("a", "b")
-    )
+def make_image_model(**changes) -> ImageModel:
+    sizes = dict(width=8, heads=2, feedforward=8, layers=1, patch=4, image_height=8, image_width=8)
+    config = ViTConfig(**sizes | dict(labels=("a", "b")) | changes)
     return ImageModel(make_model(config).eval())
 
 

@@ -8,11 +8,14 @@ import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 import torch
 
+from regard.decode import Shortlist
 from regard.pipelines import load, save
 from regard.serve.model_registry import ModelRegistry
 from regard.serve.serve_limits import ServeLimits
@@ -71,6 +74,9 @@ def test_tokens(guarded):
     assert guarded.request("/translate", libretranslate)[0] == 403
     assert guarded.request("/translate", libretranslate | {"api_key": "wrong"})[0] == 403
     assert guarded.request("/translate", libretranslate | {"api_key": TOKEN})[0] == 200
+    for key in ("\ud800", "\0", "é", 3, ["a"], TOKEN * 100):
+        assert guarded.request("/translate", libretranslate | {"api_key": key})[0] == 403
+    assert guarded.request("/api/translate", body, authorization="Bearer \xe9")[0] == 401
 
 
 def test_cross_origin_requests_are_allowed_if_configured(guarded):
@@ -125,7 +131,7 @@ def test_random_bytes(server):
 def test_clients_that_leave_stop_their_work(server, is_streamed):
     scheduler = next(model for model in server.service.registry.models if model.name == "letters").scheduler
     cancelled = scheduler.counts.cancelled
-    count = 1 if is_streamed else 40
+    count = 1 if is_streamed else 64
     body = {"model": "letters", "prompts": ["Un"] * count, "options": LONG, "stream": is_streamed}
     content = json.dumps(body).encode()
     with connection(server) as sock:
@@ -198,6 +204,26 @@ def test_changed_folders_are_reloaded(folders, tmp_path, caplog):
         assert after[0]["score"] != before[0]["score"]
         assert all(result in (before, after) for result in results)
         assert "reload_errors" not in server.request("/ready")[1]
+
+
+def test_rewritten_files_do_not_reach_a_served_model(folders, tmp_path):
+    """Nothing of a served model is mapped: a file that shrinks in place would kill the process."""
+    translator = load(folders["numbers"], "cpu")
+    vocab = translator.model.config.target_vocab
+    targets = np.zeros((translator.model.config.source_vocab, 2), np.int32)
+    translator.shortlist = Shortlist(targets, np.arange(vocab, dtype=np.int32), vocab)
+    for precision in ("float32", "int8"):
+        save(tmp_path / precision, translator, precision=precision)
+    registry = ModelRegistry([tmp_path / "float32", tmp_path / "int8"], device="cpu", latency_target=30, workers=1)
+    assert [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line] == []
+    body = {"texts": ["one two three", "two"], "options": {"shortlist": True}}
+    with run_in_thread(registry) as server:
+        translate = lambda: [server.post("/api/translate", body | {"model": name}) for name in registry.names]  # noqa: E731
+        before = translate()
+        for file in tmp_path.rglob("*.safetensors"):
+            with open(file, "r+b") as opened:
+                opened.truncate(100)
+        assert translate() == before
 
 
 def test_memory_stays_flat(server):

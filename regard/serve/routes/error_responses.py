@@ -76,7 +76,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer all errors of the application as JSON."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return exception_response(request.url.path, error)
+        return exception_response(request.scope["path"], error)
 
     for kind in (RegardError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, handle)

@@ -91,7 +91,7 @@ async def event_stream(request: Request, events: AsyncIterator[Any]) -> Streamin
             async for event in events:
                 yield _event(event)
         except Exception as error:
-            yield f"data: {bytes(exception_response(request.url.path, error).body).decode()}\n\n"
+            yield f"data: {bytes(exception_response(request.scope['path'], error).body).decode()}\n\n"
         yield "data: [DONE]\n\n"
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
