@@ -308,7 +308,12 @@ class Scheduler:
         except Exception as error:
             finish = partial(self._fail, job, error)
         seconds = time.perf_counter() - start
-        self._post(lambda: (self._note_work(job.meter, seconds, job.units), finish()))  # type: ignore[func-returns-value]
+
+        def end() -> None:
+            self._note_work(job.meter, seconds, job.units)
+            finish()
+
+        self._post(end)
 
     # Called by the thread.
 
