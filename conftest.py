@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ import torch
 # Where there is no GPU, kernels in Triton are tested in its interpreter; it looks here when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Compiled CPU kernels check every index, which a cache of their own keeps apart from the usual code; it is read when
+# numba is imported.
+os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "numba"))
 # Packages without which tests are skipped. In .ci/run that is an error.
 OPTIONAL = ["triton", "numba", "pyarrow", "datasets", "ray", "wandb", "zstandard", "ctranslate2", "onnx", "gguf"]
 SERVING = ["fastapi", "uvicorn", "openai", "schemathesis", "libretranslatepy"]

@@ -1,9 +1,7 @@
 """Errors that a user can act on."""
 
 import difflib
-import importlib
 from collections.abc import Iterable
-from typing import Any
 
 
 class RegardError(Exception):
@@ -51,16 +49,3 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """
     matches = difflib.get_close_matches(name, list(known), n=1)
     return f"Did you mean {matches[0]}?" if matches else otherwise
-
-
-def require_package(name: str, extra: str) -> Any:
-    """Import an optional package; if it is missing, the error names the extra of Regard that installs it.
-
-    >>> require_package("no_such_package", "onnx")
-    Traceback (most recent call last):
-    regard.errors.RegardError: no_such_package is not installed. Install it with: pip install "regard[onnx]"
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise RegardError(f"{name} is not installed.", f'Install it with: pip install "regard[{extra}]"') from None

@@ -115,6 +115,15 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             run_block(page, block, names)
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_extras_are_installed_from_the_clone(page: Path) -> None:
+    """Regard is on no package index."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"""pip install [^`\n]*["' ]regard\[.*""", text)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(re.findall(r'pip install -e "\.\[([a-z0-9]+)\]"', text)) <= set(extras)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -105,11 +105,13 @@ def beam(
     """Beam search with beam width `config.beam`; returns the `n_best` best hypotheses of each sentence.
 
     Each step ranks all continuations of all beams by log-probability and keeps the best 2K as candidates. Candidates
-    among the first K that end in `<eos>` are finished; the K best others are the new beam. `history` records every
-    step. `max_total_len` limits the length of source and output together, for models whose output continues the source.
-    `lexical` are the required and forbidden phrases of each sentence. With required phrases, the candidates are those
-    of dynamic beam allocation (`allocate_beam`), and "the first K" are the first in its order. `shortlist` are the
-    tokens that each output may contain.
+    among the first K that end in `<eos>` are finished; the K best others are the new beam. At the maximum length, the
+    first K are finished: by a forced `<eos>`, or in language models, like in transformers, without.
+
+    `history` records every step. `max_total_len` limits the length of source and output together, for models whose
+    output continues the source. `lexical` are the required and forbidden phrases of each sentence. With required
+    phrases, the candidates are those of dynamic beam allocation (`allocate_beam`), and "the first K" are the first in
+    its order. `shortlist` are the tokens that each output may contain.
 
     >>> from regard.layers.packed import pack
     >>> from regard.models.transformer import Transformer, TransformerConfig
@@ -154,11 +156,12 @@ def beam(
 
         candidates = replace(candidates, ids=constraints.unify_ends(candidates.ids))
         ends = candidates.ids[..., -1] == special.eos
-        finishes = ends & (rank < K)
+        is_last = (t >= constraints.last_step)[:, None]
+        finishes = (ends | is_last) & (rank < K)
         finished = finished.add(candidates, _score(candidates, finishes, lengths, config))
         # The K best unfinished candidates, in order. A beam has at most one candidate per end token, so the pool
         # contains K others.
-        unfinished = candidates.log_prob.masked_fill(ends, -torch.inf)
+        unfinished = candidates.log_prob.masked_fill(ends | is_last, -torch.inf)
         if constraints.lexical is not None:
             unfinished = _first_ranked(unfinished, rank, K)
         unfinished, chosen = unfinished.topk(K, dim=1)
@@ -181,7 +184,7 @@ def beam(
         if constraints.lexical is not None:
             constraints = constraints.advance(parent, live.ids[..., -1], unfinished > -torch.inf)
         source_beam = parent + torch.arange(len(rows), device=device)[:, None] * beams
-        done = _is_done(live, finished, constraints.limit, config)
+        done = _is_done(live, finished, constraints.last_step, config)
         if done.any():
             done_rows = done.nonzero().squeeze(1)
             best = finished.select_sentences(done_rows)
@@ -282,7 +285,7 @@ def _score(
 
 
 def _is_done(
-    live: LiveHypotheses, finished: FinishedHypotheses, limit: Int[Tensor, "B"], config: DecodeConfig
+    live: LiveHypotheses, finished: FinishedHypotheses, last_step: Int[Tensor, "B"], config: DecodeConfig
 ) -> Bool[Tensor, "B"]:
     """True if enough hypotheses have finished, or if no live one can still enter the N best.
 
@@ -290,7 +293,7 @@ def _is_done(
     0. The final score of a live hypothesis is therefore at most its current log-probability divided by the length
     penalty of its maximum length. Without early stopping, that of its current length is used, as an estimate.
     """
-    length = limit + 1 if config.early_stopping else live.ids.shape[-1]
+    length = last_step + 1 if config.early_stopping else live.ids.shape[-1]
     bound = live.log_prob[:, 0] / length**config.length_penalty
     return (finished.score[:, -1] >= bound) | (finished.count >= config.enough)
 

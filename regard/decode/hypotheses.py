@@ -11,9 +11,9 @@ class Hypothesis:
     """One output: its ids without `<sos>` and `<eos>`, and its log-probabilities.
 
     `token_logprobs` are those of the model before temperature, top-k and top-p (but after the repetition penalty, if
-    any), including forced tokens. The last one
-    is that of `<eos>`, so there is one more than ids (unless every continuation had probability 0). `logprob` is their
-    sum. `score` ranks the hypotheses of a sentence: see `DecodeConfig`.
+    any), including forced tokens. The last one is that of `<eos>`, so there is one more than ids, except where an
+    output ends without `<eos>`: at the maximum length of a language model, or if every continuation had probability 0.
+    `logprob` is their sum. `score` ranks the hypotheses of a sentence: see `DecodeConfig`.
     """
 
     ids: list[int]

@@ -178,12 +178,13 @@ def _decode_stepwise(
         log_ps[rows, :, t] = token_log_p
         log_prob[rows] += torch.where(is_live, token_log_p, 0.0)
         lengths[rows] += is_live
-        is_live = is_live & (last != special.eos)
+        is_token = is_live & (last != special.eos)
+        is_live = is_token & (t < constraints.last_step)[:, None]
         if lexical is not None:
             constraints = constraints.advance(torch.arange(K).expand_as(last), last, is_live)
         if on_token is not None:
-            for row, token, continues in zip(rows.tolist(), last[:, 0].tolist(), is_live[:, 0].tolist()):
-                if continues:
+            for row, token, is_new in zip(rows.tolist(), last[:, 0].tolist(), is_token[:, 0].tolist()):
+                if is_new:
                     on_token(row, token)
         remaining = is_live.any(1).nonzero().squeeze(1)
         if len(remaining) == 0:

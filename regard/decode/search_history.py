@@ -46,6 +46,7 @@ class SearchRecorder:
                 chosen[i].tolist(),
                 lambda beam, token, i=i: constraints.refusal_reason(i, beam, t, token),
                 t,
+                is_last=t >= int(constraints.last_step[i]),
             )
 
     def _add_sentence_step(
@@ -56,6 +57,7 @@ class SearchRecorder:
         chosen: list[int],
         refusal_reason: Callable[[int, int], str],
         t: int,
+        is_last: bool,
     ) -> None:
         branches, totals = self.branches[row], self.totals[row]
         chosen_pairs = {(branch, token) for branch, token in zip(branches, chosen) if branch is not None}
@@ -76,8 +78,11 @@ class SearchRecorder:
                     total = totals[branch] + float(unconstrained[k, token])
                     refused.append(RefusedToken(branch, token, total, refusal_reason(k, token)))
         candidates.sort(key=lambda candidate: -candidate[0])
-        statuses: list[CandidateStatus] = [self._status(token, reason) for _, _, token, reason in candidates]
         ends = set(self.special.ends)
+        statuses: list[CandidateStatus] = [
+            "pruned" if reason else "finished" if is_last or token in ends else "live"
+            for _, _, token, reason in candidates
+        ]
         scores = [total / (t + 1) ** self.config.length_penalty for total, *_ in candidates]
         log_probs, parents, tokens, reasons_column = (
             [list(column) for column in zip(*candidates)] if candidates else ([], [], [], [])
@@ -90,9 +95,6 @@ class SearchRecorder:
         self.totals[row] = [total for (total, *_), status in zip(candidates, statuses) if status == "live"]
         pairs = zip(branches, chosen)
         self.branches[row] = [live.index(pair) if pair in live else None for pair in pairs]
-
-    def _status(self, token: int, pruning_reason: str) -> CandidateStatus:
-        return "pruned" if pruning_reason else "finished" if token in self.special.ends else "live"
 
     def _pruning_reasons(self, log_p: Float[Tensor, "V"], best: list[int]) -> dict[int, str]:
         """Why each of the best tokens (best first) would not be chosen."""

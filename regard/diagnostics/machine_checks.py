@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from regard.diagnostics.machine_facts import free_disk, installed_version, requirements
+from packaging.requirements import Requirement
+
+from regard.diagnostics.machine_facts import free_disk, installed_version
 from regard.diagnostics.probes import FINISHED, Probe, ProbeResult
+from regard.optional_packages import declared_requirements, install_command
 
 Status = Literal["ok", "warning", "problem"]
 
@@ -87,11 +90,11 @@ def check_python() -> MachineCheck:
 
 def check_versions() -> MachineCheck:
     """Check the installed packages against the declared requirements; those of extras only if they are installed."""
-    name, declared = "packages", requirements()
+    name, declared = "packages", declared_requirements()
     if not declared:
         message = "Regard is not installed as a package, so the versions of its requirements are unknown"
         return MachineCheck(name, "warning", message, "Install it with pip.")
-    wrong = []
+    wrong, needed = [], []
     for requirement in declared:
         version, is_extra = installed_version(requirement.name), "extra" in str(requirement.marker or "")
         if requirement.marker is not None and not requirement.marker.evaluate(
@@ -100,10 +103,12 @@ def check_versions() -> MachineCheck:
             continue
         if not version and not is_extra:
             wrong.append(f"{requirement.name} is missing")
+            needed.append(requirement)
         elif version and not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version} (needed: {requirement.specifier})")
+            needed.append(requirement)
     if wrong:
-        return MachineCheck(name, "problem", "; ".join(wrong), "Run: pip install --upgrade regard")
+        return MachineCheck(name, "problem", "; ".join(wrong), f"Run: {install_command(needed)}")
     return MachineCheck(name, "ok", "versions satisfy the requirements of Regard")
 
 
@@ -114,16 +119,16 @@ def _extra(marker: str) -> str:
 
 def check_extras() -> Iterator[MachineCheck]:
     """Report the optional packages that are missing. Having none of them is not an error."""
-    missing: dict[str, list[str]] = {}
-    for requirement in requirements():
+    missing: dict[str, list[Requirement]] = {}
+    for requirement in declared_requirements():
         extra = _extra(str(requirement.marker or ""))
         applies = extra and requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
         if applies and not installed_version(requirement.name):
-            missing.setdefault(extra, []).append(requirement.name)
-    for extra, names in sorted(missing.items()):
+            missing.setdefault(extra, []).append(requirement)
+    for extra, packages in sorted(missing.items()):
         purpose = EXTRAS.get(extra, "optional features")
-        message = f"{' and '.join(names)} not installed (optional): {purpose}"
-        yield MachineCheck(f"regard[{extra}]", "ok", message, f'For it: pip install "regard[{extra}]"')
+        message = f"{' and '.join(one.name for one in packages)} not installed (optional): {purpose}"
+        yield MachineCheck(f"regard[{extra}]", "ok", message, f"For it: {install_command(packages)}")
 
 
 # -- operating system -------------------------------------------------------------------------------------------------

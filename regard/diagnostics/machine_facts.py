@@ -11,8 +11,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
+from regard.optional_packages import declared_requirements
 from regard.version import __version__
 
 # Instruction sets that matrix products use, as /proc/cpuinfo names them.
@@ -56,15 +55,7 @@ def _system_library() -> str:
 
 
 def _package_names() -> set[str]:
-    return {requirement.name for requirement in requirements() if requirement.name != "regard"}
-
-
-def requirements() -> list[Requirement]:
-    """The requirements that Regard declares, those of its extras included; none if its metadata is not installed."""
-    try:
-        return [Requirement(text) for text in importlib.metadata.requires("regard") or ()]
-    except importlib.metadata.PackageNotFoundError:
-        return []
+    return {requirement.name for requirement in declared_requirements() if requirement.name != "regard"}
 
 
 def installed_version(name: str) -> str:

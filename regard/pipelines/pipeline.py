@@ -55,6 +55,11 @@ class Pipeline:
         save(path, self, precision=precision)
 
 
+def best_text(inputs: str | Sequence[str], results: Sequence[Any]) -> Any:
+    """The text of the best of the results of one input, or a list with that of each input."""
+    return results[0].text if isinstance(inputs, str) else [n_best[0].text for n_best in results]
+
+
 class TextPipeline(Pipeline):
     """Base class of the pipelines for text: batches of token ids, and length limits."""
 

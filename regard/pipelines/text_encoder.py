@@ -357,14 +357,20 @@ class TextEncoder(TextPipeline):
                     results[text][word] = results[text][word]._replace(tag=tag, probability=probability)
         return results
 
+    @overload
+    def fill(self, texts: str, count: int = 5) -> list[list[tuple[str, float]]]: ...
+    @overload
+    def fill(self, texts: Sequence[str], count: int = 5) -> list[list[list[tuple[str, float]]]]: ...
     @torch.no_grad()
-    def fill(self, text: str, count: int = 5) -> list[list[tuple[str, float]]]:
-        """The `count` most probable tokens for each `<mask>` in a text, with their probabilities."""
+    def fill(self, texts: str | Sequence[str], count: int = 5) -> Any:
+        """The `count` most probable tokens for each `<mask>` in a text, or in each, with their probabilities."""
+        if not isinstance(texts, str):
+            return [self.fill(text, count) for text in texts]
         if self.model.config.head != "mask" or self.special.mask is None:
             raise RegardError("This model has no masked language modeling head.", "Train one: regard train --task mask")
-        if MASK_TOKEN not in text:
+        if MASK_TOKEN not in texts:
             raise RegardError(f"The text contains no {MASK_TOKEN}.", f"Write {MASK_TOKEN} in place of a token.")
-        ids = self.encode_text(text, name="The text")
+        ids = self.encode_text(texts, name="The text")
         self.model.eval()
         probabilities = self.model(self.pack([ids])).float().softmax(-1)
         predictions = []

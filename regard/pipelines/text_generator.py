@@ -22,7 +22,7 @@ from regard.pipelines.callback_iterator import iterate_callback
 from regard.pipelines.chat_template import Messages, render_chat
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
-from regard.pipelines.pipeline import TextPipeline
+from regard.pipelines.pipeline import TextPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 
 OnText = Callable[[int, str], None]
@@ -92,9 +92,13 @@ class TextGenerator(TextPipeline):
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
 
-    def __call__(self, prompt: str) -> str:
-        """The first continuation of a prompt."""
-        return self.generate(prompt)[0].text
+    @overload
+    def __call__(self, prompts: str) -> str: ...
+    @overload
+    def __call__(self, prompts: Sequence[str]) -> list[str]: ...
+    def __call__(self, prompts: str | Sequence[str]) -> Any:
+        """The first continuation of a prompt, or of each."""
+        return best_text(prompts, self.generate(prompts))
 
     def encode_prompt(
         self,

@@ -32,7 +32,7 @@ from regard.pipelines.folder.shortlist_file import learn_shortlist
 from regard.pipelines.language_choice import select_languages
 from regard.pipelines.large_files import translation_files
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
-from regard.pipelines.pipeline import TextPipeline
+from regard.pipelines.pipeline import TextPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 from regard.pipelines.translation import Split, Translation, join_translations
 
@@ -79,12 +79,18 @@ class Translator(TextPipeline):
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.source_tokenizer, self.target_tokenizer
 
-    def __call__(self, line: str, to: str | None = None, source_language: str | None = None) -> str:
-        """The best translation of a line; a line beyond the trained length is split into sentences.
+    @overload
+    def __call__(self, lines: str, to: str | None = None, source_language: str | None = None) -> str: ...
+    @overload
+    def __call__(
+        self, lines: Sequence[str], to: str | None = None, source_language: str | None = None
+    ) -> list[str]: ...
+    def __call__(self, lines: str | Sequence[str], to: str | None = None, source_language: str | None = None) -> Any:
+        """The best translation of a line, or of each; a line beyond the trained length is split into sentences.
 
         `to` and `source_language` are the codes of the languages, for a model of several.
         """
-        return self.translate(line, split="auto", to=to, source_language=source_language)[0].text
+        return best_text(lines, self.translate(lines, split="auto", to=to, source_language=source_language))
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -148,6 +154,19 @@ class Translator(TextPipeline):
         """The ids of a target line without special tokens; `truncate` cuts it to the trained length."""
         ids = self.target_tokenizer.encode(line)
         return self.limit_length(ids, name, truncate, special_count=self._special_count)
+
+    def encode_prefix(self, prefix: str, *, name: str = "the prefix", truncate: bool = False) -> list[int]:
+        """The ids of a forced beginning of a translation; an error if it has words that the model cannot write."""
+        ids = self.encode_target(prefix, name=name, truncate=truncate)
+        if self.special.unk in ids:
+            pieces = self.target_tokenizer.encode_as_pieces(prefix)
+            unknown = dict.fromkeys(piece for (piece, _), token in zip(pieces, ids) if token == self.special.unk)
+            raise RegardError(
+                f"{name[0].upper()}{name[1:]}, {prefix!r}, cannot be generated: the vocabulary of the model lacks "
+                f"{', '.join(map(repr, unknown))}.",
+                "Use other words, or leave these out.",
+            )
+        return ids
 
     @property
     def _special_count(self) -> int:
@@ -252,6 +271,11 @@ class Translator(TextPipeline):
         sentences = [sentence for line in split_lines for sentence in line]
         sentence_prefixes = None
         if prefixes is not None:  # for the first sentence of each line
+            if len(prefixes) != len(lines):
+                raise RegardError(
+                    f"Expected one prefix per line: got {len(prefixes)} prefixes for {len(lines)} lines.",
+                    'Pass "" for a line without one.',
+                )
             sentence_prefixes = [
                 prefixes[i] if k == 0 else "" for i, line in enumerate(split_lines) for k in range(len(line))
             ]
@@ -343,7 +367,7 @@ class Translator(TextPipeline):
         if prefixes is not None or self.special.forced is not None:
             start = self.special.make_decoder_input([])[1:]
             texts = prefixes if prefixes is not None else [""] * len(lines)
-            forced = [start + self.encode_target(texts[i], name=f"prefix {i + 1}", truncate=truncate) for i in nonempty]
+            forced = [start + self.encode_prefix(texts[i], name=f"prefix {i + 1}", truncate=truncate) for i in nonempty]
         model = self.model if not self.ensemble_members else Ensemble(self.models)
         for member in self.models:
             if getattr(member, "training", True):  # exported graphs have no mode

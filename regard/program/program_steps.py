@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.export.graph_signature import InputKind
 
+from regard import version
 from regard.errors import RegardError
 from regard.program.capture import CapturedCall
 
@@ -326,9 +328,8 @@ class _GraphTranslator:
         value = node.meta["val"] if value is None else value
         inputs = tuple(None if tensor is None else self.names[tensor.name] for tensor in tensors)
         shape = tuple(self.size(size) for size in value.shape)
-        self.steps.append(
-            Step(name, op, inputs, attributes, shape, _kind(value), _module_path(node), _source_location(node), body)
-        )
+        source = source_location(node.meta.get("stack_trace") or "", str(Path(version.__file__).parents[1]))
+        self.steps.append(Step(name, op, inputs, attributes, shape, _kind(value), _module_path(node), source, body))
 
     def shape(self, node: fx.Node) -> tuple[Size, ...]:
         return tuple(self.size(size) for size in node.meta["val"].shape)
@@ -363,7 +364,11 @@ def _module_path(node: fx.Node) -> str:
     return re.sub(r"^(_export_root\.)?model\.?", "", path)
 
 
-def _source_location(node: fx.Node) -> str:
-    """File and name of the innermost function of Regard that called an operation."""
-    frames = re.findall(r'File ".*?(regard/[^"]*\.py)", line \d+, in (\S+)', node.meta.get("stack_trace") or "")
+def source_location(stack_trace: str, root: str) -> str:
+    """File relative to the folder `root` of the package and name of the innermost function of Regard of a stack trace.
+
+    >>> source_location('File "/home/regard/regard/layers/norms.py", line 8, in forward', "/home/regard")
+    'regard/layers/norms.py · forward'
+    """
+    frames = re.findall(rf'File "{re.escape(root)}/(regard/[^"]*\.py)", line \d+, in (\S+)', stack_trace)
     return " · ".join(frames[-1]) if frames else ""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ from regard.decode import DecodeConfig, Hypothesis
 from regard.errors import RegardError
 from regard.pipelines import Classification, Continuation, SequenceScore, Translation
 from regard.pipelines.image_model import ImageLike
+from regard.pipelines.pipeline import best_text
 from regard.pipelines.translation import Split
 
 # Texts of one request.
@@ -66,11 +67,19 @@ class RemoteModel:
     token: str | None = dataclasses.field(default=None, repr=False)
     timeout: float = 60.0
 
-    def __call__(self, text: str, to: str | None = None, source_language: str | None = None) -> str:
-        """The best translation of a text (between these languages, for a model of several), or its continuation."""
+    @overload
+    def __call__(self, texts: str, to: str | None = None, source_language: str | None = None) -> str: ...
+    @overload
+    def __call__(
+        self, texts: Sequence[str], to: str | None = None, source_language: str | None = None
+    ) -> list[str]: ...
+    def __call__(self, texts: str | Sequence[str], to: str | None = None, source_language: str | None = None) -> Any:
+        """The best translation of a text (between these languages, for a model of several), or its continuation; a list
+        for several.
+        """
         if "translate" in self.description["tasks"]:
-            return self.translate(text, split="auto", to=to, source_language=source_language)[0].text
-        return self.generate(text)[0].text
+            return best_text(texts, self.translate(texts, split="auto", to=to, source_language=source_language))
+        return best_text(texts, self.generate(texts))
 
     def translate(
         self,

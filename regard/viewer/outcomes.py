@@ -33,6 +33,9 @@ class PredictionStep(NamedTuple):
     token: str
     probability: float | None
     likeliest: dict[str, float]
+    """by names that differ for tokens with the same text"""
+    name: str = ""
+    """of the token, among the alternatives"""
 
 
 class NextToken(NamedTuple):
@@ -126,7 +129,7 @@ def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor
     context = list(ids[-8:])
     start = len(tokenizer.decode(context))
     texts = [text[start:] for text in tokenizer.decode_batch([[*context, i] for i in indices.tolist()])]
-    tokens = [tokenizer.decode([i]) or tokenizer.label(i) for i in indices.tolist()]
+    tokens = list(tokenizer.distinct_names(indices.tolist()).values())
     normalizers = [float((logprobs.double() / one).logsumexp(0)) for one in TEMPERATURES]
     return NextToken(tokens, texts, best.tolist(), normalizers)
 
@@ -162,7 +165,7 @@ def label_outcome(probabilities: Mapping[str, float], seen: Look | ImageLook) ->
     if not best:
         return Outcome("", None, [], seen)
     label, probability = next(iter(best.items()))
-    return Outcome(label, None, [PredictionStep(label, probability, best)], seen)
+    return Outcome(label, None, [PredictionStep(label, probability, best, label)], seen)
 
 
 def _areas(seen: ImageLook) -> list[PredictionStep]:
@@ -181,22 +184,17 @@ def _logprob(probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> flo
 
 def _steps(tokenizer: Tokenizer, probabilities: Float[Tensor, "T V"], targets: Sequence[int]) -> list[PredictionStep]:
     """One step per row; rows beyond the last target have no token."""
-
-    def token_text(token_id: int) -> str:
-        return tokenizer.decode([token_id]) or tokenizer.label(token_id)
-
     steps = []
     best, indices = probabilities.topk(min(TOP_K, probabilities.shape[1]))
     for i, (top_probabilities, ids) in enumerate(zip(best.tolist(), indices.tolist())):
-        likeliest: dict[str, float] = {}
-        for token_id, probability in zip(ids, top_probabilities):
-            # Two tokens may decode to the same text, with and without a space before it.
-            text = token_text(token_id)
-            likeliest[text if text not in likeliest else tokenizer.label(token_id)] = probability
-        if i < len(targets):
-            steps.append(PredictionStep(token_text(targets[i]), float(probabilities[i, targets[i]]), likeliest))
-        else:
+        target = targets[i] if i < len(targets) else None
+        names = tokenizer.distinct_names([*ids, *([] if target is None else [target])])
+        likeliest = {names[token_id]: probability for token_id, probability in zip(ids, top_probabilities)}
+        if target is None:
             steps.append(PredictionStep("", None, likeliest))
+        else:
+            text = tokenizer.decode([target]) or tokenizer.label(target)
+            steps.append(PredictionStep(text, float(probabilities[i, target]), likeliest, names[target]))
     return steps
 
 
@@ -215,6 +213,7 @@ def outcome_header(outcome: Outcome) -> dict[str, Any]:
 def _step_header(step: PredictionStep) -> dict[str, Any]:
     return {
         "token": step.token,
+        "name": step.name,
         "probability": step.probability,
         "likeliest": [[token, probability] for token, probability in step.likeliest.items()],
     }

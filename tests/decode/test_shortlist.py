@@ -81,6 +81,19 @@ def test_log_probabilities_are_normalized_over_the_list_of_the_sentence():
     assert first[0].token_logprobs[0] == pytest.approx(expected[at], abs=1e-4)
 
 
+@pytest.mark.parametrize("config", ["greedy", "beam", "samples"])
+def test_suppressed_tokens_outside_the_shortlist_have_no_effect(config):
+    model, sources = transformer(), make_sources()
+    special = special_options(model)["special"]
+    allowed = {token for source in sources for token in SHORTLIST.allowed_tokens(source, special).tolist()}
+    outside = tuple((token,) for token in range(VOCAB) if token not in allowed)
+    assert outside
+    suppressed = replace(with_shortlist(config), suppress_sequences=outside)
+    engine, plain = decode_both(model, sources, suppressed, shortlist=SHORTLIST)
+    assert_equal_search(engine, plain)
+    assert engine == decode_both(model, sources, with_shortlist(config), shortlist=SHORTLIST)[0]
+
+
 @pytest.mark.parametrize("precision", ["auto", "int8"])
 @pytest.mark.parametrize("config", ["greedy", "beam", "samples"])
 def test_results_do_not_depend_on_the_batch(monkeypatch, config, precision):
@@ -108,18 +121,6 @@ def test_int8_restricts_to_the_shortlist():
     all_tokens = decode_all(model, sources, pack, config, shortlist=everything, **special_options(model))
     without = decode_all(model, sources, pack, replace(config, shortlist=False), **special_options(model))
     assert_equal_search(all_tokens, without)
-
-
-def test_worker_processes(monkeypatch):
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    model, sources = transformer(), make_sources(20)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert_equal_search(*decode_both(model, sources, with_shortlist("beam"), shortlist=SHORTLIST))
-        assert len(engine_module._pools[model][1].processes) == 1
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("config", ["greedy", "beam", "samples"])

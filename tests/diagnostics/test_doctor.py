@@ -80,7 +80,7 @@ def packages(monkeypatch):
     """Fake packages: the requirements of Regard, and the installed versions."""
     requirements: list[Requirement] = []
     versions: dict[str, str] = {}
-    monkeypatch.setattr(machine_checks, "requirements", lambda: requirements)
+    monkeypatch.setattr(machine_checks, "declared_requirements", lambda: requirements)
     monkeypatch.setattr(machine_checks, "installed_version", lambda name: versions.get(name, ""))
     return requirements, versions
 
@@ -116,7 +116,7 @@ def test_missing_extras_say_what_they_enable(packages):
     [check] = machine_checks.check_extras()
     assert check.status == "ok"
     assert "onnx not installed (optional): export to ONNX" in check.message
-    assert check.advice == 'For it: pip install "regard[onnx]"'
+    assert check.advice == f'For it: {sys.executable} -m pip install "onnx>=1"'
 
 
 def test_untested_python_is_a_warning(monkeypatch):
@@ -240,7 +240,7 @@ def test_missing_triton_is_a_warning(packages):
 # -- probes -----------------------------------------------------------------------------------------------------------
 
 
-def run_code(monkeypatch, code: str, timeout: float = 20.0) -> ProbeResult:
+def run_code(monkeypatch, code: str, timeout: float = 300.0) -> ProbeResult:
     """The result of a probe that runs this code instead."""
     start = subprocess.Popen
 
@@ -258,7 +258,7 @@ os.kill(os.getpid(), signal.SIGILL)"""
 
 
 def test_hanging_probe_is_stopped(monkeypatch):
-    assert run_code(monkeypatch, "import time; time.sleep(60)", timeout=0.5).exit_code is None
+    assert run_code(monkeypatch, "import time; time.sleep(600)", timeout=0.5).exit_code is None
 
 
 def test_failing_step_of_a_probe_is_reported(monkeypatch, capsys):

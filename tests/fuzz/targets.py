@@ -39,7 +39,7 @@ from regard.training.run.run_log import RunLog, plot_losses, read_metrics
 from regard.training.runtime.sharded_checkpoint import load_like
 from regard.training.tasks import read_dataset, suggest_recipe
 from regard.training.tasks.task import BatchShape
-from tests.fuzz import http_requests, valid_files
+from tests.fuzz import engine_calls, http_requests, valid_files
 
 MEMORY_LIMIT = 1 << 30
 """bytes that a target may allocate beyond what the process has when it starts"""
@@ -274,6 +274,9 @@ TARGETS: dict[str, Target] = {
     },
     "llama2c/model.bin": Target(valid_files.write_llama2c, "model.bin", _import_llama2c),
     "llama2c/tokenizer.bin": Target(valid_files.write_llama2c, "tokenizer.bin", _import_llama2c),
+    "engine": Target(
+        engine_calls.compile_kernels, "call.json", engine_calls.decode_call, engine_calls.make_seeds(), True
+    ),
     "http": Target(http_requests.write_served, "request", http_requests.send_request, http_requests.make_seeds(), True),
 }
 

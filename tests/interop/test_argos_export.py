@@ -79,7 +79,7 @@ def test_argos_translate_gives_the_same_translations(translator, tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path), json.dumps(lines)],
         env={**os.environ, **folders, "ARGOS_COMPUTE_TYPE": "float32"},
-        **dict(capture_output=True, text=True, timeout=120),
+        **dict(capture_output=True, text=True),
     )
     assert run.returncode == 0, run.stderr
     expected = translator.translate(lines, DecodeConfig(beam=4, length_penalty=0.2, min_len=1, max_extra=256))

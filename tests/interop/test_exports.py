@@ -371,8 +371,8 @@ def test_existing_models_and_damaged_graphs_are_an_error(transformer, seq2seq, o
 @pytest.mark.parametrize(
     ("library", "export", "message"),
     [
-        ("ctranslate2", export_ctranslate2, r'pip install "regard\[ctranslate2\]"'),
-        ("onnx", export_onnx, r'pip install "regard\[onnx\]"'),
+        ("ctranslate2", export_ctranslate2, r'-m pip install "ctranslate2>='),
+        ("onnx", export_onnx, r'-m pip install "onnx>='),
     ],
 )
 def test_missing_package_is_named(monkeypatch, transformer, tmp_path, library, export, message):

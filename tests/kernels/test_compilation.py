@@ -17,7 +17,7 @@ def test_every_kernel_compiles_for_a_gpu():
     program = [sys.executable, "-W", "ignore", "-m", "tests.kernels.compiled_kernels", "90"]
     # Compile instead of interpreting. Products in bfloat16 on the CPU are not checked, but must not crash either.
     environment = os.environ | {"TRITON_INTERPRET": "0", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-    result = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)
+    result = subprocess.run(program, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr[-3000:]
     compiled = [line.split() for line in result.stdout.splitlines()]
     kernels = {"concat_forward", "concat_backward", "row_log_sum_exp", "exact_weights"}

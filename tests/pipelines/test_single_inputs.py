@@ -43,6 +43,27 @@ def test_translate_single_line(seq2seq):
     assert len(seq2seq.translate("one two", DecodeConfig(beam=3, n_best=2))) == 2
 
 
+def test_calls_with_a_list_give_a_list(seq2seq, generator, tokenizer):
+    lines = ["one two", "three"]
+    assert seq2seq(lines) == [seq2seq(line) for line in lines] == ["deux un", "trois"]
+    assert seq2seq([]) == []
+    assert generator(tuple(lines)) == [n_best[0].text for n_best in generator.generate(lines)]
+    encoder, texts = make_encoder(tokenizer, "mask"), ["one <mask>", "<mask> two"]
+    assert encoder.fill(texts, 2) == [encoder.fill(text, 2) for text in texts]
+
+
+def test_prefix_with_unknown_words_is_an_error(seq2seq, tmp_path):
+    """The output would not begin with it."""
+    with pytest.raises(RegardError, match=r"Prefix 2, 'dix trente', cannot .* lacks 'trente'"):
+        seq2seq.translate(["one", "two"], prefixes=["dix", "dix trente"])
+    with pytest.raises(RegardError, match="Expected one prefix per line: got 1 prefixes for 2 lines"):
+        seq2seq.translate(["one", "two"], prefixes=["dix"])
+    (tmp_path / "in.txt").write_text("one\ntwo\n")
+    with pytest.raises(RegardError, match=r"^The prefix, 'dix trente', cannot be generated"):
+        seq2seq.translate_file(tmp_path / "in.txt", tmp_path / "out.txt", prefix="dix trente")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+
+
 def test_score_single_input(seq2seq, generator):
     assert seq2seq.score(("one", "un")) == seq2seq.score([("one", "un")])[0]
     assert seq2seq.score((("one", "un"), ("two", "deux"))) == seq2seq.score([("one", "un"), ("two", "deux")])

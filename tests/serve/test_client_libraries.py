@@ -49,6 +49,7 @@ def test_connect_has_the_calls_of_a_local_model(server, local):
     remote = {name: regard.connect(server.url, name) for name in local}
     numbers = remote["numbers"]
     assert numbers("one two") == local["numbers"]("one two")
+    assert numbers(["one two", "three"]) == local["numbers"](["one two", "three"])
     config = DecodeConfig(beam=4, n_best=3)
     lines = ["one two", "three four five"] * 40
     for ours, theirs in zip(numbers.translate(lines, config), local["numbers"].translate(lines, config), strict=True):

@@ -29,7 +29,7 @@ CONFIGS = [
 def scheduler():
     scheduler = Scheduler(latency_target=60)
     yield scheduler
-    assert scheduler.close(timeout=30)
+    assert scheduler.close()
 
 
 def sources(count: int) -> list[str]:
@@ -45,7 +45,7 @@ def test_results_under_load_equal_results_alone(name, request, scheduler):
     def run(job: tuple[int, int]):
         config, line = job
         prepared = translator.prepare([lines[line]], CONFIGS[config])
-        return prepared.finish(scheduler.submit(prepared).result(timeout=60))[0]
+        return prepared.finish(scheduler.submit(prepared).result())[0]
 
     jobs = [(config, line) for line in range(len(lines)) for config in range(len(CONFIGS))]
     with ThreadPoolExecutor(16) as pool:
@@ -62,7 +62,7 @@ def test_tokens_are_streamed(scheduler):
     config = DecodeConfig(method="greedy", min_len=5, max_len=20)
     prepared = generator.prepare(["Un", "Une"], config)
     streamed: dict[int, list[int]] = {0: [], 1: []}
-    results = scheduler.submit(prepared, on_token=lambda i, token: streamed[i].append(token)).result(timeout=30)
+    results = scheduler.submit(prepared, on_token=lambda i, token: streamed[i].append(token)).result()
     assert [streamed[i] for i in range(2)] == [n_best[0].ids for n_best in results]
 
 
@@ -73,10 +73,10 @@ def test_calls_of_one_kind_are_batched(scheduler):
         batches.append(len(values))
         return [2 * value for value in values]
 
-    scheduler.call(("wait",), lambda values: [blocker.wait(10) for _ in values], [0])
+    scheduler.call(("wait",), lambda values: [blocker.wait() for _ in values], [0])
     futures = [scheduler.call(("double",), double, [i, i + 1]) for i in range(5)]
     blocker.set()
-    assert [future.result(timeout=10) for future in futures] == [[2 * i, 2 * i + 2] for i in range(5)]
+    assert [future.result() for future in futures] == [[2 * i, 2 * i + 2] for i in range(5)]
     assert batches == [10]
 
 
@@ -88,29 +88,29 @@ def test_a_wrong_input_fails_alone(scheduler):
             raise RegardError("3 is invalid.", "Pass another.")
         return values
 
-    scheduler.call(("wait",), lambda values: [blocker.wait(10) for _ in values], [0])
+    scheduler.call(("wait",), lambda values: [blocker.wait() for _ in values], [0])
     futures = [scheduler.call(("check",), check, [i]) for i in range(5)]
     blocker.set()
     for i, future in enumerate(futures):
         if i == 3:
             with pytest.raises(RegardError, match="3 is invalid"):
-                future.result(timeout=10)
+                future.result()
         else:
-            assert future.result(timeout=10) == [i]
+            assert future.result() == [i]
 
 
 def test_unexpected_errors_end_their_request_only(scheduler, transformer):
     with pytest.raises(ZeroDivisionError):
-        scheduler.call(("bad",), lambda values: [1 // 0], [0]).result(timeout=10)
+        scheduler.call(("bad",), lambda values: [1 // 0], [0]).result()
     prepared = transformer.prepare(["one two"])
-    assert scheduler.submit(prepared).result(timeout=10)
+    assert scheduler.submit(prepared).result()
 
 
 def test_overload_is_refused_and_recovers(transformer, monkeypatch):
     scheduler = Scheduler(latency_target=0.05)
     try:
         prepared = transformer.prepare(sources(8))
-        scheduler.submit(prepared).result(timeout=30)  # measures the throughput
+        scheduler.submit(prepared).result()  # measures the throughput
         accepted, refused = [], []
         for _ in range(200):
             try:
@@ -121,8 +121,8 @@ def test_overload_is_refused_and_recovers(transformer, monkeypatch):
         assert refused
         assert all(error.retry_after >= 1 for error in refused)
         for future in accepted:
-            future.result(timeout=30)
-        scheduler.submit(prepared).result(timeout=30)
+            future.result()
+        scheduler.submit(prepared).result()
         assert scheduler.counts.refused == len(refused)
     finally:
         scheduler.close()
@@ -145,24 +145,23 @@ def test_cancelled_requests_leave_the_batch(scheduler, transformer):
 
 def test_deadlines(scheduler, transformer):
     long = DecodeConfig(beam=4, min_len=3000, max_len=3000, max_extra=3000)
-    start = time.monotonic()
     future = scheduler.submit(transformer.prepare(["one two three"], long), timeout=0.2)
     with pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
-        future.result(timeout=10)
-    assert time.monotonic() - start < 5
+        future.result()
+    assert scheduler.counts.steps < 3000
     assert scheduler.outstanding == 0
 
 
 def test_the_earliest_deadline_is_first(scheduler):
     blocker, order = threading.Event(), []
-    scheduler.call(("wait",), lambda values: [blocker.wait(10) for _ in values], [0])
+    scheduler.call(("wait",), lambda values: [blocker.wait() for _ in values], [0])
     futures = [
         scheduler.call((name,), lambda values, name=name: [order.append(name) for _ in values], [0], timeout=timeout)
-        for name, timeout in (("late", 20.0), ("early", 10.0))
+        for name, timeout in (("late", 600.0), ("early", 300.0))
     ]
     blocker.set()
     for future in futures:
-        future.result(timeout=10)
+        future.result()
     assert order == ["early", "late"]
 
 
@@ -170,7 +169,7 @@ def test_closing_finishes_what_was_accepted(transformer):
     scheduler = Scheduler(latency_target=60)
     prepared = transformer.prepare(sources(40))
     futures = [scheduler.submit(prepared) for _ in range(5)]
-    assert scheduler.close(timeout=30)
+    assert scheduler.close()
     expected = [[h.ids for h in n_best] for n_best in prepared.decode()]
     for future in futures:
         assert [[h.ids for h in n_best] for n_best in future.result(timeout=0)] == expected
@@ -184,11 +183,9 @@ def test_configurations_beyond_the_number_of_lanes_wait(transformer, scheduler, 
     prepared = [transformer.prepare(["one two three"], config) for config in configs]
     futures = [scheduler.submit(request) for request in prepared]
     for request, future in zip(prepared, futures):
-        assert [h.ids for h in future.result(timeout=30)[0]] == [h.ids for h in request.decode()[0]]
+        assert [h.ids for h in future.result()[0]] == [h.ids for h in request.decode()[0]]
 
 
-def wait_until(condition, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(condition) -> None:
     while not condition():
-        assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -14,7 +14,7 @@ from tests.viewer.conftest import browser as browser  # a fixture
 @pytest.fixture
 def page(browser):
     context = browser.new_context(viewport={"width": 1200, "height": 1400})
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(240_000)
     page = context.new_page()
     page.messages = []
     page.on("console", lambda message: page.messages.append(message.text))

@@ -42,7 +42,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(accept_downloads=True, **options)
         contexts.append(context)
         context.set_offline(True)
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(240_000)
         page = context.new_page()
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))

@@ -27,6 +27,7 @@ from regard.viewer import (
     SetAttentionRow,
     apply_interventions,
     look,
+    outcomes,
     run_experiment,
 )
 from regard.viewer.experiments import handle_experiment
@@ -415,6 +416,28 @@ def test_a_translation_before_and_after(seq2seq):
     assert len(first.likeliest) == 5
     assert both.before.look.maps["decoder.attention"].weights.shape == (1, 4, 4)
     assert seq2seq("one two three") == both.before.text
+
+
+@torch.no_grad()
+def test_tokens_with_the_same_text_have_their_own_probabilities(monkeypatch):
+    """A vocabulary contains a text at the start of a word and inside a word."""
+    tokenizer = Tokenizer.train(["aa bab aa aab baa ba aba"], "bpe", vocab_size=24)
+    assert len(set(tokenizer.vocabulary)) < tokenizer.vocab_size
+    torch.manual_seed(0)
+    vocabs = dict.fromkeys(("source_vocab", "target_vocab"), tokenizer.vocab_size)
+    model = make_model(TransformerConfig(width=16, heads=2, feedforward=16, **vocabs))
+    translator = Translator(model.eval(), tokenizer, tokenizer)
+    monkeypatch.setattr(outcomes, "TOP_K", tokenizer.vocab_size)
+    seen = look(translator, "aa bab", target="aab ba")
+    source, target = seen.ids
+    expected = translator.model(*translator.teacher_forced([(source, target[1:])])).softmax(-1)
+    steps = compute_outcome(seen).steps
+    for step, row, token in zip(steps, expected, [*target[1:], translator.special.eos]):
+        assert list(step.likeliest.values()) == pytest.approx(row.sort(descending=True).values.tolist())
+        assert step.probability == step.likeliest[step.name] == pytest.approx(float(row[token]))
+        assert step.token == tokenizer.label(token)
+    lens = seen.logit_lens()
+    assert len(set(lens.names.values())) == len(lens.names)
 
 
 @pytest.mark.parametrize("kind", ["luong", "bahdanau"])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from regard.errors import RegardError
+from regard.optional_packages import require_package
 
 STDIN = "-"
 # Compressed data may expand to this many bytes, or to this multiple of its size if that is more. Text compresses to
@@ -142,13 +143,7 @@ class _ZstdReader(io.RawIOBase):
 def _open_zstd(stream: _CountingReader) -> Any:
     if sys.version_info >= (3, 14):
         return importlib.import_module("compression.zstd").ZstdFile(stream)
-    try:
-        library = importlib.import_module("zstandard")
-    except ImportError:
-        raise RegardError(
-            "The package zstandard, which reads .zst files, is not installed.",
-            'Install it with: pip install "regard[zstd]"',
-        ) from None
+    library = require_package("zstandard", "zstd")
     return io.BufferedReader(_ZstdReader(stream, library), 1 << 16)
 
 

@@ -5,6 +5,7 @@ They wrap the `tokenizers` library and are saved in its format, so that other to
 
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -237,6 +238,19 @@ class Tokenizer:
         '<unk>'
         """
         return self.backend_tokenizer.id_to_token(token_id) or ""
+
+    def distinct_names(self, ids: Iterable[int], *, strip: bool = False) -> dict[int, str]:
+        """A name of each id: its text or, if several of the ids have the same text, its entry of the vocabulary.
+
+        >>> tokenizer = Tokenizer.train(["the the the other other"], "bpe", vocab_size=40)
+        >>> inside, word = (tokenizer.backend_tokenizer.token_to_id(entry) for entry in ("the", "▁the"))
+        >>> tokenizer.distinct_names([inside]), tokenizer.distinct_names([inside, word])
+        ({11: 'the'}, {11: 'the', 12: '▁the'})
+        """
+        texts = {i: self.decode([i]) for i in ids}
+        texts = {i: (text.strip() if strip else text) or self.label(i) for i, text in texts.items()}
+        counts = Counter(texts.values())
+        return {i: text if counts[text] == 1 else self.entry(i) or f"<{i}>" for i, text in texts.items()}
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """Encode a text, without adding special tokens; with `special_tokens`, names of such tokens in it become them.

@@ -41,7 +41,8 @@ class BeamState:
         self.finished_log_prob = torch.zeros((slots, N), device=device)
         self.finished_step = torch.zeros((slots, N), dtype=torch.long, device=device)
         self.finished_parent = torch.zeros((slots, N), dtype=torch.long, device=device)
-        self.eos_log_p = torch.zeros((slots, N), device=device)
+        self.end_token = torch.zeros((slots, N), dtype=torch.long, device=device)
+        self.end_log_p = torch.zeros((slots, N), device=device)
         self.finished_count = torch.zeros(slots, dtype=torch.long, device=device)
         self.slot_index = torch.arange(slots, device=device)
 
@@ -83,7 +84,8 @@ class BeamState:
         active = ~self.done
 
         ends = token == self.constraints.special.eos
-        finishes = ends & active[:, None]
+        is_last = step >= self.constraints.last_step
+        finishes = (ends | is_last[:, None]) & active[:, None]
         finishes[:, K:] = False
         length = (step + 1).float() ** config.length_penalty
         score = (best / length[:, None]).masked_fill(~finishes, -torch.inf)
@@ -93,7 +95,8 @@ class BeamState:
             (self.finished_log_prob, best),
             (self.finished_step, step[:, None].expand_as(parent)),
             (self.finished_parent, parent),
-            (self.eos_log_p, log_p),
+            (self.end_token, token),
+            (self.end_log_p, log_p),
         ):
             stored.copy_(torch.cat((stored, new), dim=1).gather(1, order))
         self.finished_count.add_((score > -torch.inf).sum(1))
@@ -113,11 +116,10 @@ class BeamState:
         beams = torch.arange(K, dtype=torch.int32, device=after.device)
         self.ancestors[self.slot_index, :, after] = beams
 
-        final_length = (self.constraints.limit if config.early_stopping else step) + 1
+        final_length = (self.constraints.last_step if config.early_stopping else step) + 1
         bound = continuing[:, 0] / final_length**config.length_penalty
         enough = self.finished_count >= config.enough
-        is_full = step >= self.constraints.limit
-        self.done.logical_or_((self.finished_score[:, -1] >= bound) | enough | is_full)
+        self.done.logical_or_((self.finished_score[:, -1] >= bound) | enough | is_last)
         self.step.add_(active)
         return new_parent
 
@@ -129,24 +131,26 @@ class BeamState:
         tokens, parents, log_ps = (column[rows, :steps].cpu().numpy() for column in history)
         finished = (self.finished_score, self.finished_log_prob, self.finished_step, self.finished_parent)
         score, log_prob, length, beam = (column[rows].cpu().numpy() for column in finished)
-        eos_log_p = self.eos_log_p[rows].cpu().numpy()
+        end_token, end_log_p = self.end_token[rows].cpu().numpy(), self.end_log_p[rows].cpu().numpy()
         # Follow the back-pointers of all hypotheses at once.
         slot = np.arange(len(slots))[:, None]
-        ids = np.zeros((*score.shape, steps), np.int64)
+        ids = np.zeros((*score.shape, steps + 1), np.int64)
         token_log_ps = np.zeros((*score.shape, steps + 1), np.float32)
         for t in range(steps - 1, -1, -1):
             is_token = t < length
             ids[..., t] = tokens[slot, t, beam]
             token_log_ps[..., t] = log_ps[slot, t, beam]
             beam = np.where(is_token, parents[slot, t, beam], beam)
-        np.put_along_axis(token_log_ps, length[..., None], eos_log_p[..., None], axis=-1)
+        np.put_along_axis(ids, length[..., None], end_token[..., None], axis=-1)
+        np.put_along_axis(token_log_ps, length[..., None], end_log_p[..., None], axis=-1)
+        sizes = length + (end_token != self.constraints.special.eos)
         # Lists are sliced faster than arrays.
         count = self.config.n_best
-        columns = (column[:, :count] for column in (ids, token_log_ps, length, score, log_prob))
+        columns = (column[:, :count] for column in (ids, token_log_ps, sizes, length + 1, score, log_prob))
         return [
             NBest(
-                Hypothesis(tokens[:size], rank_score, total, log_p[: size + 1])
-                for tokens, log_p, size, rank_score, total in zip(*sentence)
+                Hypothesis(tokens[:size], rank_score, total, log_p[:count])
+                for tokens, log_p, size, count, rank_score, total in zip(*sentence)
                 if rank_score != -np.inf
             )
             for sentence in zip(*(column.tolist() for column in columns))

@@ -1,11 +1,9 @@
 """Entry point of the decoding engine: which calls it supports, and how it divides the work."""
 
-import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,9 +14,9 @@ from jaxtyping import Int
 from regard.attention import dispatch
 from regard.attention.offsets import Offsets
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.engine import workers
 from regard.decode.engine.captured.cuda_decoder import CudaDecoder
 from regard.decode.engine.captured.graph_decoder import GraphSlotDecoder
-from regard.decode.engine.compiled.worker_pool import WorkerPool, can_fork
 from regard.decode.engine.model_precision import convert_model, iterate_modules, weight_versions
 from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
 from regard.decode.engine.static.static_decoder import StaticDecoder
@@ -37,7 +35,7 @@ from regard.models.lengths import length_limit
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 
-# Hypotheses in the batch of one CPU worker: more are not faster.
+# Hypotheses in the batch of one CPU process: more are not faster.
 CPU_ROWS = 160
 # Hypotheses in the batch of a GPU.
 GPU_ROWS = 2048
@@ -45,10 +43,12 @@ GPU_ROWS = 2048
 SMALL_GPU_ROWS = 16
 # CUDA graphs kept per model, each with its caches.
 KEPT_GRAPHS = 4
-# Sentences in a process from which on compiled CPU kernels are used.
+# Sentences of a process from which on compiled CPU kernels are used.
 COMPILED_SENTENCES = 16
-# Sentences per CPU worker: fewer are not worth a second process.
+# Sentences per process: fewer are not worth a worker.
 MIN_SENTENCES = 8
+# Sentences of a process from which on workers are started, which takes seconds of computing.
+WORKER_SENTENCES = 64
 
 
 def plain_search_reason(
@@ -148,9 +148,11 @@ def decode_sentences(
     device = next(member_models(model)[0].parameters()).device
     converted = convert_model(model, config.precision)
     with single_threaded(device) as threads, torch.inference_mode():
-        workers = min(threads, len(sources) // MIN_SENTENCES) if on_token is None and can_fork() else 1
-        if workers > 1:
-            _decode_in_parallel(converted, job, budget, workers)
+        processes = min(threads, len(sources) // MIN_SENTENCES) if on_token is None else 1
+        if processes > 1 and _decoded >= WORKER_SENTENCES and workers.can_start():
+            members = member_models(converted)
+            key = tuple((id(member), *weight_versions(member)) for member in members)
+            workers.decode_in_parallel(converted, key, members[0], job, budget, processes - 1, run_job)
         else:
             run_job(converted, job, budget)
     return results
@@ -209,17 +211,30 @@ def run_job(model: Any, job: DecodingJob, budget: int) -> None:
         return
     rows = min(CPU_ROWS if device.type == "cpu" else GPU_ROWS, budget // longest)
     slots = max(1, min(len(job.pending), rows // job.hypotheses))
-    capacity = job.capacity
-    if job.is_compiled and job.config.method != "sample" and device.type == "cpu":
-        from regard.decode.engine.compiled import cpu_decoder  # imports numba
+    make_slot_decoder(model, job, slots, longest).run()
 
-        if cpu_decoder.supports(model):
-            cpu_decoder.log_compilation()
-            decoder = cpu_decoder.CpuDecoder(model, slots, job.hypotheses, capacity, longest)
-            cpu_decoder.CpuSlotDecoder(decoder, job, slots, capacity, device, job.prefix_len).run()
-            return
-    static = make_static_model(model, slots, job.hypotheses, capacity, longest)
-    SlotDecoder(static, job, slots, capacity, device, job.prefix_len).run()
+
+def make_slot_decoder(model: Any, job: DecodingJob, slots: int, source_capacity: int) -> SlotDecoder:
+    """A decoder without captured steps, with compiled CPU kernels where they support the model and the search."""
+    device = next(member_models(model)[0].parameters()).device
+    sizes = (slots, job.hypotheses, job.capacity, source_capacity)
+    compiled = compiled_kernels(model, job)
+    decoder = SlotDecoder if compiled is None else compiled.CpuSlotDecoder
+    static: Any = make_static_model(model, *sizes) if compiled is None else compiled.CpuDecoder(model, *sizes)
+    return decoder(static, job, slots, job.capacity, device, job.prefix_len)
+
+
+def compiled_kernels(model: Any, job: DecodingJob) -> ModuleType | None:
+    """The module with the decoder of compiled CPU kernels, if they support the model and the search."""
+    is_on_cpu = next(member_models(model)[0].parameters()).device.type == "cpu"
+    if not (job.is_compiled and is_on_cpu) or job.config.method == "sample":
+        return None
+    from regard.decode.engine.compiled import cpu_decoder  # imports numba
+
+    if not cpu_decoder.supports(model):
+        return None
+    cpu_decoder.log_compilation()
+    return cpu_decoder
 
 
 _graphs: "WeakKeyDictionary[Any, OrderedDict[Any, GraphSlotDecoder]]" = WeakKeyDictionary()
@@ -259,88 +274,6 @@ def rows_in_memory(model: Any, capacity: int) -> int:
     if not torch.cuda.is_available():
         return GPU_ROWS
     return max(1, torch.cuda.mem_get_info(next(model.parameters()).device)[0] // 4 // row_bytes)
-
-
-def _decode_in_parallel(model: Any, job: DecodingJob, budget: int, workers: int) -> None:
-    """Decode a part of the sentences in this process, and the others in worker processes.
-
-    While another thread uses the workers of the model, all sentences are decoded in this process.
-    """
-    pool = _acquire_pool(model, workers - 1)
-    if pool is None:
-        run_job(model, job, budget)
-        return
-    # Sentences are dealt out by length, so that all parts take about the same time.
-    parts = [job.pending[i::workers] for i in range(workers)]
-    try:
-        for worker, part in enumerate(parts[1:]):
-            pool.submit(worker, (job.part(part), budget))
-        own, deliver = job.part(parts[0]), job.on_result
-        running = set(range(workers - 1))
-
-        def receive(worker: int) -> None:
-            is_result, item = pool.receive(worker)
-            if is_result:
-                index, n_best = item
-                deliver(parts[worker + 1][index], n_best)
-            else:
-                running.discard(worker)
-
-        def on_result(index: int, n_best: NBest) -> None:
-            deliver(parts[0][index], n_best)
-            for worker in list(running):
-                while worker in running and pool.poll(worker):
-                    receive(worker)
-
-        own.on_result = on_result
-        run_job(model, own, budget)
-        while running:
-            receive(min(running))
-    except BaseException:
-        # A worker may be in the middle of its task: the next call starts new ones.
-        with _pools_lock:
-            _pools.pop(model, None)
-        pool.close()
-        raise
-    finally:
-        pool.lock.release()
-
-
-_pools: "WeakKeyDictionary[Any, tuple[Any, WorkerPool]]" = WeakKeyDictionary()
-
-
-_pools_lock = threading.Lock()
-
-
-def _acquire_pool(model: Any, count: int) -> WorkerPool | None:
-    """The workers of a model, with their lock; None if another thread uses them.
-
-    They hold the weights as they were when the workers started.
-    """
-    members = member_models(model)
-    key = count, tuple((id(member), *weight_versions(member)) for member in members)
-    with _pools_lock:
-        cached_key, pool = _pools.get(model, (None, None))
-        if pool is not None and not pool.lock.acquire(blocking=False):
-            return None
-        if cached_key != key or pool is None:
-            if pool is not None:
-                pool.close()
-            # The handler must not keep the model alive in this process: the entry of a model ends with it.
-            reference = weakref.ref(model)
-            pool = WorkerPool(lambda task: _handle(reference(), *task), count)
-            pool.lock.acquire()
-            _pools[model] = key, pool
-    return pool
-
-
-def _handle(model: Any, job: DecodingJob, budget: int) -> Iterator[tuple[int, NBest]]:
-    """Decode a part of a job in a worker."""
-    finished: list[tuple[int, NBest]] = []
-    job.on_result = lambda index, n_best: finished.append((index, n_best))
-    with torch.inference_mode():
-        run_job(model, job, budget)
-    yield from finished
 
 
 def make_static_model(model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> StaticModel:

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import engine_runner
 from regard.decode.engine.captured.graph_decoder import GRAPHS_AHEAD, UNROLLED_STEPS, GraphSlotDecoder
-from regard.decode.engine.engine_runner import make_static_model, member_models, rows_in_memory
+from regard.decode.engine.engine_runner import make_slot_decoder, member_models, rows_in_memory
 from regard.decode.engine.model_precision import convert_model
 from regard.decode.engine.slot_decoder import REFILL_SHARE, DecodingJob, SlotDecoder
 from regard.decode.hypotheses import NBest
@@ -190,21 +190,8 @@ class LiveDecoder:
             self._events = [torch.cuda.Event() for _ in range(GRAPHS_AHEAD + 1)]
             self._replays = self._replays_since_collect = 0
         else:
-            self.decoder = self._make_decoder(model, device)
-
-    def _make_decoder(self, model: Any, device: torch.device) -> SlotDecoder:
-        """A decoder of one slot; it grows with the number of sentences."""
-        job, shape = self.job, self.shape
-        sizes = (1, job.hypotheses, shape.capacity, shape.source_capacity)
-        if job.is_compiled and job.config.method != "sample" and device.type == "cpu":
-            from regard.decode.engine.compiled import cpu_decoder  # imports numba
-
-            if cpu_decoder.supports(model):
-                cpu_decoder.log_compilation()
-                return cpu_decoder.CpuSlotDecoder(
-                    cpu_decoder.CpuDecoder(model, *sizes), job, 1, shape.capacity, device, shape.prefix_len
-                )
-        return SlotDecoder(make_static_model(model, *sizes), job, 1, shape.capacity, device, shape.prefix_len)
+            # One slot; their number grows with that of the sentences.
+            self.decoder = make_slot_decoder(model, self.job, 1, shape.source_capacity)
 
     def add(self, sentence: LiveSentence) -> int:
         """Queue a sentence; returns its index for `cancel`."""

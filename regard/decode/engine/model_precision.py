@@ -1,12 +1,15 @@
 """Copies of a model in the precision of decoding: int8 on a CPU; bfloat16, float16 or float8 on a GPU."""
 
 import copy
+import sys
+import time
 from collections.abc import Iterator, Set
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.decode.decode_config import Precision
 from regard.decode.ensemble import Ensemble
@@ -14,6 +17,10 @@ from regard.errors import RegardError
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.int8_linear import Int8Linear
 
+# The share of the time that may be spent on reading all weights, to find changes that PyTorch does not count.
+CHECK_SHARE = 0.05
+# Every call reads one cache line of weights in so many.
+SAMPLE_STRIDE = 65
 # The latest copy of each model, with the versions of the weights that it was made from.
 _copies: "WeakKeyDictionary[nn.Module, tuple[Any, nn.Module]]" = WeakKeyDictionary()
 
@@ -53,11 +60,59 @@ def convert_model(model: Any, precision: Precision) -> Any:
 
 
 def weight_versions(model: nn.Module) -> tuple[Any, ...]:
-    """Identifies the current values of the weights: changes when one of them is modified or replaced."""
-    dictionaries = [d for module in iterate_modules(model) for d in (module._parameters, module._buffers) if d]
-    tensors = [tensor for dictionary in dictionaries for tensor in dictionary.values() if tensor is not None]
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    return tuple(pointers), tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])
+    """Identifies the current values of the weights: changes when one of them is modified or replaced.
+
+    PyTorch does not count changes through `p.data` or a NumPy view. They are found by a hash of the values: of all of
+    them if that takes at most CHECK_SHARE of the time, and otherwise of one line in SAMPLE_STRIDE, which changes with
+    every tensor, head or row.
+    """
+    tensors = [tensor for module in iterate_modules(model) for tensor in _weights(module)]
+    pointers = tuple([tensor.data_ptr() for tensor in tensors])
+    versions = pointers, tuple([0 if tensor.is_inference() else tensor._version for tensor in tensors])
+    known, now = _hashes.get(model), time.monotonic()
+    is_known = known is not None and known.versions == versions
+    if known is None or not is_known or now >= known.next_check or _hash(tensors, SAMPLE_STRIDE) != known.sample:
+        full = _hash(tensors)
+        seconds = time.monotonic() - now
+        _hashes[model] = known = _WeightHash(versions, full, _hash(tensors, SAMPLE_STRIDE), now + seconds / CHECK_SHARE)
+    return *versions, known.full
+
+
+class _WeightHash(NamedTuple):
+    versions: tuple[Any, ...]
+    full: int
+    sample: int
+    next_check: float
+    """when all values are read again"""
+
+
+_hashes: "WeakKeyDictionary[nn.Module, _WeightHash]" = WeakKeyDictionary()
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers; buffers that are not stored are computed from the configuration."""
+    buffers = {**module._buffers}
+    for name in module._non_persistent_buffers_set:
+        buffers.pop(name, None)
+    return [tensor for tensor in (*module._parameters.values(), *buffers.values()) if tensor is not None]
+
+
+def _hash(tensors: list[Tensor], stride: int = 1) -> int:
+    """A hash of the values of tensors, or of a sample of them where compiled kernels are available."""
+    if not tensors:
+        return 0
+    is_on_cpu = all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
+    if is_on_cpu and "numba" in sys.modules:
+        from regard.kernels.cpu.memory_hash_cpu import hash_memory
+
+        # The last one to three bytes of int8 weights of odd sizes are left out.
+        addresses, words = [tensor.data_ptr() for tensor in tensors], [tensor.nbytes // 4 for tensor in tensors]
+        return int(hash_memory(np.array(addresses), np.array(words), stride))
+    if stride > 1:
+        return 0
+    rows = [tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1).view(torch.uint8) for tensor in tensors]
+    sums = [bytes_.sum(axis, dtype=torch.int32) for bytes_ in rows for axis in (0, 1) if bytes_.numel()]
+    return hash(torch.cat(sums).cpu().numpy().tobytes())
 
 
 def iterate_modules(model: nn.Module) -> Iterator[nn.Module]:

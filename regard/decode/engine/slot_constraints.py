@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine.slot_shortlist import SlotShortlist
 from regard.decode.protocol import SpecialTokens
+from regard.decode.rules.constraints import banned_tokens, last_steps, suppressed_tokens
 
 
 class SlotConstraints:
@@ -22,15 +23,19 @@ class SlotConstraints:
     """
 
     def __init__(
-        self, slots: int, prefix_len: int, config: DecodeConfig, special: SpecialTokens, device: torch.device
+        self,
+        slots: int,
+        prefix_len: int,
+        config: DecodeConfig,
+        special: SpecialTokens,
+        device: torch.device,
+        ends_at_limit: bool = False,
     ) -> None:
-        self.special = special
+        self.special, self.ends_at_limit = special, ends_at_limit
         self.min_len = config.min_len
         self.limit = torch.zeros(slots, dtype=torch.long, device=device)
         self.prefix = torch.full((slots, prefix_len), -1, dtype=torch.long, device=device)
-        banned = {special.pad, special.sos} | (set() if config.unknown else {special.unk})
-        banned |= {token for token, *others in config.suppress_sequences if not others}
-        self.banned = tuple(sorted(banned - {special.eos}))  # in some tokenizers <pad> or <sos> has the id of <eos>
+        self.banned = tuple(sorted(banned_tokens(special, config.unknown, suppressed_tokens(config))))
         # With a shortlist, logits have a column per token of the shortlist instead of one per token of the vocabulary.
         self.shortlist: SlotShortlist | None = None
         self.banned_columns, self.eos_column = self.banned, special.eos
@@ -55,9 +60,10 @@ class SlotConstraints:
         return self.shortlist.tokens
 
     def _update_columns(self) -> None:
-        tokens = torch.tensor([*self.banned, self.special.eos], device=self.limit.device)
-        *banned, self.eos_column = self.columns(tokens).tolist()
-        self.banned_columns = tuple(banned)
+        assert self.shortlist is not None
+        column_of = {token: column for column, token in enumerate(self.shortlist.tokens.tolist())}
+        self.banned_columns = tuple(column_of[token] for token in self.banned if token in column_of)
+        self.eos_column = column_of[self.special.eos]
 
     def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
         """Keep only these slots."""
@@ -74,6 +80,11 @@ class SlotConstraints:
             prefix = self.prefix.gather(1, step.clamp(max=width - 1)[:, None])[:, 0]
             forced = torch.where((step < width) & (prefix >= 0), prefix, forced)
         return forced
+
+    @property
+    def last_step(self) -> Int[Tensor, "B"]:
+        """The step after which the search of each slot ends."""
+        return last_steps(self.limit, self.ends_at_limit)
 
     def columns(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """The columns of tokens in the logits."""

@@ -115,7 +115,7 @@ class SlotDecoder:
     ) -> None:
         self.model: StaticModel = model
         self.job, self.device = job, device
-        self.constraints = SlotConstraints(slots, prefix_len, job.config, job.special, device)
+        self.constraints = SlotConstraints(slots, prefix_len, job.config, job.special, device, job.continues_source)
         state = BeamState if job.config.method == "beam" else StepwiseState
         self.state: Any = state(slots, capacity, job.config, self.constraints, device)
         self.offsets = torch.zeros(slots, dtype=torch.long, device=device)

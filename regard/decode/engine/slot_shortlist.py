@@ -45,7 +45,7 @@ class SlotShortlist:
         self.refused: Bool[Tensor, "B U"] = ~self.allowed[:, self.tokens]
 
     def columns(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-        """The columns of tokens of the union."""
+        """The columns of tokens, all of which are in the union."""
         return self._column[tokens]
 
     def restrict(self, logits: Float[Tensor, "B K U"]) -> Float[Tensor, "B K U"]:

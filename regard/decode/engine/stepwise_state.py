@@ -106,6 +106,8 @@ class StepwiseState:
         history = self.tokens[rows, :steps], self.token_log_p[rows, :steps]
         tokens, log_ps = (column.cpu().numpy().swapaxes(1, 2) for column in history)
         lengths = self.lengths[rows].cpu().numpy()
+        if self.constraints.ends_at_limit:  # without the <eos> that is forced there
+            lengths = np.minimum(lengths, self.constraints.limit[rows, None].clamp(min=1).cpu().numpy())
         is_token = np.arange(steps) < lengths[..., None]
         totals = np.where(is_token, log_ps, 0.0).sum(-1, dtype=np.float64)
         scores = totals / np.maximum(lengths, 1) ** penalty

@@ -36,6 +36,8 @@ class Constraints:
     """Tokens that are never generated, in addition to special ones."""
     rules: TokenRules | None = None
     """Rules that depend on the tokens so far."""
+    ends_at_limit: bool = False
+    """Whether an output that has its maximum length ends there without `<eos>`, as texts of language models do."""
     is_beam_search: bool = False
     """Whether the repetition penalty applies to log-probabilities, like in transformers, instead of logits."""
 
@@ -90,10 +92,11 @@ class Constraints:
             allow_unknown=config.unknown,
             lexical=None if lexical is None else LexicalTracker.start(lexical, limits, prefixes),
             shortlist=None if shortlist is None else shortlist.to(device),
-            suppressed=frozenset(one for one, *others in config.suppress_sequences if not others),
+            suppressed=suppressed_tokens(config),
             rules=TokenRules.from_config(
                 config, source_sequences(source) if is_causal else [[special.sos]] * len(lengths), device, begin
             ),
+            ends_at_limit=is_causal,
             is_beam_search=config.method == "beam",
         )
 
@@ -160,6 +163,11 @@ class Constraints:
             forced = torch.where(self.prefix[:, t] >= 0, self.prefix[:, t], forced)
         return forced
 
+    @property
+    def last_step(self) -> Int[Tensor, "B"]:
+        """The step after which the search of each sentence ends."""
+        return last_steps(self.limit, self.ends_at_limit)
+
     def refusal_reason(self, row: int, beam: int, t: int, token: int) -> str:
         """The constraint that disallows a token at position t of a hypothesis: see `RefusedToken`."""
         if self._has_prefix(t)[row]:
@@ -177,14 +185,33 @@ class Constraints:
     @property
     def _banned(self) -> set[int]:
         """Tokens that are never generated."""
-        banned = {self.special.pad, self.special.sos} | (set() if self.allow_unknown else {self.special.unk})
-        return (banned | self.suppressed) - set(self.special.ends)  # in some tokenizers the same id as <pad> or <sos>
+        return banned_tokens(self.special, self.allow_unknown, self.suppressed)
 
     def unify_ends(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """The tokens, with `eos` for every other token that ends an output."""
         for other in self.special.other_eos:
             tokens = torch.where(tokens == other, self.special.eos, tokens)
         return tokens
+
+
+def suppressed_tokens(config: DecodeConfig) -> frozenset[int]:
+    """The tokens that a config suppresses wherever they occur."""
+    return frozenset(one for one, *others in config.suppress_sequences if not others)
+
+
+def banned_tokens(special: SpecialTokens, allow_unknown: bool, suppressed: frozenset[int]) -> set[int]:
+    """Tokens that are never generated. `<eos>` is one if it is suppressed: outputs then end at their maximum length.
+
+    >>> banned_tokens(SpecialTokens(), True, frozenset({3}))
+    {0, 2, 3}
+    """
+    banned = {special.pad, special.sos} | (set() if allow_unknown else {special.unk})
+    return (banned - set(special.ends)) | suppressed  # in some tokenizers <pad> or <sos> has the id of <eos>
+
+
+def last_steps(limit: Int[Tensor, "B"], ends_at_limit: bool) -> Int[Tensor, "B"]:
+    """The step after which the search for outputs of at most `limit` tokens ends: of `<eos>`, or of the last token."""
+    return (limit - 1).clamp(min=0) if ends_at_limit else limit
 
 
 def source_sequences(source: SourceBatch) -> list[list[int]]:

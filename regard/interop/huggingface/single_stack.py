@@ -98,16 +98,17 @@ def write_problem_type(problem_type: str, labels: Sequence[str]) -> dict[str, An
 
 
 def read_labels(settings: ForeignConfig) -> tuple[str, ...]:
-    """The label names of a classifier.
+    """The label names of a classifier; equal ones, of which ImageNet has some, are numbered by their ids.
 
-    >>> read_labels(ForeignConfig({"id2label": {"0": "bad", "1": "good"}}, "config.json"))
-    ('bad', 'good')
+    >>> read_labels(ForeignConfig({"id2label": {"0": "crane", "1": "dog", "2": "crane"}}, "config.json"))
+    ('crane', 'dog', 'crane (2)')
     """
     names = settings.table.get("id2label")
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(settings.get_count("num_labels", 2)))
     try:
-        return tuple(str(names[str(i)]) for i in range(len(names)))
+        labels = [str(names[str(i)]) for i in range(len(names))]
+        return tuple(f"{label} ({i})" if label in labels[:i] else label for i, label in enumerate(labels))
     except (KeyError, TypeError):
         raise RegardError(
             f"{settings.origin}: id2label = {names!r}; expected names for the labels 0, 1, 2, …", "Fix the file."

@@ -54,9 +54,10 @@ def _exp(code: VectorCode, x: Any) -> Any:
 def _make_attend_head(width: int) -> Any:
     """A function for heads of this width.
 
-    Its arguments are the addresses of the query, of the first key and value, and of the row numbers (int64, padded to a
-    multiple of GROUP with numbers of rows that exist), the number of keys, the factor of the scores, and the addresses
-    of a buffer for scores (padded to a multiple of LANES) and of the result. A row has `width` float32 values.
+    Its arguments are the query, keys, values, row numbers (padded to a multiple of GROUP with numbers of rows that
+    exist), a buffer for scores (padded to a multiple of LANES) and the result; the index of the head's first element in
+    query and result, that of its first row in keys and values, the number of keys and the factor of the scores. All
+    arrays are contiguous; those of row numbers are int64, the others float32.
     """
     if not numba_available():
         return None
@@ -66,11 +67,15 @@ def _make_attend_head(width: int) -> Any:
     registers = width // LANES
 
     @intrinsic
-    def attend_head(typing_context, query, keys, values, rows, count, factor, scores, result):  # type: ignore[no-untyped-def]
+    def attend_head(typing_context, query, keys, values, rows, scores, result, element, first, count, factor):  # type: ignore[no-untyped-def]
         def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            query, keys, values, rows, count, factor, scores, result = arguments
             code = VectorCode(builder)
             ir, floats = code.ir, code.floats
+            arrays = [code.array(context, kind, value) for kind, value in zip(signature.args, arguments[:6])]
+            query, keys, values, rows, scores, result = (address for address, *_ in arrays)
+            element, first, count, factor = arguments[6:]
+            query, result = code.add(query, element, 4), code.add(result, element, 4)
+            keys, values = code.add(keys, first, 4 * width), code.add(values, first, 4 * width)
             parts = [code.load(code.add(query, i, LANE_BYTES), floats) for i in range(registers)]
 
             def score(s: Any) -> None:
@@ -124,7 +129,8 @@ def _make_attend_head(width: int) -> Any:
                 code.store(builder.fmul(builder.load(sums[i]), inverse), code.add(result, i, LANE_BYTES))
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5, types.float32, types.int64, types.int64), generate
+        arrays = query, keys, values, rows, scores, result
+        return types.void(*arrays, *[types.int64] * 3, types.float32), generate
 
     return attend_head
 

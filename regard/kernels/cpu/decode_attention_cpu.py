@@ -7,7 +7,7 @@ import numpy as np
 
 from regard.kernels.cpu.attend_head_cpu import attend_head_32, attend_head_64, attend_head_128
 from regard.kernels.cpu.decode_rows_cpu import exp_float, largest_value, read_row, write_row
-from regard.kernels.cpu.numba_support import jit, numba_available
+from regard.kernels.cpu.numba_support import SIZES, jit, numba_available
 from regard.kernels.cpu.vector_code import LANES
 
 _HAS_VECTOR_CODE = numba_available()
@@ -83,28 +83,38 @@ def attend_heads(query, keys, values, rows, shift, head_rows, group, count, fact
     """
     D = keys.shape[1]
     H = len(result) // D
+    if count > min(len(rows), len(scores)) or (len(bias) and (len(bias) < H or count > bias.shape[1])):
+        raise ValueError(SIZES)
     if not (_HAS_VECTOR_CODE and len(bias) == 0 and (D == 32 or D == 64 or D == 128)):
         for h in range(H):
             attend_rows(
                 query, h * D, keys, values, rows, shift + h // group * head_rows, count, factor, bias, h, scores, result
             )  # fmt: skip
         return
-    q_start, k_start, v_start = query.ctypes.data, keys.ctypes.data, values.ctypes.data
-    rows_start, scores_start, out = rows.ctypes.data, scores.ctypes.data, result.ctypes.data
+    # The code of these widths has no bounds checks. Row numbers are less than `head_rows`.
+    last = shift + (H - 1) // group * head_rows + head_rows
+    padded = -(-count // LANES) * LANES
+    is_contiguous = keys.strides[0] == 4 * D and values.strides[0] == 4 * D
+    if shift < 0 or last > min(len(keys), len(values)) or padded > min(len(rows), len(scores)) or not is_contiguous:
+        raise ValueError(SIZES)
+    if len(query) < H * D or values.shape[1] != D:
+        raise ValueError(SIZES)
     for h in range(H):
-        q, first, head = q_start + 4 * h * D, 4 * D * (shift + h // group * head_rows), out + 4 * h * D
+        first = shift + h // group * head_rows
         if D == 32:
-            attend_head_32(q, k_start + first, v_start + first, rows_start, count, factor, scores_start, head)
+            attend_head_32(query, keys, values, rows, scores, result, h * D, first, count, factor)
         elif D == 64:
-            attend_head_64(q, k_start + first, v_start + first, rows_start, count, factor, scores_start, head)
+            attend_head_64(query, keys, values, rows, scores, result, h * D, first, count, factor)
         else:
-            attend_head_128(q, k_start + first, v_start + first, rows_start, count, factor, scores_start, head)
+            attend_head_128(query, keys, values, rows, scores, result, h * D, first, count, factor)
 
 
 @jit
 def copy_head(row, start, target):
     """Copy the key or value at `start` of a row."""
     source = row[start : start + len(target)]
+    if len(source) < len(target):
+        raise ValueError(SIZES)
     for d in range(len(target)):
         target[d] = source[d]
 
@@ -114,6 +124,8 @@ def transform_head(row, start, width, gain, eps, rotary, p):
     """Change the query or key at `start` of a row: RMSNorm, unless `gain` is empty, and rotation by the angles of
     position p, unless `rotary` is empty.
     """
+    if start + width > len(row) or (len(gain) and len(gain) < width) or (len(rotary) and p >= len(rotary)):
+        raise ValueError(SIZES)
     if len(gain):
         head, square = row[start : start + width], np.float32(0)
         for d in range(width):
@@ -164,6 +176,8 @@ def self_attention(
         p = positions[b]
         if p < 0:
             continue
+        if p >= capacity or (K > 1 and p >= ancestors.shape[2]):
+            raise ValueError(SIZES)
         for k in range(K):
             r = b * K + k
             read_row(y, r, 0, row_scale, scale, bias, row)
@@ -197,6 +211,8 @@ def cross_attention(
     for b in range(B):
         if positions[b] < 0:
             continue
+        if not 0 < lengths[b] <= capacity:
+            raise ValueError(SIZES)
         for k in range(K):
             r = b * K + k
             read_row(y, r, 0, row_scale, scale, bias, row)
@@ -239,6 +255,8 @@ def store_keys_values(y, row_scale, scale, bias, starts, slots, k_gain, eps, key
     G, D = keys.shape[1], keys.shape[3]
     row, no_rotary = np.empty(2 * G * D, np.float32), np.empty((0, 0), np.float32)
     for i in range(len(slots)):
+        if not 0 <= slots[i] < len(keys) or starts[i + 1] - starts[i] > keys.shape[2]:
+            raise ValueError(SIZES)
         for s in range(starts[i + 1] - starts[i]):
             read_row(y, starts[i] + s, 0, row_scale, scale, bias, row)
             for g in range(G):

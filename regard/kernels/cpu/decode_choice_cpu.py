@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard.kernels.cpu.decode_rows_cpu import exp_float, largest_value
-from regard.kernels.cpu.numba_support import jit, numba_available
+from regard.kernels.cpu.numba_support import SIZES, jit, numba_available
 from regard.kernels.cpu.vector_code import LANES, VectorCode
 
 # Tokens per block: most blocks contain none of the best tokens and are not searched.
@@ -26,21 +26,23 @@ def start_rows(top, ids, statistics):
 
 
 def _make_lanes_above() -> Any:
-    """A function of the address of LANES values and a threshold: bit j of the result is set if value j exceeds it."""
+    """A function of float32 values, an index and a threshold: bit j is set if value index + j exceeds it, j < LANES."""
     if not numba_available():
         return None
     from numba import types
     from numba.extending import intrinsic
 
     @intrinsic
-    def lanes_above(typing_context, address, threshold):  # type: ignore[no-untyped-def]
+    def lanes_above(typing_context, values, index, threshold):  # type: ignore[no-untyped-def]
         def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
             code = VectorCode(builder)
-            values, limit = code.load(arguments[0], code.floats), code.broadcast(arguments[1])
+            address, *_ = code.array(context, signature.args[0], arguments[0])
+            values = code.load(code.add(address, arguments[1], 4), code.floats)
+            limit = code.broadcast(arguments[2])
             bits = builder.bitcast(builder.fcmp_ordered(">", values, limit), code.ir.IntType(LANES))
             return builder.zext(bits, code.int64)
 
-        return types.int64(types.int64, types.float32), generate
+        return types.int64(values, types.int64, types.float32), generate
 
     return lanes_above
 
@@ -59,8 +61,11 @@ def best_tokens_rows(
     tokens that a slot excludes from the softmax; without tokens: none.
     """
     V, count = y.shape[1], top.shape[1]
+    if min(len(scale), len(bias)) < V or len(y) > min(len(row_scale), min(len(top), len(statistics))):
+        raise ValueError(SIZES)
+    if refused.shape[1] and first + V > refused.shape[1]:
+        raise ValueError(SIZES)
     logits = np.empty(_BLOCK, np.float32)
-    address = logits.ctypes.data
     infinity = np.float32(np.inf)
     for r in range(len(y)):
         b = r // columns
@@ -99,7 +104,7 @@ def best_tokens_rows(
                 logits[eos - token] = -infinity
             logits[size:] = -infinity
             for group in range(0, size, LANES):
-                if _HAS_VECTOR_CODE and _lanes_above(address + 4 * group, threshold) == 0:
+                if _HAS_VECTOR_CODE and _lanes_above(logits, group, threshold) == 0:
                     continue
                 for j in range(group, group + LANES):
                     if logits[j] > threshold:
@@ -151,6 +156,8 @@ def greedy_update(top, ids, eos, step, done, live, last, tokens, token_log_p, le
     for b in range(len(step)):
         if done[b]:
             continue
+        if step[b] >= tokens.shape[1]:
+            raise ValueError(SIZES)
         any_live = False
         for k in range(K):
             token, log_p = ids[b * K + k, 0], top[b * K + k, 0]
@@ -172,7 +179,7 @@ def beam_update(
     top,
     ids,
     positions,
-    limit,
+    last_step,
     eos,
     length_penalty,
     enough,
@@ -189,7 +196,8 @@ def beam_update(
     finished_log_prob,
     finished_step,
     finished_parent,
-    eos_log_p,
+    end_token,
+    end_log_p,
     finished_count,
 ):
     """`BeamState._advance`, for slots that are not done."""
@@ -204,6 +212,8 @@ def beam_update(
         if done[b]:
             continue
         t, p = step[b], positions[b]
+        if t >= tokens.shape[1] or not 0 <= p < capacity:
+            raise ValueError(SIZES)
         best[:] = -infinity
         best_parent[:] = 0
         best_column[:] = 0
@@ -221,11 +231,11 @@ def beam_update(
                 best[i], best_parent[i], best_column[i] = total, k, c
         length = np.float32(t + 1) ** np.float32(length_penalty)
         old_ancestors[:] = ancestors[b]
-        beam = 0
+        beam, is_last = 0, t >= last_step[b]
         for i in range(count):
             parent = best_parent[i]
             token, token_score = ids[b * K + parent, best_column[i]], top[b * K + parent, best_column[i]]
-            if token == eos:
+            if token == eos or is_last:
                 score = best[i] / length
                 if i >= K or not score > -infinity:
                     continue
@@ -238,10 +248,11 @@ def beam_update(
                     finished_log_prob[b, m] = finished_log_prob[b, m - 1]
                     finished_step[b, m] = finished_step[b, m - 1]
                     finished_parent[b, m] = finished_parent[b, m - 1]
-                    eos_log_p[b, m] = eos_log_p[b, m - 1]
+                    end_token[b, m], end_log_p[b, m] = end_token[b, m - 1], end_log_p[b, m - 1]
                 if n < N:
                     finished_score[b, n], finished_log_prob[b, n] = score, best[i]
-                    finished_step[b, n], finished_parent[b, n], eos_log_p[b, n] = t, parent, token_score
+                    finished_step[b, n], finished_parent[b, n] = t, parent
+                    end_token[b, n], end_log_p[b, n] = token, token_score
             elif beam < K:
                 last[b, beam] = token
                 tokens[b, t, beam] = token
@@ -261,8 +272,8 @@ def beam_update(
             token_log_p[b, t, k] = -infinity
             if p + 1 < capacity:
                 ancestors[b, k, p + 1] = k
-        final_length = limit[b] + 1 if early_stopping else t + 1
+        final_length = last_step[b] + 1 if early_stopping else t + 1
         bound = log_prob[b, 0] / np.float32(final_length) ** np.float32(length_penalty)
         is_enough = finished_count[b] >= enough
-        done[b] = finished_score[b, N - 1] >= bound or is_enough or t >= limit[b]
+        done[b] = finished_score[b, N - 1] >= bound or is_enough or is_last
         step[b] += 1

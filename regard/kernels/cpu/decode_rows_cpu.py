@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from regard.kernels.cpu.numba_support import jit
+from regard.kernels.cpu.numba_support import SIZES, jit
 
 ACTIVATIONS = ("none", "relu", "relu2", "silu", "gelu", "gelu_tanh", "swiglu", "geglu")
 _LOG2_E = np.float32(1 / math.log(2))
@@ -53,7 +53,10 @@ def largest_value(row, count):
 @jit
 def read_row(y, r, start, row_scale, scale, bias, row):
     """Put columns `start` onwards of row r of a matrix product into `row`, as float32."""
-    factor, end = row_scale[r], start + len(row)
+    end = start + len(row)
+    if r >= min(len(y), len(row_scale)) or end > min(y.shape[1], min(len(scale), len(bias))):
+        raise ValueError(SIZES)
+    factor = row_scale[r]
     # Slices: compilers do not vectorize loops over indices that might be negative.
     sums, scales, biases = y[r, start:end], scale[start:end], bias[start:end]
     for j in range(len(row)):
@@ -63,6 +66,8 @@ def read_row(y, r, start, row_scale, scale, bias, row):
 @jit
 def write_row(row, out, out_scale, r):
     """Store a row as the input of a matrix product, rounded to int8 if `out` is int8."""
+    if r >= min(len(out), len(out_scale)) or len(row) > out.shape[1]:
+        raise ValueError(SIZES)
     if out.itemsize == 1:  # int8
         bits, largest = row.view(np.int32), np.int32(0)
         for j in range(len(row)):
@@ -82,6 +87,8 @@ def write_row(row, out, out_scale, r):
 @jit
 def normalize_row(row, gain, bias, eps, is_rms):
     """LayerNorm or RMSNorm of a row, in place."""
+    if len(row) > min(len(gain), len(bias)):
+        raise ValueError(SIZES)
     count = np.float32(len(row))
     mean = _ZERO
     if not is_rms:
@@ -99,6 +106,8 @@ def normalize_row(row, gain, bias, eps, is_rms):
 @jit
 def multiply_few_rows(x, weight, y):
     """y = x weight^T for a few rows of float32 or int8: reads the weight once, at the speed of memory."""
+    if x.shape[1] != weight.shape[1] or len(x) > len(y) or len(weight) > y.shape[1]:
+        raise ValueError(SIZES)
     if x.itemsize == 1:  # int8
         for n in range(len(weight)):
             for r in range(len(x)):
@@ -200,6 +209,8 @@ def embed_rows(ids, positions, tokens, scale, table, offset, x):
     A slot whose position is negative is empty: its rows are 0.
     """
     columns = ids.shape[1]
+    if len(positions) < len(ids) or len(x) < ids.size or x.shape[1] != tokens.shape[1]:
+        raise ValueError(SIZES)
     for b in range(len(ids)):
         p = positions[b]
         for k in range(columns):
@@ -208,6 +219,8 @@ def embed_rows(ids, positions, tokens, scale, table, offset, x):
                 x[r] = _ZERO
                 continue
             token = ids[b, k]
+            if not 0 <= token < len(tokens) or (len(table) and p + offset >= len(table)):
+                raise ValueError(SIZES)
             for j in range(x.shape[1]):
                 x[r, j] = tokens[token, j] * scale
             if len(table):

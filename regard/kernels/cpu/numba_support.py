@@ -7,6 +7,9 @@ from typing import Any
 
 # Sums may be reordered and fused; infinities and NaN keep their meaning.
 _FASTMATH = {"reassoc", "contract", "nsz"}
+# Compiled code reads and writes what an index points to. Kernels compare the sizes of a call once per row or slot, and
+# raise a ValueError with this message; the tests compile them with bounds checks for every element.
+SIZES = "The sizes of the arrays of a compiled kernel do not match."
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.kernels.cpu.numba_support import jit, numba_available
+from regard.kernels.cpu.numba_support import SIZES, jit, numba_available
 from regard.kernels.cpu.vector_code import LANE_BYTES, LANES, VectorCode
 
 # Bytes are unsigned: weights are stored plus 128, and a sum starts at -128 times the sum of its row.
@@ -82,8 +82,8 @@ def _copy_to_panels(words, flip, panels):
 def _make_tile(rows: int, panels: int) -> Any:
     """A function that computes a tile, for these numbers of rows and panels.
 
-    Its arguments are addresses and distances in bytes: of the rows of x and the distance of two rows, of the panels,
-    the steps along K, the initial sums of the rows (int8 only), and the rows of y. The type of the panels decides
+    Its arguments are the panels, the rows x, the initial sums of the rows (int8 only) and the result y; the first row
+    and the first panel of the tile, and the first row and panel of its place in y. The type of the panels decides
     between float32 and int8.
     """
     if not numba_available():
@@ -92,21 +92,28 @@ def _make_tile(rows: int, panels: int) -> Any:
     from numba.extending import intrinsic
 
     @intrinsic
-    def tile(typing_context, weight, x, x_stride, panel, panel_stride, steps, start, y, y_stride):  # type: ignore[no-untyped-def]
+    def tile(typing_context, weight, x, initial, y, row, panel, y_row, y_panel):  # type: ignore[no-untyped-def]
         is_int8 = weight.dtype == types.uint8
 
         def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            _, x, x_stride, panel, panel_stride, steps, start, y, y_stride = arguments
             code = VectorCode(builder)
             vector, element = (code.ints, code.int32) if is_int8 else (code.floats, code.float32)
-            row_starts = [builder.add(x, builder.mul(x_stride, code.number(r))) for r in range(rows)]
-            panel_starts = [builder.add(panel, builder.mul(panel_stride, code.number(p))) for p in range(panels)]
+            arrays = [code.array(context, kind, value) for kind, value in zip(signature.args, arguments[:4])]
+            (weight, shape, (panel_stride, *_)), (x, _, (x_stride, _)), (start, *_), (y, _, (y_stride, _)) = arrays
+            row, panel, y_row, y_panel = arguments[4:]
+
+            def at(address: Any, index: Any, i: int, stride: Any) -> Any:
+                """The address of element index + i."""
+                return builder.add(address, builder.mul(code.add(index, i), stride))
+
+            row_starts = [at(x, row, r, x_stride) for r in range(rows)]
+            panel_starts = [at(weight, panel, p, panel_stride) for p in range(panels)]
             sums = []
             for r in range(rows):
-                initial = code.constant(0.0, vector)
+                first = code.constant(0.0, vector)
                 if is_int8:
-                    initial = code.broadcast(code.load(code.add(start, r, 4), element))
-                sums.append([code.variable(initial) for _ in range(panels)])
+                    first = code.broadcast(code.load(at(start, row, r, code.number(4)), element))
+                sums.append([code.variable(first) for _ in range(panels)])
 
             def multiply(step: Any) -> None:
                 weights = [code.load(code.add(address, step, LANE_BYTES), vector) for address in panel_starts]
@@ -120,14 +127,14 @@ def _make_tile(rows: int, panels: int) -> Any:
                             total = code.multiply_add(weights[p], value, total)
                         builder.store(total, sums[r][p])
 
-            code.loop(steps, 1, multiply)
+            code.loop(shape[1], 1, multiply)
             for r in range(rows):
-                row = builder.add(y, builder.mul(y_stride, code.number(r)))
+                target = code.add(at(y, y_row, r, y_stride), y_panel, LANE_BYTES)
                 for p in range(panels):
-                    code.store(builder.load(sums[r][p]), code.add(row, p, LANE_BYTES))
+                    code.store(builder.load(sums[r][p]), code.add(target, p, LANE_BYTES))
             return context.get_dummy_value()
 
-        return types.void(weight, *[types.int64] * 8), generate
+        return types.void(weight, x, initial, y, *[types.int64] * 4), generate
 
     return tile
 
@@ -140,10 +147,9 @@ _tile_1x8, _tile_8x1, _tile_1x1 = _make_tile(1, 8), _make_tile(8, 1), _make_tile
 @jit
 def multiply_panels(x, panels, first, y):
     """y = x weight^T for the outputs of the panels from `first` onwards; y has room for all or a part of them."""
-    R, steps = len(x), panels.shape[1]
-    x_start, x_stride, y_start, y_stride = x.ctypes.data, x.strides[0], y.ctypes.data, y.strides[0]
-    panel_stride = panels.strides[0]
-    weight_start = panels.ctypes.data + first * panel_stride
+    R, N = y.shape
+    if len(x) != R or x.nbytes != 4 * R * panels.shape[1] or not 0 <= first <= len(panels) - -(-N // LANES):
+        raise ValueError(SIZES)
     sums = np.empty(R if x.itemsize == 1 else 0, np.int32)
     if x.itemsize == 1:  # int8
         for r in range(R):
@@ -151,53 +157,34 @@ def multiply_panels(x, panels, first, y):
             for j in range(x.shape[1]):
                 total += np.int32(x[r, j])
             sums[r] = np.int32(-_SHIFT) * total
-    start = sums.ctypes.data
-    count, p = y.shape[1] // LANES, 0
+    count, p = N // LANES, 0
     if R == 1:
         while p + 8 <= count:
-            _tile_1x8(
-                panels, x_start, x_stride, weight_start + p * panel_stride, panel_stride, steps, start,
-                y_start + p * LANE_BYTES, y_stride,
-            )  # fmt: skip
+            _tile_1x8(panels, x, sums, y, 0, first + p, 0, p)
             p += 8
     while p + 2 <= count:
-        weight, column, r = weight_start + p * panel_stride, y_start + p * LANE_BYTES, 0
+        r = 0
         while r + 8 <= R:
-            _tile_8x2(
-                panels, x_start + r * x_stride, x_stride, weight, panel_stride, steps, start + 4 * r,
-                column + r * y_stride, y_stride,
-            )  # fmt: skip
+            _tile_8x2(panels, x, sums, y, r, first + p, r, p)
             r += 8
         if r + 4 <= R:
-            _tile_4x2(
-                panels, x_start + r * x_stride, x_stride, weight, panel_stride, steps, start + 4 * r,
-                column + r * y_stride, y_stride,
-            )  # fmt: skip
+            _tile_4x2(panels, x, sums, y, r, first + p, r, p)
             r += 4
         while r < R:
-            _tile_1x2(
-                panels, x_start + r * x_stride, x_stride, weight, panel_stride, steps, start + 4 * r,
-                column + r * y_stride, y_stride,
-            )  # fmt: skip
+            _tile_1x2(panels, x, sums, y, r, first + p, r, p)
             r += 1
         p += 2
     # The last panels one by one, into a buffer, since y may end within a panel.
     buffer = np.empty((8, LANES), y.dtype)
-    while p * LANES < y.shape[1]:
-        weight, columns = weight_start + p * panel_stride, min(LANES, y.shape[1] - p * LANES)
+    while p * LANES < N:
+        columns = min(LANES, N - p * LANES)
         for r in range(0, R, 8):
             rows = min(8, R - r)
             if rows == 8:
-                _tile_8x1(
-                    panels, x_start + r * x_stride, x_stride, weight, panel_stride, steps, start + 4 * r,
-                    buffer.ctypes.data, LANE_BYTES,
-                )  # fmt: skip
+                _tile_8x1(panels, x, sums, buffer, r, first + p, 0, 0)
             else:
                 for i in range(rows):
-                    _tile_1x1(
-                        panels, x_start + (r + i) * x_stride, x_stride, weight, panel_stride, steps,
-                        start + 4 * (r + i), buffer.ctypes.data + i * LANE_BYTES, LANE_BYTES,
-                    )  # fmt: skip
+                    _tile_1x1(panels, x, sums, buffer, r + i, first + p, i, 0)
             for i in range(rows):
                 for j in range(columns):
                     y[r + i, p * LANES + j] = buffer[i, j]

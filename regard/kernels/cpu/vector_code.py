@@ -11,7 +11,9 @@ LANE_BYTES = 4 * LANES
 class VectorCode:
     """Emits instructions; addresses and counts are 64-bit integers.
 
-    It is for functions that numba's `intrinsic` decorates. Import only where numba is available.
+    It is for functions that numba's `intrinsic` decorates. Import only where numba is available. Such functions take
+    arrays and find their addresses themselves: numba frees an array after its last use, and an address is none. They
+    are not covered by numba's bounds checks, so that their callers check the sizes.
     """
 
     def __init__(self, builder: Any) -> None:
@@ -20,6 +22,14 @@ class VectorCode:
         self.ir, self.builder = ir, builder
         self.int32, self.int64, self.float32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
         self.floats, self.ints = ir.VectorType(self.float32, LANES), ir.VectorType(self.int32, LANES)
+
+    def array(self, context: Any, kind: Any, value: Any) -> tuple[Any, list[Any], list[Any]]:
+        """The address, the shape and the distances in bytes of an array of numba, given its type."""
+        from numba.core import cgutils
+
+        array = context.make_array(kind)(context, self.builder, value)
+        address = self.builder.ptrtoint(array.data, self.int64)
+        return address, *(cgutils.unpack_tuple(self.builder, part) for part in (array.shape, array.strides))
 
     def number(self, value: int) -> Any:
         return self.ir.Constant(self.int64, value)

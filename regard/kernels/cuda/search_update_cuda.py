@@ -26,7 +26,7 @@ def beam_update(
     top: Float[Tensor, "B K C"],
     ids: Int[Tensor, "B K C"],
     positions: Int[Tensor, "B"],
-    limit: Int[Tensor, "B"],
+    last_step: Int[Tensor, "B"],
     *,
     last: Int[Tensor, "B K"],
     step: Int[Tensor, "B"],
@@ -40,7 +40,8 @@ def beam_update(
     finished_log_prob: Float[Tensor, "B N"],
     finished_step: Int[Tensor, "B N"],
     finished_parent: Int[Tensor, "B N"],
-    eos_log_p: Float[Tensor, "B N"],
+    end_token: Int[Tensor, "B N"],
+    end_log_p: Float[Tensor, "B N"],
     finished_count: Int[Tensor, "B"],
     eos: int,
     length_penalty: float,
@@ -50,9 +51,10 @@ def beam_update(
     """Update the state of a beam search in place from the best C tokens of each beam; returns the parents of new beams.
 
     `top` are log-probabilities, best first. `positions` are the cache positions of the last tokens; ancestors beyond
-    the next position are not updated. A search stops after `enough` finished hypotheses; without `early_stopping`, the
-    best unfinished one is judged at its current length. Of equal candidates the first is kept. All tensors are
-    contiguous; integers are int64 except `ancestors`, which are int32.
+    the next position are not updated. At `last_step` the first K candidates are finished, whatever their tokens. A
+    search stops after `enough` finished hypotheses; without `early_stopping`, the best unfinished one is judged at its
+    current length. Of equal candidates the first is kept. All tensors are contiguous; integers are int64 except
+    `ancestors`, which are int32.
     """
     from regard.kernels.triton import search_update_triton
 
@@ -60,8 +62,9 @@ def beam_update(
     N = finished_score.shape[1]
     new_parents = torch.empty_like(last)
     search_update_triton.beam_update[(B,)](
-        *(top, ids, positions, limit, last, step, done, log_prob, ancestors, tokens, parents, token_log_p),
-        *(finished_score, finished_log_prob, finished_step, finished_parent, eos_log_p, finished_count, new_parents),
+        *(top, ids, positions, last_step, last, step, done, log_prob, ancestors, tokens, parents, token_log_p),
+        *(finished_score, finished_log_prob, finished_step, finished_parent, end_token, end_log_p, finished_count),
+        new_parents,
         *(tokens.shape[1], ancestors.shape[2]),
         K=K,
         C=C,

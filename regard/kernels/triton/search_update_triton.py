@@ -29,9 +29,9 @@ def _length_factor(length, PENALTY: tl.constexpr):
 
 @triton.jit
 def beam_update(
-    top, ids, positions, limit, last, step, done, log_prob, ancestors, tokens, parents, token_log_p,
-    finished_score, finished_log_prob, finished_step, finished_parent, eos_log_p, finished_count, new_parents,
-    capacity, S,
+    top, ids, positions, last_step, last, step, done, log_prob, ancestors, tokens, parents, token_log_p,
+    finished_score, finished_log_prob, finished_step, finished_parent, end_token, end_log_p, finished_count,
+    new_parents, capacity, S,
     K: tl.constexpr, C: tl.constexpr, N: tl.constexpr, EOS: tl.constexpr, PENALTY: tl.constexpr, ENOUGH: tl.constexpr,
     EARLY_STOPPING: tl.constexpr,
     PDL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -57,10 +57,12 @@ def beam_update(
     parent = index // C
     token = tl.load(ids + slot * K * C + index).to(tl.int64)
     log_p = tl.load(top + slot * K * C + index)
+    max_step = tl.load(last_step + slot)
+    is_last = now >= max_step
     ends = token == EOS
 
-    # Those that end among the first K join the N best finished hypotheses.
-    finishes = ends & is_active & (j < K) & is_candidate
+    # Those that end among the first K, all of them at the last step, join the N best finished hypotheses.
+    finishes = (ends | is_last) & is_active & (j < K) & is_candidate
     score = tl.where(finishes, best / _length_factor(now + 1, PENALTY), -float("inf"))
     stored = slot * N + n
     old_score = tl.load(finished_score + stored, mask=n < N, other=0.0)
@@ -78,7 +80,8 @@ def beam_update(
     old_log_prob = tl.load(finished_log_prob + old, mask=is_stored & is_old, other=0.0)
     old_step = tl.load(finished_step + old, mask=is_stored & is_old, other=0)
     old_parent = tl.load(finished_parent + old, mask=is_stored & is_old, other=0)
-    old_eos_log_p = tl.load(eos_log_p + old, mask=is_stored & is_old, other=0.0)
+    old_token = tl.load(end_token + old, mask=is_stored & is_old, other=0)
+    old_log_p = tl.load(end_log_p + old, mask=is_stored & is_old, other=0.0)
     tl.debug_barrier()  # all threads have read these before any of them overwrites one
     tl.store(finished_score + stored, kept_score, mask=is_stored)
     tl.store(
@@ -86,7 +89,8 @@ def beam_update(
     )
     tl.store(finished_step + stored, tl.where(is_old, old_step, now), mask=is_stored)
     tl.store(finished_parent + stored, tl.where(is_old, old_parent, _take(parent, order - N, BLOCK_B)), mask=is_stored)
-    tl.store(eos_log_p + stored, tl.where(is_old, old_eos_log_p, _take(log_p, order - N, BLOCK_B)), mask=is_stored)
+    tl.store(end_token + stored, tl.where(is_old, old_token, _take(token, order - N, BLOCK_B)), mask=is_stored)
+    tl.store(end_log_p + stored, tl.where(is_old, old_log_p, _take(log_p, order - N, BLOCK_B)), mask=is_stored)
     count = tl.load(finished_count + slot) + tl.sum((score > -float("inf")).to(tl.int64), 0)
     tl.store(finished_count + slot, count)
 
@@ -118,10 +122,9 @@ def beam_update(
     tl.store(table + k * S + after, k, mask=is_beam)
 
     bound = tl.max(tl.where(k == 0, continuing, -float("inf")), 0)
-    max_len = tl.load(limit + slot)
-    bound = bound / _length_factor((max_len if EARLY_STOPPING else now) + 1, PENALTY)
+    bound = bound / _length_factor((max_step if EARLY_STOPPING else now) + 1, PENALTY)
     worst = tl.max(tl.where(n == N - 1, kept_score, -float("inf")), 0)
-    is_done = (worst >= bound) | (count >= ENOUGH) | (now >= max_len) | (is_active == 0)
+    is_done = (worst >= bound) | (count >= ENOUGH) | is_last | (is_active == 0)
     tl.store(done + slot, is_done)
     tl.store(step + slot, now + is_active.to(tl.int64))
 

@@ -66,6 +66,7 @@ def translate_file(
     settings = translator.language_settings | (settings or {})
     if config.shortlist:
         settings["shortlist_file"] = shortlist_fingerprint(require_shortlist(translator.shortlist))
+    translator.encode_prefix(prefix, truncate=truncate)
     options: dict[str, Any] = {"truncate": truncate, "split": split}
     options |= {"required": list(required), "forbidden": list(forbidden)}
 

@@ -103,11 +103,15 @@ def _nothing_to_explain(head: str) -> RegardError:
 
 def column_name(look: Look | ImageLook, column: int) -> str:
     """The label, or the text of the token, of a column of the logits."""
+    return column_names(look, [column])[column]
+
+
+def column_names(look: Look | ImageLook, columns: Sequence[int]) -> dict[int, str]:
+    """Names of columns of the logits that tell them apart: see `Tokenizer.distinct_names`."""
     if labels := getattr(model_of(look).config, "labels", ()):
-        return labels[column]
+        return {column: labels[column] for column in columns}
     assert isinstance(look, Look)
-    tokenizer = look.pipeline.tokenizers[-1]
-    return tokenizer.decode([column]) or tokenizer.label(column)
+    return look.pipeline.tokenizers[-1].distinct_names(columns)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from regard.viewer.explanations.explained_output import (
     ExplainedStep,
     batch_size,
     column_name,
+    column_names,
     explain_output,
     model_inputs,
     model_of,
@@ -38,6 +39,8 @@ class LogitLens:
     """the embedding, then every layer"""
     tokens: list[str]
     """the token or label at each position of the output"""
+    targets: list[int] = field(repr=False)
+    """its id"""
     probabilities: Float[np.ndarray, "L T"]
     """probability of this token after each layer"""
     columns: Int[np.ndarray, "L T K"] = field(repr=False)
@@ -89,11 +92,12 @@ def compute_logit_lens(
                 if first <= one.sequence < first + len(inputs)
             ]
     probabilities = torch.stack([torch.stack(rows) for rows in per_layer])
+    targets = [one.column for one in steps]
     best, columns = probabilities.topk(min(LENS_TOP_K, probabilities.shape[-1]))
-    own = probabilities[:, range(len(steps)), [one.column for one in steps]]
-    names = {column: column_name(look, column) for column in sorted(set(columns.flatten().tolist()))}
+    own = probabilities[:, range(len(steps)), targets]
+    names = column_names(look, sorted(set(columns.flatten().tolist())))
     layers = ["embedding", *(f"layer {i + 1}" for i in range(len(per_layer) - 1))]
-    return LogitLens(layers, tokens, own.cpu().numpy(), columns.cpu().numpy(), best.cpu().numpy(), names)
+    return LogitLens(layers, tokens, targets, own.cpu().numpy(), columns.cpu().numpy(), best.cpu().numpy(), names)
 
 
 def lens_steps(look: Look | ImageLook, output: ExplainedOutput) -> tuple[list[ExplainedStep], list[str]]:

@@ -10,7 +10,7 @@ class NotebookDisplay:
     """Base class of objects that a notebook displays as a widget or as a plot."""
 
     def widget(self) -> Any:
-        """The page as a notebook widget, which can run the model on other inputs; needs `regard[notebook]`."""
+        """The page as a notebook widget, which can run the model on other inputs; needs anywidget."""
         return self._widget
 
     @cached_property

@@ -103,6 +103,7 @@ def _lens(look: Look | ImageLook, output: ExplainedOutput) -> dict[str, Any]:
     return {
         "layers": len(lens.layers),
         "tokens": lens.tokens,
+        "targets": lens.targets,
         "own": _rounded(lens.probabilities),
         "columns": lens.columns.tolist(),
         "probabilities": _rounded(lens.top_probabilities),

@@ -93,14 +93,11 @@ class TextWalkBuilder:
             return "Tag of each token"
         top = computation.top_columns(computation.values[computation.output.name])
         columns = computation.add_softmax((side, "vocabulary"))
-        self.names = {i: self.token(column) for i, column in enumerate(columns) if column in top}
+        names = self.pipeline.tokenizers[-1].distinct_names(top, strip=True)
+        self.names = {i: names[column] for i, column in enumerate(columns) if column in top}
         if None in columns:
             self.names[len(columns) - 1] = "all others"
         return "Token at each position" if isinstance(model, Bert) else "Next token"
-
-    def token(self, token_id: int) -> str:
-        tokenizer = self.pipeline.tokenizers[-1]
-        return tokenizer.decode([token_id]).strip() or tokenizer.label(token_id)
 
     def sides(self) -> dict[str, TokenAxis]:
         """The tokens of each axis; row t of the target predicts the next token."""

@@ -149,7 +149,7 @@ def test_concurrent_processes_share_the_cache(photos):
     workers = [context.Process(target=read_concurrently, args=(photos, barrier, results)) for _ in range(4)]
     for worker in workers:
         worker.start()
-    digests = {results.get(timeout=30) for _ in workers}
+    digests = {results.get() for _ in workers}
     for worker in workers:
         worker.join()
     assert digests == {read_images([photos]).digest}

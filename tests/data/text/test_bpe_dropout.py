@@ -102,9 +102,9 @@ def test_epoch_with_cached_segmentations_is_fast():
     corpus = BpeDropout(tokenizer, texts, 0.1, seed=0)
     for epoch in range(3):
         corpus.sample_encoding(np.random.default_rng(epoch))
-    start = time.perf_counter()
+    start = time.process_time()
     corpus.sample_encoding(np.random.default_rng(3))
-    assert time.perf_counter() - start < 0.5  # about 0.01 s
+    assert time.process_time() - start < 0.5  # about 0.01 s
 
 
 def test_invalid_arguments_are_errors():

@@ -1,5 +1,7 @@
 """The decoding engine gives the same outputs as the plain search, for every family, score and option."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,6 @@ from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import plain_search_reason, slot_decoder
-from regard.decode.engine.compiled.worker_pool import WorkerPool, can_fork
 from regard.decode.engine.model_precision import convert_model, convert_to_float8
 from regard.decode.engine.static import static_decoder
 from regard.errors import RegardError
@@ -98,7 +99,6 @@ def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
         load(self, slots, taken)
 
     monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
-    monkeypatch.setattr(engine_module, "can_fork", lambda: False)
     monkeypatch.setattr(slot_decoder.SlotDecoder, "load", spy)
     config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
     decode_all(transformer(), make_sources(20, longest=20), pack, config)
@@ -118,41 +118,6 @@ def test_ensemble_equals_plain_search():
     ).eval()
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
         assert_equal_search(*decode_both(ensemble, make_sources(), config))
-
-
-def test_worker_processes_give_the_same_results(monkeypatch):
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    model, sources = transformer(), make_sources(30)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        for config in (CONFIGS["beam"], CONFIGS["samples"]):
-            engine, plain = decode_both(model, sources, config)
-            assert_equal_search(engine, plain)
-            assert len(engine_module._pools[model][1].processes) == 2
-        assert torch.get_num_threads() == 3
-        with torch.no_grad():
-            model.output.weight.mul_(-1)  # the workers have the old weights
-        assert_equal_search(*decode_both(model, sources, CONFIGS["beam"]))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_stopped_worker_is_reported_and_replaced(monkeypatch):
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    model, sources, config = transformer(), make_sources(30), CONFIGS["greedy"]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        first = decode_all(model, sources, pack, config)
-        (process,) = engine_module._pools[model][1].processes
-        process.kill()
-        process.join()
-        with pytest.raises(RegardError, match="worker stopped"):
-            decode_all(model, sources, pack, config)
-        assert decode_all(model, sources, pack, config) == first
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -183,52 +148,6 @@ def test_float8_needs_a_gpu():
     with pytest.raises(RegardError, match=r"float8 is for CUDA GPUs \(the model is on cpu\)") as caught:
         decode_all(transformer(), make_sources(1), pack, DecodeConfig(precision="float8"))
     assert "Use int8." in str(caught.value) + str(caught.value.hint)
-
-
-@pytest.fixture
-def two_workers(monkeypatch):
-    """Calls divide their sentences between this process and one worker process."""
-    monkeypatch.setattr(engine_module, "MIN_SENTENCES", 2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_workers_are_kept_when_precisions_alternate(two_workers):
-    model, sources = transformer(), make_sources(8)
-    pools = []
-    for precision in ("int8", "auto", "int8", "auto"):
-        config = DecodeConfig("greedy", max_len=5, precision=precision)
-        decode_all(model, sources, pack, config)
-        pools.append(engine_module._pools[convert_model(model, precision)][1])
-    assert pools[0] is pools[2]
-    assert pools[1] is pools[3]
-
-
-def test_second_thread_decodes_without_workers(two_workers):
-    model, sources = transformer(), make_sources(8)
-    first = decode_all(model, sources, pack, CONFIGS["greedy"])
-    pool = engine_module._pools[model][1]
-    with pool.lock:  # another thread uses the workers
-        assert decode_all(model, sources, pack, CONFIGS["greedy"]) == first
-    assert decode_all(model, sources, pack, CONFIGS["greedy"]) == first
-    assert engine_module._pools[model][1] is pool
-
-
-def test_workers_end_with_their_pool_while_later_ones_run():
-    """Later workers do not hold the ends of the pipes of earlier ones."""
-    if not can_fork():
-        pytest.skip("no worker processes on this system")
-    first = WorkerPool(lambda task: iter([task]), 1)
-    second = WorkerPool(lambda task: iter([task]), 1)
-    for connection in first.connections:
-        connection.close()
-    first.processes[0].join(timeout=10)
-    assert first.processes[0].exitcode == 0
-    second.submit(0, 5)
-    assert list(second.results(0)) == [5]
-    second.close()
 
 
 def test_progress_counts_every_sentence():
@@ -279,3 +198,36 @@ def test_plain_search_inside_attention_contexts():
     with torch.autocast("cpu", torch.bfloat16):
         assert plain_search_reason(model.eval(), DecodeConfig()) == "autocast is enabled"
     assert plain_search_reason(model, DecodeConfig()) == ""
+
+
+@pytest.mark.parametrize("config", ["greedy", "beam", "samples"])
+@pytest.mark.parametrize("make", [transformer, gpt])
+def test_outputs_without_eos_have_the_maximum_length(make, config):
+    """A suppressed <eos> is never generated before, with other rules and without."""
+    model, sources = make(), make_sources(5)
+    free = replace(CONFIGS[config], max_len=20, max_extra=20)
+    often = decode_both(model, sources, free)[0][0][0].ids[3]  # as <eos>, it ends outputs before the maximum length
+    special = replace(special_options(model)["special"], eos=often)
+    suppressed = replace(free, suppress_sequences=((often,),))
+    engine, plain = decode_both(model, sources, suppressed, special=special)
+    assert_equal_search(engine, plain)
+    with_rule = decode_both(model, sources, replace(suppressed, no_repeat_ngram_size=30), special=special)[1]
+    for results in (engine, plain, with_rule):
+        assert {len(one.ids) for n_best in results for one in n_best} == {20}
+    shorter = decode_both(model, sources, free, special=special)[0]
+    assert min(len(one.ids) for n_best in shorter for one in n_best) < 20
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_language_models_end_at_the_limit_without_eos(method):
+    """Scores and log-probabilities are those of the text; with a larger limit, <eos> ends it and is counted."""
+    model, sources = gpt(), make_sources(5)
+    config = DecodeConfig(method, beam=3, n_best=1 if method == "greedy" else 2, max_len=4, min_len=4, max_extra=100)
+    for results in decode_both(model, sources, config):
+        for source, n_best in zip(sources, results):
+            for one in n_best:
+                logits = model(pack([[*source, *one.ids[:-1]]]))[len(source) - 1 :]
+                expected = logits.log_softmax(-1).gather(1, torch.tensor(one.ids)[:, None])[:, 0].tolist()
+                assert one.token_logprobs == pytest.approx(expected, abs=1e-4)
+                assert one.logprob == pytest.approx(sum(expected), abs=1e-3)
+                assert one.score == pytest.approx(one.logprob / 4, abs=1e-3)

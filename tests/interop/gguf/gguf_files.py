@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-gguf = pytest.importorskip("gguf", reason="needs the package gguf: pip install 'regard[gguf]'")
+gguf = pytest.importorskip("gguf", reason="needs the package gguf")
 
 WORDS = [*"abcdehinst", "th", "the", "at", "cat", "in"]
 MERGES = ["t h", "th e", "a t", "c at", "i n"]

@@ -5,8 +5,9 @@ import pytest
 
 from regard.kernels.cpu import packed_product_cpu as kernels
 
-# Rows: tiles of 8, 4 and 1. Outputs: panels of 16 in pairs, one by one, and a part of a panel.
-ROWS, OUTPUTS = (1, 3, 8, 13, 33), (16, 20, 48, 131, 257)
+# Rows: tiles of 8, 4 and 1; 128 rows of int8, whose sums take as much memory as the last tile.
+# Outputs: panels of 16 in pairs, one by one, and a part of a panel.
+ROWS, OUTPUTS = (1, 3, 8, 13, 33, 128), (16, 20, 48, 131, 257)
 
 
 def random_matrices(dtype, rows, outputs, inputs):

@@ -20,11 +20,11 @@ EOS = SpecialTokens().eos
 SLOTS, CAPACITY = 5, 7
 
 
-def make_states(state_class, config):
+def make_states(state_class, config, ends_at_limit=False):
     """Two equal states of which the last slot is empty; outputs have at most 3 to 6 tokens."""
     states = []
     for _ in range(2):
-        constraints = SlotConstraints(SLOTS, 0, config, SpecialTokens(), DEVICE)
+        constraints = SlotConstraints(SLOTS, 0, config, SpecialTokens(), DEVICE, ends_at_limit)
         constraints.set_slots(range(SLOTS), [3, 4, 5, 6, 6], [[]] * SLOTS)
         state = state_class(SLOTS, CAPACITY, config, constraints, DEVICE)
         used = torch.arange(SLOTS - 1, device=DEVICE)
@@ -42,21 +42,22 @@ def assert_states_equal(actual, expected, step):
 
 
 @pytest.mark.parametrize(
-    ("K", "C", "n_best", "length_penalty", "patience", "early_stopping"),
+    ("K", "C", "n_best", "length_penalty", "patience", "early_stopping", "ends_at_limit"),
     [
-        (1, 2, 1, 1.0, 1.0, True),
-        (2, 4, 1, 0.6, 1.0, True),
-        (4, 8, 4, 1.0, 2.0, True),
-        (5, 10, 3, 0.0, 1.0, True),
-        (5, 3, 5, 1.3, 1.0, True),
-        (3, 6, 1, 0.8, 1.0, False),
+        (1, 2, 1, 1.0, 1.0, True, False),
+        (2, 4, 1, 0.6, 1.0, True, True),
+        (4, 8, 4, 1.0, 2.0, True, False),
+        (5, 10, 3, 0.0, 1.0, True, True),
+        (5, 3, 5, 1.3, 1.0, True, False),
+        (3, 6, 1, 0.8, 1.0, False, False),
+        (3, 6, 2, 0.8, 1.0, False, True),
     ],
 )
-def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience, early_stopping):
+def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience, early_stopping, ends_at_limit):
     config = DecodeConfig(
         beam=K, n_best=n_best, length_penalty=length_penalty, patience=patience, early_stopping=early_stopping
     )
-    state, expected = make_states(BeamState, config)
+    state, expected = make_states(BeamState, config, ends_at_limit)
     torch.manual_seed(0)
     finished = 0
     for step in range(CAPACITY):
@@ -70,7 +71,7 @@ def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience, early
         options = {"eos": EOS, "length_penalty": length_penalty, "enough": config.enough}
         options["early_stopping"] = early_stopping
         tensors = {name: getattr(state, name) for name in state.tensors()}
-        parents = beam_update(top, ids, positions, state.constraints.limit, **tensors, **options)
+        parents = beam_update(top, ids, positions, state.constraints.last_step, **tensors, **options)
         expected_parents = expected._advance(top, ids, positions)
         # The order of hypotheses without a chance, with -inf, does not matter.
         is_used = expected.log_prob > -torch.inf
@@ -80,7 +81,7 @@ def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience, early
         for name in ("tokens", "parents", "token_log_p"):
             getattr(state, name).mT[~is_used] = getattr(expected, name).mT[~is_used]
         has_finished = expected.finished_score > -torch.inf
-        for name in ("finished_log_prob", "finished_step", "finished_parent", "eos_log_p"):
+        for name in ("finished_log_prob", "finished_step", "finished_parent", "end_token", "end_log_p"):
             getattr(state, name)[~has_finished] = getattr(expected, name)[~has_finished]
         assert_states_equal(state, expected, step)
         finished = int(expected.finished_count.sum())

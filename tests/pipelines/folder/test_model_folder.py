@@ -481,4 +481,4 @@ def test_opening_a_model_does_not_import_dynamo():
         "parameter_shapes(ViTConfig(image_height=224, image_width=224))\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script, str(fixtures)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script, str(fixtures)], check=True)

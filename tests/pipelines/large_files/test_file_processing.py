@@ -555,7 +555,7 @@ def test_error_stops_the_workers(monkeypatch):
             while True:  # ends because on_batch raises
                 on_batch(1, 2)
                 time.sleep(0.001)
-        started.wait(5)
+        started.wait()
         raise ValueError("broken")
 
     before = threading.active_count()
@@ -618,7 +618,7 @@ def test_one_output_per_input(shards, tmp_path):
 def test_small_files_are_processed_in_parallel(tmp_path):
     for i in range(4):
         (tmp_path / f"part-{i}.txt").write_text("one line\n")
-    barrier = threading.Barrier(4, timeout=20)
+    barrier = threading.Barrier(4)
 
     def meet(lines, first_index, on_batch):
         barrier.wait()

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,27 @@ LINES = [source for source, _ in number_pairs(400, seed=12)]
 def cluster() -> Iterator[Any]:
     """A head node and a second node, with one CPU each."""
     ray = pytest.importorskip("ray")
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_log_monitor": False}
-    nodes = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False, "no_monitor": True})
-    nodes.second = nodes.add_node(**node)
+    # Busy is not dead: processes that start or answer slowly are waited for.
+    os.environ |= {"RAY_worker_register_timeout_seconds": "280", "RAY_health_check_timeout_ms": "280000"}
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_log_monitor": False, "wait": False}
+    get_node = services.get_node
+
+    def wait_for_node(*arguments: Any) -> Any:  # Ray itself waits 30 seconds
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:  # the node is not registered yet
+                time.sleep(0.1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, "get_node", wait_for_node)
+        nodes = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False, "no_monitor": True})
+        nodes.second = nodes.add_node(**node)
+        nodes.wait_for_nodes(timeout=280)
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
     yield nodes
     ray.shutdown()
@@ -46,16 +62,17 @@ def _small_blocks(monkeypatch):
 
 
 def worker_pids() -> list[int]:
-    """The processes of Ray actors of Regard."""
-    found = []
+    """The processes of Ray actors of Regard in this cluster: children of the children of this process."""
+    found, parents = [], {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            name = (folder / "cmdline").read_bytes()
+            name, status = (folder / "cmdline").read_bytes(), (folder / "stat").read_text()
         except OSError:
             continue
+        parents[int(folder.name)] = int(status.rpartition(")")[2].split()[1])
         if name.startswith(b"ray::_Actor"):
             found.append(int(folder.name))
-    return found
+    return [pid for pid in found if parents.get(parents[pid]) == os.getpid()]
 
 
 # The tests run in this order: the second one removes a node.
@@ -105,5 +122,5 @@ def test_errors_of_workers_name_the_line(cluster, learned, tmp_path):
 def test_missing_package(learned, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "corpus.en").write_text("one\n")
-    with pytest.raises(RegardError, match=r'ray is not installed. Install it with: pip install "regard\[ray\]"'):
+    with pytest.raises(RegardError, match=r'ray is not installed. Install it with: \S+ -m pip install "ray\[serve\]>='):
         learned.translate_file(tmp_path / "corpus.en", tmp_path / "out.fr", cluster="ray")

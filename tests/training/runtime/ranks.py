@@ -8,7 +8,7 @@ from typing import Any
 from tests.forkserver import CONTEXT
 
 
-def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[int]:
+def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[int]:
     """Call `function(*arguments)` in `size` ranks on this machine, and return their exit codes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -17,8 +17,8 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout:
         process.start()
     try:
         for process in processes:
-            process.join(timeout)
-        return [process.exitcode if process.exitcode is not None else -1 for process in processes]
+            process.join()
+        return [process.exitcode for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -156,7 +156,7 @@ def test_workers_connect_after_a_failed_startup():
         f"try: start_and_connect({STARTED + 'os._exit(4)'!r})\n"
         "except RegardError: start_and_connect(original); print('connected')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "connected\n", done.stderr
 
 
@@ -164,7 +164,7 @@ def test_workers_that_cannot_connect_are_an_error(monkeypatch):
     def fail(*_):
         raise RuntimeError("[enforce fail] Unable to find address for: lo\nand more")
 
-    monkeypatch.setattr(workers, "_PROGRAM", STARTED + "import time; time.sleep(60)")
+    monkeypatch.setattr(workers, "_PROGRAM", STARTED + "import time; time.sleep(600)")
     monkeypatch.setattr(workers, "_join", fail)
     with pytest.raises(RegardError, match=r"could not connect .*Unable to find address for: lo.* --train.workers 1"):
         start_and_connect(2)
@@ -192,7 +192,7 @@ def test_has_loopback_tries_a_connection(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("worker", ["import time; time.sleep(60)", STARTED + "import time; time.sleep(60)"])
+@pytest.mark.parametrize("worker", ["import time; time.sleep(600)", STARTED + "import time; time.sleep(600)"])
 def test_ctrl_c_during_startup_ends_all_workers(worker):
     """While rank 0 waits for their first reply, and while it waits for them to join the process group."""
     program = (
@@ -203,15 +203,14 @@ def test_ctrl_c_during_startup_ends_all_workers(worker):
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert rank_0.stdout.readline() == "ready\n"
-    deadline = time.monotonic() + 60
-    while len(processes := kill_test.child_processes(rank_0.pid)) < 2 and time.monotonic() < deadline:
+    while len(processes := kill_test.child_processes(rank_0.pid)) < 2 and rank_0.poll() is None:
         time.sleep(0.05)
     time.sleep(0.5)
     rank_0.send_signal(signal.SIGINT)
-    _, errors = rank_0.communicate(timeout=60)
+    _, errors = rank_0.communicate()
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert len(processes) == 2
-    assert kill_test.count_survivors(processes, timeout=10) == 0
+    assert kill_test.count_survivors(processes, timeout=120) == 0
 
 
 def test_worker_without_rank_0_ends_silently():
@@ -224,9 +223,8 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-c", PROGRAM, *map(str, arguments)]
 
 
-def wait_for_metrics(out: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not (out / METRICS).exists() and time.monotonic() < deadline:
+def wait_for_metrics(out: Path, process: subprocess.Popen) -> None:
+    while not (out / METRICS).exists() and process.poll() is None:
         time.sleep(0.01)
 
 
@@ -240,9 +238,9 @@ def test_ctrl_c_on_the_command_line_saves_and_resumes(tmp_path, capsys):
         stdout=subprocess.PIPE,
         text=True,
     )
-    wait_for_metrics(tmp_path / "interrupted")
+    wait_for_metrics(tmp_path / "interrupted", process)
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate()
     assert process.returncode == 130, errors
     assert out == ""
     assert errors.splitlines()[-1].startswith("regard: Interrupted; everything up to step ")
@@ -275,12 +273,12 @@ def test_workers_end_with_rank_0(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 3\nsteps = 100000\n", encoding="utf-8")
     rank_0 = subprocess.Popen(command("train", recipe, "--out", tmp_path / "out"), stderr=subprocess.DEVNULL)
-    wait_for_metrics(tmp_path / "out")
+    wait_for_metrics(tmp_path / "out", rank_0)
     processes = kill_test.child_processes(rank_0.pid)
     rank_0.kill()
     rank_0.wait()
     assert len(processes) == 2
-    assert kill_test.count_survivors(processes, timeout=10) == 0
+    assert kill_test.count_survivors(processes, timeout=120) == 0
 
 
 def test_error_of_all_workers_is_printed_once(tmp_path):

@@ -45,7 +45,7 @@ class Lab(NamedTuple):
         data = None if content is None else json.dumps(content).encode()
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         with urllib.request.urlopen(
-            urllib.request.Request(f"{self.address}api/{path}", data, headers, method=method), timeout=20
+            urllib.request.Request(f"{self.address}api/{path}", data, headers, method=method)
         ) as answer:
             found = answer.read()
         return json.loads(found) if found else None
@@ -53,14 +53,11 @@ class Lab(NamedTuple):
 
 def _wait_for(lab: Lab) -> None:
     """Wait until the server responds: it prints its address earlier."""
-    until = time.monotonic() + 20
     while True:
         try:
             lab.request("GET", "kernels")
             return
         except OSError:
-            if time.monotonic() > until:
-                raise
             time.sleep(0.05)
 
 
@@ -113,12 +110,12 @@ def lab(tmp_path: Path, transformer_folder: Path) -> Iterator[Lab]:
             made.request("DELETE", f"kernels/{one['id']}")
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait()
 
 
 def test_look_and_comparison_in_a_notebook(browser, lab):
     context = browser.new_context(viewport={"width": 1100, "height": 1000})
-    context.set_default_timeout(40_000)
+    context.set_default_timeout(240_000)
     requested_urls, errors = [], []
     page = context.new_page()
     page.on("request", lambda request: requested_urls.append(request.url))

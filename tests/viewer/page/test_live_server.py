@@ -47,7 +47,7 @@ def send(live, method="GET", endpoint="", body=None, token=None, path=None, **he
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-    connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", live.server_port)
     path = path if path is not None else f"/{live.token if token is None else token}/{endpoint}"
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
     for name, value in sent.items():
@@ -152,7 +152,7 @@ def test_registered_requests_are_handled(live, monkeypatch):
 
 
 def test_connection_is_kept_alive(live):
-    connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", live.server_port)
     for _ in range(2):
         connection.request("POST", f"/{live.token}/request", json.dumps(REQUEST), {"Content-Type": "application/json"})
         assert "scene" in json.loads(connection.getresponse().read())
@@ -189,7 +189,7 @@ def test_localhost_is_accepted(live):
 
 def test_two_host_headers_are_refused(live):
     request = f"GET /{live.token}/ HTTP/1.1\r\nHost: 127.0.0.1:{live.server_port}\r\nHost: evil.example\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", live.server_port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", live.server_port)) as connection:
         connection.sendall(request.encode())
         assert b" 400 " in connection.recv(100)
 
@@ -279,7 +279,7 @@ def test_chunked_encoding_is_refused(live):
 )
 def test_unknown_paths_are_not_found(live, endpoint):
     request = f"GET /{live.token}/{endpoint} HTTP/1.1\r\nHost: 127.0.0.1:{live.server_port}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", live.server_port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", live.server_port)) as connection:
         connection.sendall(request.encode())
         assert connection.recv(1000).split()[1] == b"404"
 
@@ -349,11 +349,11 @@ def test_command_serves_until_ctrl_c(transformer_folder, tmp_path):
     ) as process:
         address_line, hint_line = (process.stderr.readline() for _ in range(2))
         port, token = re.fullmatch(r"Live page: http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", address_line).groups()
-        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", int(port))
         connection.request("GET", f"/{token}/scene")
         header = json.loads(connection.getresponse().read())
         process.send_signal(signal.SIGINT)
-        out, rest = process.communicate(timeout=20)
+        out, rest = process.communicate()
         connection.close()
     assert header["scene"]["texts"]["source"] == "one two"
     assert process.returncode == 0

@@ -95,7 +95,7 @@ def test_without_anywidget_only_the_plot_is_shown(seen, monkeypatch):
     _widget_class.cache_clear()
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(
-        RegardError, match=r'anywidget is not installed\. Install it with: pip install "regard\[notebook\]"'
+        RegardError, match=r'anywidget is not installed\. Install it with: \S+ -m pip install "anywidget>='
     ):
         seen.widget()
     assert seen._repr_mimebundle_() is None

@@ -292,7 +292,7 @@ def test_map_of_16384_tokens_is_responsive(opened, record_property):
     record_property("zoom, ms", zooms)
     assert first < 6000  # 2000 on an idle machine
     assert np.median(zooms) < 400  # 100
-    page.wait_for_selector(QUIET, timeout=60000)
+    page.wait_for_selector(QUIET)
     assert "% of rows" not in page.locator(".progress").first.text_content()
     assert "largest of" in page.locator(".progress").first.text_content()
     # After zooming in, single cells are visible, with exact weights.

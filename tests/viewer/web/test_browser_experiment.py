@@ -199,7 +199,7 @@ def live(browser, transformer) -> Iterator[Any]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     context = browser.new_context(viewport={"width": 1360, "height": 900})
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(240_000)
     page = context.new_page()
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -53,7 +53,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     def open_page(address: str, fragment: str = "") -> Any:
         context = browser.new_context(viewport={"width": 1360, "height": 900})
         contexts.append(context)
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(240_000)
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -25,6 +25,7 @@ console.log(JSON.stringify(cases.map(({ tokenizer, texts, rows }) => {
   const pieces = (list) => list.map(({ text, start, end }) => [text, [start, end]]);
   return {
     labels: Array.from({ length: one.names.length }, (_, id) => one.label(id)),
+    names: [...one.distinctNames([...one.names.keys()], true).values()],
     encoded: texts.map((text) => [one.encode(text).ids, pieces(one.encodePieces(text))]),
     decoded: rows.map((ids) => [one.decode(ids), pieces(one.decodePieces(ids))]),
   };
@@ -172,11 +173,12 @@ def test_same_ids_pieces_and_texts(all_tokenizers, tmp_path):
         cases.append({"tokenizer": tokenizer_header(one), "texts": texts, "rows": ids})
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     (tmp_path / "run.mjs").write_text(bundle_script(SCRIPT.replace("FOLDER", str(tmp_path))), "utf-8")
-    done = subprocess.run([node_program(), str(tmp_path / "run.mjs")], capture_output=True, timeout=120)
+    done = subprocess.run([node_program(), str(tmp_path / "run.mjs")], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     for one, case, found in zip(all_tokenizers, cases, json.loads(done.stdout)):
         name = f"{one.kind}: {json.loads(one.backend_tokenizer.to_str())['model']['type']}"
         assert found["labels"] == one.vocabulary, name
+        assert found["names"] == list(one.distinct_names(range(one.vocab_size), strip=True).values()), name
         for text, (ids, pieces) in zip(texts, found["encoded"]):
             assert ids == one.encode(text), (
                 name,

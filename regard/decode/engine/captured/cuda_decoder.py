@@ -255,7 +255,7 @@ class CudaDecoder(StaticDecoder):
         )
         if isinstance(state, BeamState):
             search_update_cuda.beam_update(
-                *(top.view(-1, K, count), ids.view(-1, K, count), positions, self.constraints.limit),
+                *(top.view(-1, K, count), ids.view(-1, K, count), positions, self.constraints.last_step),
                 **{name: getattr(state, name) for name in state.tensors()},
                 eos=special.eos,
                 length_penalty=state.config.length_penalty,

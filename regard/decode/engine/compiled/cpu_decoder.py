@@ -45,6 +45,7 @@ class CpuDecoder(StaticDecoder):
         self.encoder = None
         if packed.encoder is not None:
             self.encoder = CpuEncoder(packed.encoder, packed.blocks, self.workspace)
+        self.embedding_arguments = packed.embedding.arguments(capacity - 1)
         self.x = np.zeros((slots * hypotheses, packed.embedding.width), np.float32)
         self.rotary = EMPTY_TABLE
         rotary = self.blocks[0].attention.rotary
@@ -114,7 +115,7 @@ class CpuDecoder(StaticDecoder):
             *(constraints.min_len, self.positions, self.forced, self.ban_eos),
         )
         x = self.x[:rows]
-        decode_rows_cpu.embed_rows(last, self.positions, *self.packed.embedding.arguments, x)
+        decode_rows_cpu.embed_rows(last, self.positions, *self.embedding_arguments, x)
         count = min(2 * K, self.output_layer.outputs) if isinstance(state, BeamState) else 1
         if self.top.shape != (rows, count):
             self.top, self.ids = np.zeros((rows, count), np.float32), np.zeros((rows, count), np.int64)
@@ -129,7 +130,7 @@ class CpuDecoder(StaticDecoder):
             check_no_nan(torch.from_numpy(self.top[:, 0]))
         if isinstance(state, BeamState):
             decode_choice_cpu.beam_update(
-                *(self.top, self.ids, self.positions, limit, special.eos),
+                *(self.top, self.ids, self.positions, constraints.last_step.numpy(), special.eos),
                 *(float(state.config.length_penalty), float(state.config.enough), state.config.early_stopping),
                 **arrays,
             )

@@ -38,7 +38,8 @@ class CpuEncoder:
         ids = np.concatenate([np.asarray(source, np.int64) for source in sources])
         positions = np.concatenate([np.arange(len(source)) for source in sources])
         x = np.empty((len(ids), packed.embedding.width), np.float32)
-        decode_rows_cpu.embed_rows(ids[:, None], positions, *packed.embedding.arguments, x)
+        embedding = packed.embedding.arguments(max(map(len, sources)))
+        decode_rows_cpu.embed_rows(ids[:, None], positions, *embedding, x)
         sublayers: list[Any] = []
         for block in packed.blocks:
             sublayers.append((block.attention, partial(self._attention, starts, block.attention)))

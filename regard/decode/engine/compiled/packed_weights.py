@@ -207,29 +207,29 @@ class PackedBlock:
 
 @dataclass(frozen=True)
 class PackedEmbedding:
-    """Token embeddings, times a scale, plus the positional encodings of a table."""
+    """Token embeddings, times a scale, plus positional encodings."""
 
     tokens: Array
     scale: Any
-    table: Array
-    offset: int
+    positions: Sinusoidal | Learned | None
 
     @staticmethod
     def from_module(embedding: Embedding) -> "PackedEmbedding":
-        positions, table, offset = embedding.positions, EMPTY_TABLE, 0
-        if isinstance(positions, Sinusoidal):
-            table = to_array(positions.table)
-        elif isinstance(positions, Learned):
-            table, offset = to_array(positions.weight), positions.offset
-        return PackedEmbedding(to_array(embedding.tokens.weight), np.float32(embedding.scale), table, offset)
+        positions: Any = embedding.positions
+        return PackedEmbedding(to_array(embedding.tokens.weight), np.float32(embedding.scale), positions)
 
     @property
     def width(self) -> int:
         return self.tokens.shape[1]
 
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        return self.tokens, self.scale, self.table, self.offset
+    def arguments(self, length: int) -> tuple[Any, ...]:
+        """For `embed_rows`, at positions less than `length`."""
+        if self.positions is None:
+            return self.tokens, self.scale, EMPTY_TABLE, 0
+        self.positions.reserve(length)
+        if isinstance(self.positions, Learned):
+            return self.tokens, self.scale, to_array(self.positions.weight), self.positions.offset
+        return self.tokens, self.scale, to_array(self.positions.table), 0
 
 
 @dataclass(frozen=True)

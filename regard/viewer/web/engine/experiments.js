@@ -9,7 +9,8 @@ import { logSoftmax, topIndices } from "./search.js";
  * @typedef {import("./page_engine.js").Look} Look
  * @typedef {import("./interventions.js").Intervention} Intervention
  * @typedef {import("./tokenizer/page_tokenizer.js").PageTokenizer} PageTokenizer
- * @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} PredictionStep
+ * @typedef {{token: string, name: string, probability: number | null, likeliest: [string, number][]}} PredictionStep
+ * `name`: of the token among the likeliest, where equal texts have different names
  * @typedef {{text: string, logprob: number | null, steps: PredictionStep[], input_steps: PredictionStep[], next_token: any, map: any}} Outcome
  * `input_steps` and `next_token`: of a language model
  * @typedef {Omit<Outcome, "map"> & {vector?: Float64Array, generated?: number[]}} Reading `vector`: the embedding of an encoder
@@ -101,7 +102,7 @@ function nextToken(tokenizer, ids, logprobs) {
     return top + Math.log(logprobs.reduce((sum, logprob) => sum + Math.exp(logprob / temperature - top), 0));
   };
   return {
-    tokens: best.map((id) => tokenizer.decode([id]) || tokenizer.label(id)),
+    tokens: [...tokenizer.distinctNames(best).values()],
     texts: best.map((id) => tokenizer.decode([...context, id]).slice(start)),
     logprobs: best.map((id) => logprobs[id]),
     log_normalizers: TEMPERATURES.map(normalizer),
@@ -125,7 +126,7 @@ export function labelScores({ header: { problem_type: problem } }, logits) {
 function readLabel({ header: { labels } }, scores) {
   const likeliest = topIndices(scores, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], scores[i]]));
   const [[text, probability]] = likeliest;
-  return { text, logprob: null, steps: [{ token: text, probability, likeliest }], ...NO_STEPS };
+  return { text, logprob: null, steps: [{ token: text, name: text, probability, likeliest }], ...NO_STEPS };
 }
 
 /** The label of an image; of a segmenter, the fraction of pixels per label. @param {PageEngine} engine @param {Look} look @returns {Reading} */
@@ -142,7 +143,7 @@ function readImageOutcome(engine, { pass: { output, logits } }) {
     areas[best] += 1 / pixels;
   }
   const likeliest = topIndices(areas, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], areas[i]]));
-  return { text: "", logprob: null, steps: [{ token: "pixels", probability: null, likeliest }], ...NO_STEPS };
+  return { text: "", logprob: null, steps: [{ token: "pixels", name: "", probability: null, likeliest }], ...NO_STEPS };
 }
 
 /** The text that a language model generates greedily, and its ids. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes */
@@ -160,17 +161,13 @@ const totalOf = (logprobs, targets) => targets.reduce((sum, id, i) => sum + logp
 
 /** One step per row; rows beyond the last target have no token. @param {PageTokenizer} tokenizer @param {Float32Array[]} logprobs @param {number[]} targets @returns {PredictionStep[]} */
 function predictions(tokenizer, logprobs, targets) {
-  const textOf = (/** @type {number} */ id) => tokenizer.decode([id]) || tokenizer.label(id);
   return logprobs.map((row, i) => {
-    /** @type {Map<string, number>} */
-    const likeliest = new Map();
-    for (const id of topIndices(row, TOP_COUNT)) {
-      // Two tokens may decode to the same text, with and without a space before it.
-      const text = textOf(id);
-      likeliest.set(likeliest.has(text) ? tokenizer.label(id) : text, Math.exp(row[id]));
-    }
-    const token = i < targets.length ? textOf(targets[i]) : "";
-    return { token, probability: i < targets.length ? Math.exp(row[targets[i]]) : null, likeliest: [...likeliest] };
+    const best = topIndices(row, TOP_COUNT);
+    const names = tokenizer.distinctNames([...best, ...targets.slice(i, i + 1)]);
+    const likeliest = best.map((id) => /** @type {[string, number]} */ ([names.get(id), Math.exp(row[id])]));
+    if (i >= targets.length) return { token: "", name: "", probability: null, likeliest };
+    const target = targets[i];
+    return { token: tokenizer.decode([target]) || tokenizer.label(target), name: names.get(target), probability: Math.exp(row[target]), likeliest };
   });
 }
 

@@ -126,8 +126,9 @@ function logitLens(engine, { inputs, steps }) {
       return stepLogprobs("single_label", best.map((column) => /** @type {ExplainedStep} */ ([sequence, row, column])), logits[layer]).map(Math.exp);
     }),
   );
-  const names = Object.fromEntries([...new Set(columns.flat(2))].sort((a, b) => a - b).map((column) => [column, nameOf(column)]));
-  return { layers: streams.length, tokens: steps.map(([, , column]) => nameOf(column)), own, columns, probabilities, names };
+  const shown = [...new Set(columns.flat(2))].sort((a, b) => a - b);
+  const names = Object.fromEntries(isLabel ? shown.map((column) => [column, labels[column]]) : tokenizer.distinctNames(shown));
+  return { layers: streams.length, tokens: steps.map(([, , column]) => nameOf(column)), targets: steps.map(([, , column]) => column), own, columns, probabilities, names };
 }
 
 /**

@@ -92,6 +92,13 @@ export class PageEngine {
     return parts.flatMap((part, i) => [...(i ? [mask] : []), ...tokenizer.encode(i < parts.length - 1 ? part.replace(/ +$/, "") : part).ids]);
   }
 
+  /** Ids of a forced beginning of the output. @param {string} prefix @param {number} added number of special tokens */
+  encodePrefix(prefix, added) {
+    const ids = this.encode(prefix, this.targetTokenizer, "prefix", added);
+    if (ids.includes(this.special.unk)) throw new Error(`The prefix “${prefix}” has words or characters that the vocabulary of the model lacks. Use others, or leave them out.`);
+    return ids;
+  }
+
   /** @param {string} source */
   encodeSource(source) {
     if (!source.trim()) throw new Error("The text is empty: there is nothing to look at. Enter a sentence.");
@@ -144,7 +151,7 @@ export class PageEngine {
     let limit = Math.min(options.max_len, Math.floor(options.max_extra + options.max_ratio * source.length));
     if (this.isTranslator) prefix = [...this.decoderInput([]).slice(1), ...prefix];
     if (total !== null) limit = Math.min(limit, this.isTranslator ? total - 1 : Math.max(0, total - source.length));
-    return { constraints: new TokenConstraints(options, this.special, limit, prefix), prefix };
+    return { constraints: new TokenConstraints(options, this.special, limit, prefix, !this.isTranslator), prefix };
   }
 
   /**
@@ -171,7 +178,7 @@ export class PageEngine {
     let targetIds;
     if (target !== null) targetIds = this.encode(target, this.targetTokenizer, "translation", added);
     else {
-      search = this.search(ids, changes, options, prefix ? this.encode(prefix, this.targetTokenizer, "prefix", added) : []);
+      search = this.search(ids, changes, options, prefix ? this.encodePrefix(prefix, added) : []);
       targetIds = search.results[0].ids.slice(this.decoderInput([]).length - 1);
       target = this.targetTokenizer.decode(targetIds);
     }

@@ -47,12 +47,17 @@ export function topIndices(x, count) {
 
 /** The constraints on the next token: special tokens, a forced prefix, minimum and maximum length. */
 export class TokenConstraints {
-  /** @param {SearchOptions} options @param {SpecialTokens} special @param {number} limit @param {number[]} prefix */
-  constructor(options, special, limit, prefix) {
+  /**
+   * @param {SearchOptions} options @param {SpecialTokens} special @param {number} limit @param {number[]} prefix
+   * @param {boolean} endsAtLimit whether an output of the maximum length ends there without `<eos>` (language models)
+   */
+  constructor(options, special, limit, prefix, endsAtLimit) {
     this.options = options;
     this.special = special;
     this.limit = Math.max(limit, prefix.length);
     this.prefix = prefix;
+    /** The step after which the search ends. */
+    this.lastStep = endsAtLimit ? Math.max(0, this.limit - 1) : this.limit;
     /** All tokens that end an output; the search treats them as `<eos>`. */
     this.ends = new Set([special.eos, ...special.other_eos]);
     this.banned = new Set([special.pad, special.sos, ...(options.unknown ? [] : [special.unk])]);
@@ -92,7 +97,7 @@ function bestCandidates(live, logprobs, count) {
 
 /** @param {Decoder} decoder @param {SearchOptions} options @param {TokenConstraints} constraints @returns {SearchResult} */
 export function beamSearch(decoder, options, constraints) {
-  const { special, limit, ends } = constraints;
+  const { special, lastStep, ends } = constraints;
   const { beam, n_best: count, length_penalty: penalty } = options;
   // A hypothesis has at most one candidate per end token: the pool contains `beam` others.
   const pool = (1 + ends.size) * beam;
@@ -121,9 +126,10 @@ export function beamSearch(decoder, options, constraints) {
       return { ids: [...live[parent].ids, token].filter((id) => id !== special.eos), score: scores[i], logprob, logprobs: [...live[parent].logprobs, own] };
     };
     const isEnd = candidates.map(({ token }) => token === special.eos);
-    const finishing = candidates.flatMap((_, i) => (isEnd[i] && i < beam ? [i] : []));
+    const isLast = t >= lastStep;
+    const finishing = candidates.flatMap((_, i) => ((isEnd[i] || isLast) && i < beam ? [i] : []));
     finish(finishing.map(asHypothesis));
-    const chosen = candidates.flatMap((_, i) => (isEnd[i] ? [] : [i])).slice(0, beam);
+    const chosen = candidates.flatMap((_, i) => (isEnd[i] || isLast ? [] : [i])).slice(0, beam);
     if (!chosen.length && !finishedCount) {
       finish(live.map(({ ids, logprobs, total }) => ({ ids, score: scoreOf(total, ids.length), logprob: total, logprobs })));
     }
@@ -142,7 +148,7 @@ export function beamSearch(decoder, options, constraints) {
       const { parent, token, own, logprob } = candidates[i];
       return { ids: [...live[parent].ids, token], logprobs: [...live[parent].logprobs, own], total: logprob };
     });
-    const bound = live.length ? live[0].total / (limit + 1) ** penalty : -Infinity;
+    const bound = live.length ? live[0].total / (lastStep + 1) ** penalty : -Infinity;
     const worst = finished.length === count ? finished[count - 1].score : -Infinity;
     const isEnough = finishedCount >= options.patience * beam;
     if (worst >= bound || isEnough || !live.length) {
@@ -159,7 +165,7 @@ export function beamSearch(decoder, options, constraints) {
  * @param {() => number} [random] uniform numbers in [0, 1) @returns {SearchResult}
  */
 export function stepwiseSearch(decoder, options, constraints, random = Math.random) {
-  const { special, limit, ends } = constraints;
+  const { special, lastStep, ends } = constraints;
   const isGreedy = options.method === "greedy";
   const count = isGreedy ? 1 : options.n_best;
   /** Hypotheses; those that have been equal so far share a branch, the index of a live candidate. */
@@ -170,7 +176,8 @@ export function stepwiseSearch(decoder, options, constraints, random = Math.rand
   const steps = [];
   let totals = [0];
   let last = [special.sos];
-  for (let t = 0; t <= limit && open.length; t++) {
+  for (let t = 0; t <= lastStep && open.length; t++) {
+    const isLast = t >= lastStep;
     const { logits, attention } = decoder.step(last);
     const rows = logits.map((one) => constraints.apply(one, t));
     const tokens = open.map(({ branch }) => (isGreedy ? topIndices(rows[branch].allowed, 1)[0] : drawToken(rows[branch].allowed, random(), options)));
@@ -184,7 +191,7 @@ export function stepwiseSearch(decoder, options, constraints, random = Math.rand
         if (allowed[token] === -Infinity) continue;
         const logprob = totals[branch] + allowed[token];
         const reason = chosen.has(token) ? "" : reasons.get(token);
-        const status = reason ? "pruned" : ends.has(token) ? "finished" : "live";
+        const status = reason ? "pruned" : isLast || ends.has(token) ? "finished" : "live";
         step.candidates.push({ parent: branch, token: ends.has(token) ? special.eos : token, logprob, status, score: logprob / (t + 1) ** options.length_penalty, reason });
       }
       for (const token of topIndices(all, RECORDED_CANDIDATES)) {
@@ -201,8 +208,9 @@ export function stepwiseSearch(decoder, options, constraints, random = Math.rand
       const isPossible = own > -Infinity;
       const logprobs = isPossible ? [...one.logprobs, own] : one.logprobs;
       const total = isPossible ? Math.fround(one.total + own) : one.total;
-      if (isPossible && !ends.has(token)) next.push({ ids: [...one.ids, token], logprobs, total, branch: live.findIndex((other) => other.parent === one.branch && other.token === token) });
-      else results.push({ ids: one.ids, score: total / Math.max(logprobs.length, 1) ** options.length_penalty, logprob: total, logprobs });
+      const ids = isPossible && !ends.has(token) ? [...one.ids, token] : one.ids;
+      if (ids !== one.ids && !isLast) next.push({ ids, logprobs, total, branch: live.findIndex((other) => other.parent === one.branch && other.token === token) });
+      else results.push({ ids, score: total / Math.max(logprobs.length, 1) ** options.length_penalty, logprob: total, logprobs });
     });
     open = next;
     totals = live.map(({ logprob }) => logprob);

@@ -94,8 +94,7 @@ function outputNames(engine, { pass: { logits } }) {
   if (head === "none" || head === "answer") return {};
   if (head === "classify") return Object.fromEntries(labels.map((/** @type {string} */ label, /** @type {number} */ i) => [i, label]));
   const columns = new Set(logits.flatMap((row) => topIndices(row, TOP_TOKENS)));
-  const tokenizer = engine.targetTokenizer;
-  return Object.fromEntries([...columns].sort((a, b) => a - b).map((id) => [id, tokenizer.decode([id]).trim() || tokenizer.label(id)]));
+  return Object.fromEntries(engine.targetTokenizer.distinctNames([...columns].sort((a, b) => a - b), true));
 }
 
 /** The initial selection: the sharpest attention and head, and the token with the sharpest weights. @param {PageEngine} engine @param {Look} look */

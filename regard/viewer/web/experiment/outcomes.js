@@ -3,7 +3,7 @@
 import { h } from "../core/dom.js";
 import { formatShort, makeVisible, withMinus } from "../core/tokens.js";
 
-/** @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} Step */
+/** @typedef {{token: string, name: string, probability: number | null, likeliest: [string, number][]}} Step */
 /**
  * @typedef {{text: string, logprob: number | null, steps: Step[], input_steps?: Step[],
  *   map: {rows: string[], columns: string[], weights: number[][]} | null}} Outcome
@@ -32,8 +32,8 @@ export function outcomeElements(outcome, before) {
 }
 
 /** A predicted token. @param {Step} step @param {boolean} differs */
-function stepElement({ token, probability, likeliest }, differs) {
-  const others = likeliest.filter(([name]) => name !== token).slice(0, 3);
+function stepElement({ token, name: own, probability, likeliest }, differs) {
+  const others = likeliest.filter(([name]) => name !== own).slice(0, 3);
   return h(
     "li",
     { class: differs ? "differs" : null },

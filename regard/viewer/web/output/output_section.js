@@ -5,7 +5,7 @@ import { formatProbability, isMaskToken, makeVisible, truncate, withMinus } from
 import OUTPUT_STYLE from "./output.css";
 
 /**
- * @typedef {{token: string, probability: number | null, likeliest: [string, number][]}} Step
+ * @typedef {{token: string, name: string, probability: number | null, likeliest: [string, number][]}} Step
  * @typedef {{tokens: string[], texts: string[], logprobs: number[], log_normalizers: number[], temperatures: number[]}} NextToken
  * @typedef {{kind: string, text: string, logprob: number | null, steps: Step[], input_steps: Step[], next_token: NextToken | null}} Output
  */
@@ -182,16 +182,16 @@ export class OutputSection {
       setAttributes(button, { tabindex: i === step ? 0 : -1, "data-on": !this.showsNext && i === step });
     });
     if (this.showsNext) return this.showNext();
-    const { token, probability, likeliest } = this.steps[step];
+    const { token, name: own, probability, likeliest } = this.steps[step];
     const isMask = this.output.kind === "mask";
-    const own = likeliest.some(([name]) => name === token) || probability === null || token === "" || isMaskToken(token);
-    const all = own ? likeliest : [...likeliest, /** @type {[string, number]} */ ([token, probability])];
+    const isListed = likeliest.some(([name]) => name === own) || probability === null || token === "" || isMaskToken(token);
+    const all = isListed ? likeliest : [...likeliest, /** @type {[string, number]} */ ([own, probability])];
     const label = this.tokens.length ? this.tokens[step].firstChild.textContent : makeVisible(token);
     const title = this.output.kind === "labels" ? ["Labels"] : isMask ? ["Guesses for ", h("q", {}, truncate(label, MAX_BAR_LABEL)), " if masked"] : ["Candidates for ", h("q", {}, truncate(label, MAX_BAR_LABEL))];
     setChildren(
       this.bars,
       h("h2", {}, title),
-      this.barList(all.map(([name, share]) => ({ name, share, on: name === token }))),
+      this.barList(all.map(([name, share]) => ({ name, share, on: name === own }))),
       this.output.next_token ? h("button", { type: "button", class: "small", onclick: () => this.backToNext() }, "Show the next token") : null,
     );
   }

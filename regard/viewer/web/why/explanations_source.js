@@ -3,7 +3,7 @@
 /**
  * @typedef {import("../core/host.js").Host} Host
  * @typedef {Record<string, number[][]>} Effects by attention, a row per head, a column per step
- * @typedef {{layers: number, tokens: string[], own: number[][], columns: number[][][], probabilities: number[][][],
+ * @typedef {{layers: number, tokens: string[], targets: number[], own: number[][], columns: number[][][], probabilities: number[][][],
  *   names: Record<string, string>}} Lens by layer and position
  * @typedef {Record<string, number[][]>} Attributions by side, a row per step, a column per input token
  * @typedef {(done: number) => void} Progress receives the completed fraction

@@ -74,10 +74,11 @@ export class LensTable {
 
   /** @param {number} layer @param {number} position @param {number} rank @param {any} colormap */
   cell(layer, position, rank, colormap) {
-    const { columns, probabilities, names, tokens } = this.lens;
-    const name = names[columns[layer][position][rank]];
+    const { columns, probabilities, names, targets } = this.lens;
+    const column = columns[layer][position][rank];
+    const name = names[column];
     const share = probabilities[layer][position][rank];
-    const isOwn = name === tokens[position];
+    const isOwn = column === targets[position];
     const text = makeVisible(name);
     /** @type {HTMLButtonElement} */
     const button = h(

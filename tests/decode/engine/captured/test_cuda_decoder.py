@@ -70,7 +70,6 @@ def kernels(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", FinishedEvent)
     monkeypatch.setattr(graph_decoder, "UNROLLED_STEPS", 2)
     monkeypatch.setattr(engine_runner, "uses_graphs", lambda model, hypotheses: True)
-    monkeypatch.setattr(engine_runner, "can_fork", lambda: False)
     # Fewer programs, for the interpreter; tests/kernels/cuda/test_skinny_linear.py has the tiles of a GPU.
     blocks = skinny_linear_cuda._blocks
     monkeypatch.setattr(skinny_linear_cuda, "_blocks", lambda *sizes: blocks(*sizes) | {"BLOCK_O": 32})

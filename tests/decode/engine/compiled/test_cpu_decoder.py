@@ -1,5 +1,10 @@
 """Compiled CPU kernels give the same outputs as the plain search."""
 
+import copy
+import os
+import random
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +13,7 @@ import torch
 
 from regard.decode import DecodeConfig, Ensemble, Shortlist, decode_all
 from regard.decode.engine import engine_runner as engine_module
+from regard.decode.engine import model_precision
 from regard.decode.engine.model_precision import convert_model
 from regard.errors import RegardError
 from regard.layers.packed import pack
@@ -54,7 +60,6 @@ def steps(monkeypatch):
 
     monkeypatch.setattr(cpu_decoder.CpuDecoder, "advance", spy)
     monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 0)
-    monkeypatch.setattr(engine_module, "can_fork", lambda: False)
     return counts
 
 
@@ -213,6 +218,100 @@ def test_changed_weights_are_packed_again(steps):
     with torch.no_grad():
         model.decoder[0].attention.query.weight.mul_(-1)
     assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"]))
+
+
+@pytest.mark.parametrize("precision", ["auto", "int8"])
+def test_changes_that_pytorch_does_not_count(steps, precision):
+    """Changes through `data` and NumPy views are found at once where they concern a head, a row or a tensor."""
+    model, sources = transformer(width=32), make_sources()
+    config = replace(CONFIGS["greedy"], precision=precision)
+    weight, bias = model.decoder[0].attention.query.weight, model.decoder[0].feedforward.inner.bias
+    changes = [
+        lambda: weight.data.mul_(-1),
+        lambda: weight.data[16:].zero_(),
+        lambda: weight.data.copy_(weight.data[torch.arange(32).roll(5)].clone()),
+        lambda: np.multiply(bias.detach().numpy(), 0, out=bias.detach().numpy()),
+        lambda: model.output.weight.data[7].fill_(3.0),
+    ]
+    torch.nn.init.normal_(bias)
+    options = special_options(model)
+    for change in changes:
+        decode_all(model, sources, pack, config, **options)
+        change()
+        changed = decode_all(model, sources, pack, config, **options)
+        fresh = copy.deepcopy(model)
+        assert changed == decode_all(fresh, sources, pack, config, **options)
+    assert steps[0]
+
+
+def test_changes_of_single_values_are_found_by_the_next_full_check(steps, monkeypatch):
+    monkeypatch.setattr(model_precision, "CHECK_SHARE", 1e9)  # every call
+    model = transformer()
+    before = model_precision.weight_versions(model)
+    assert model_precision.weight_versions(model) == before
+    model.encoder[0].attention.out.weight.data[3, 5] += 1
+    assert model_precision.weight_versions(model) != before
+
+
+# Lengths around the sizes of tables, tiles, lanes, blocks and capacities.
+SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 400)
+
+
+def test_sources_and_outputs_longer_than_the_table_of_positions(steps):
+    """Also in the first call, and after calls with short sentences."""
+    config = DecodeConfig("greedy", max_len=300, min_len=300, max_extra=300)
+    for first in (make_sources(2), [[5] * 299 + [3]]):
+        model = transformer(max_len=512)
+        for sources in (first, make_sources(1), [[7] * 700 + [3], [4] * 255 + [3]]):
+            assert_equal_search(*decode_both(model, sources, config), tolerance=1e-4)
+    assert steps[0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lengths_around_every_capacity(steps, monkeypatch, seed):
+    """Sources, outputs, prefixes, vocabularies and batches of random sizes, with heads of 8, 32 and 64 channels."""
+    draw = random.Random(seed)
+    vocab, heads, width = draw.choice((40, 127, 128, 129, 1024, 1025)), draw.choice((1, 2)), draw.choice((8, 32, 64))
+    sizes = {"source_vocab": vocab, "target_vocab": vocab, "max_len": 1024, "heads": heads, "width": heads * width}
+    model = transformer(seed, **sizes, encoder_layers=1, decoder_layers=1, norm=draw.choice(("pre", "post")))
+    monkeypatch.setattr(engine_module, "CPU_ROWS", draw.choice((1, 5, 128, 160)))
+    for method in ("greedy", "beam"):
+        count, limit = draw.choice((1, 3, 9)), draw.choice(SIZES[:-4])
+        config = DecodeConfig(method, beam=draw.choice((1, 2, 5)), max_len=limit, max_extra=limit, max_ratio=0.0)
+        sources = [[draw.randrange(4, vocab) for _ in range(draw.choice(SIZES) - 1)] + [3] for _ in range(count)]
+        prefixes = [[draw.randrange(4, vocab) for _ in range(draw.choice((0, 1, limit // 2, limit)))] for _ in sources]
+        assert_equal_search(*decode_both(model, sources, config, prefixes=prefixes), tolerance=1e-3)
+    assert steps[0]
+
+
+def test_128_rows_of_int8(steps):
+    """As many rows as the last tile of a product has bytes."""
+    model, sources = transformer(width=40, heads=2), make_sources(128)
+    config = DecodeConfig("greedy", max_len=4, precision="int8")
+    together = decode_all(model, sources, pack, config, **special_options(model))
+    alone = [decode_all(model, [source], pack, config, **special_options(model))[0] for source in sources[:20]]
+    assert together[:20] == alone
+
+
+def test_ids_outside_of_the_vocabulary_are_not_read(steps):
+    with pytest.raises(ValueError, match="sizes"):
+        decode_all(transformer(), [[VOCAB, 3]], pack, CONFIGS["greedy"])
+
+
+UNCHECKED = """
+import numba
+assert not numba.config.BOUNDSCHECK
+from tests.decode.engine import helpers
+for make in (helpers.transformer, helpers.gpt):
+    for config in ("greedy", "beam"):
+        helpers.assert_equal_search(*helpers.decode_both(make(), helpers.make_sources(20), helpers.CONFIGS[config]))
+"""
+
+
+def test_kernels_without_bounds_checks():
+    """As users run them: the other tests check every index."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    subprocess.run([sys.executable, "-c", UNCHECKED], env=environment, check=True)
 
 
 @pytest.mark.parametrize("config", ["greedy", "beam"])

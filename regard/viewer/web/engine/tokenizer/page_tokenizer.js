@@ -52,6 +52,17 @@ export class PageTokenizer {
     return (this.labels[id] ??= this.special.has(id) ? this.names[id] : this.decode([id]));
   }
 
+  /**
+   * A name of each id: its text or, if several of the ids have the same text, its entry of the vocabulary.
+   * @param {number[]} ids @param {boolean} [strips] whether to remove spaces @returns {Map<number, string>}
+   */
+  distinctNames(ids, strips = false) {
+    const texts = new Map(ids.map((id) => [id, (strips ? this.decode([id]).trim() : this.decode([id])) || this.label(id)]));
+    const counts = new Map();
+    for (const text of texts.values()) counts.set(text, (counts.get(text) ?? 0) + 1);
+    return new Map([...texts].map(([id, text]) => [id, counts.get(text) === 1 ? text : this.names[id]]));
+  }
+
   /** The piece of the text of each id. @param {string} text @returns {Piece[]} */
   encodePieces(text) {
     const chars = [...text];
