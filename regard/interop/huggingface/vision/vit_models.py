@@ -220,13 +220,11 @@ def _read_normalization(preprocessor: ForeignConfig) -> tuple[tuple[float, ...],
 
 
 def _preprocessor_config(config: ViTConfig) -> dict[str, Any]:
-    """The content of preprocessor_config.json."""
+    """The content of preprocessor_config.json, without the resizing."""
     mean, std = (list(values) * (config.channels if len(values) == 1 else 1) for values in (config.mean, config.std))
     return {
         "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": config.image_height, "width": config.image_width},
-        "resample": 3,  # bicubic
+        **({"do_convert_rgb": True} if config.channels == 3 else {}),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
