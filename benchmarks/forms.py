@@ -3,8 +3,8 @@
     python benchmarks/forms.py --data ../data --out runs/forms --jobs 8 --seeds 1 2 --only multi30k tatoeba hun fre
     python benchmarks/forms.py --data ../data --out runs/forms --seeds 1 2 --only language classify mask --share 0.2
 
-Every run uses the suggested recipe with the changes of the form, and is scored on validation data: translators with beam 5
-by BLEU (sentences) or exact match (pronunciations), the other tasks by the loss and the metrics of their last validation.
+Every run uses the suggested recipe with the changes of the form, and is scored on validation data: translators with
+beam 5 by BLEU (sentences) or exact match (pronunciations), other tasks by loss and metrics of the last validation.
 "suggested" is the unchanged recipe, with early stopping; the other forms train for all steps and keep the last model.
 `--share` shortens the runs to a share of the suggested steps, with the same schedule. Forms of one data set alternate.
 Results are appended to results.jsonl. `--only multi30k/rotary` runs only names that contain one of these words.
@@ -45,26 +45,14 @@ DATA: dict[str, tuple[str, dict[str, Any]]] = {
 }
 LAST = {"patience": 0, "validate_by": "last"}
 COSINE = LAST | {"schedule": "cosine"}
-ENCODER = {"norm": "pre", "positions": "rotary", "norm_eps": 1e-5}
-# The changes of [model] and [train], by task. Gated layers have two thirds of the hidden width, so about as many weights.
+# The changes of [model] and [train], by task. Gated layers have two thirds of the hidden width: about as many weights.
+PLAIN = {"segments": 2, "first_norm": True, "activation": "gelu", "head_transform": False, "feedforward": 1.0}
+MODERN = {"segments": 0, "first_norm": False, "activation": "geglu_exact", "head_transform": True, "feedforward": 2 / 3}
+PRE_NORM = {"norm": "pre", "positions": "rotary", "norm_eps": 1e-5}
 ENCODERS: dict[str, tuple[dict, dict]] = {
-    "pre-norm": (
-        ENCODER
-        | {"segments": 2, "first_norm": True, "activation": "gelu", "head_transform": False, "feedforward": 1.0},
-        LAST,
-    ),
-    "ModernBERT": (
-        ENCODER
-        | {"segments": 0, "first_norm": False, "activation": "geglu_exact", "head_transform": True, "feedforward": 2 / 3},
-        LAST,
-    ),
-    "BERT": (
-        {
-            **{"norm": "post", "positions": "learned", "norm_eps": 1e-12, "segments": 2, "first_norm": True},
-            **{"activation": "gelu", "head_transform": False, "feedforward": 1.0},
-        },
-        LAST,
-    ),
+    "pre-norm": (PRE_NORM | PLAIN, LAST),
+    "ModernBERT": (PRE_NORM | MODERN, LAST),
+    "BERT": ({"norm": "post", "positions": "learned", "norm_eps": 1e-12} | PLAIN, LAST),
 }
 FORMS: dict[str, dict[str, tuple[dict, dict]]] = {
     "translate": {
@@ -165,9 +153,7 @@ def main() -> None:
         name, form, seed = job
         folder = options.out / f"{name}-{form.replace(' ', '-').replace('/', '-')}-{seed}"
         command = [sys.executable, __file__, "--data", options.data, "--out", folder, "--share", options.share]
-        process = subprocess.run(
-            list(map(str, [*command, "--run", name, form, seed])), capture_output=True, text=True
-        )
+        process = subprocess.run(list(map(str, [*command, "--run", name, form, seed])), capture_output=True, text=True)
         line = (
             process.stdout.strip().splitlines()[-1]
             if process.returncode == 0

@@ -170,7 +170,8 @@ def write_marian_tokenizers(
 ) -> None:
     """Write separate source and target tokenizers in Marian's format; both must be sentencepiece.
 
-    `settings` are further keys of tokenizer_config.json. Each has a file of pieces and a table of ids; a single table if the ids are the same.
+    Each has a file of pieces and a table of ids; a single table if the ids are the same. `settings` are further keys of
+    tokenizer_config.json.
     """
     folder = Path(folder)
     piece_models = {

@@ -199,7 +199,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
 def describe_special_tokens(
     library: tokenizers.Tokenizer, roles: Mapping[str, int], tokens: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The special tokens that the files of a model define, for training.json: names in the tokenizer, ids in the config.
+    """The special tokens that the files of a model define, for training.json: names by role, and ids by role.
 
     Every role has an id in Regard; an export writes only the roles that were defined.
     """

@@ -13,7 +13,7 @@ _CONFIG, _FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_
 _PLAIN = {
     "peft_type": "LORA",
     "bias": "none",
-    **dict.fromkeys(("rank_pattern", "alpha_pattern"), {}),
+    **{key: {} for key in ("rank_pattern", "alpha_pattern")},
     **dict.fromkeys(("modules_to_save", "layer_replication", "alora_invocation_tokens", "use_bdlora"), None),
     **dict.fromkeys(("use_dora", "use_qalora", "lora_bias"), False),
 }

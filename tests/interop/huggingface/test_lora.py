@@ -48,7 +48,9 @@ def model_with_adapter(transformers, tmp_path, request):
     return hf_model, tmp_path, write
 
 
-@pytest.mark.parametrize(("changes", "scale"), [({}, 2.0), ({"use_rslora": True, "init_lora_weights": True}, 6 / 3**0.5)])
+@pytest.mark.parametrize(
+    ("changes", "scale"), [({}, 2.0), ({"use_rslora": True, "init_lora_weights": True}, 6 / 3**0.5)]
+)
 @torch.no_grad()
 def test_adapter_is_merged(model_with_adapter, changes, scale):
     hf_model, folder, write = model_with_adapter
