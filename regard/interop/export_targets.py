@@ -65,8 +65,7 @@ def unsupported_settings(config: Any, target: ExportTarget) -> dict[str, tuple]:
             values = DECODER_VALUES | ({"qk_norm": (False,)} if config.norm_kind == "layer" else {})
             return unsupported_fields(config, values)
         case BertConfig():
-            first = ("geglu",) if config.activation == "geglu_exact" else ()
-            return unsupported_fields(config, ENCODER_VALUES | {"activation": (*first, *ENCODER_VALUES["activation"])})
+            return unsupported_fields(config, ENCODER_VALUES)
         case ViTConfig() if is_huggingface:
             fields = nearest_class(VIT_CLASSES, exported_config(config))[1]
             return fields | ({"patches": ("linear", "convolution")} if "patches" in fields else {})

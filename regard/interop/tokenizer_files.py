@@ -24,7 +24,7 @@ from tokenizers.processors import TemplateProcessing
 from regard.config_reader import json_bytes
 from regard.data.text.language_tokens import LanguageTokens
 from regard.data.text.special_tokens import SpecialTokens
-from regard.data.text.tokenizer import Tokenizer
+from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.interop.foreign_config import ForeignConfig
@@ -146,6 +146,9 @@ def write_tokenizer(
     roles = {"bos": special.sos, "eos": special.eos, "unk": special.unk, "pad": special.pad, "mask": special.mask}
     if special.mask is not None:
         roles |= {"cls": special.begin, "sep": special.end}
+    if tokenizer.kind == FOREIGN_KIND:  # an imported model has <eos> in the place of tokens that it lacks
+        missing = {"bos", "unk", "pad"} - ({"bos"} if special.begin == special.eos else set())
+        roles = {role: index for role, index in roles.items() if role not in missing or index != special.eos}
     if names is None:
         names = {f"{role}_token": library.id_to_token(index) for role, index in roles.items() if index is not None}
     for role, name in names.items():
