@@ -1,6 +1,7 @@
 """LoRA adapters of PEFT, merged into the weights of their model: W + scale · B A (Hu et al. 2022)."""
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from regard.interop.tensor_files import has_tensors, read_json, read_tensor_file
 
 _CONFIG, _FILES = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 # Settings of other methods, with the values that change nothing.
-_PLAIN = {
+_PLAIN: dict[str, Any] = {
     "peft_type": "LORA",
     "bias": "none",
     **{key: {} for key in ("rank_pattern", "alpha_pattern")},

@@ -71,8 +71,9 @@ def restrict_recipe(recipe: Recipe, target: ExportTarget) -> Recipe:
     changes = unsupported_settings(_completed_model(recipe), target)
     if "head" in changes:  # which the task needs
         check_recipe(recipe, target)
-    model = dataclasses.replace(recipe.model, **{field: values[0] for field, values in changes.items()})
-    return dataclasses.replace(recipe, model=model)
+    model: Any = recipe.model
+    changed = dataclasses.replace(model, **{field: values[0] for field, values in changes.items()})
+    return dataclasses.replace(recipe, model=changed)
 
 
 def check_recipe(recipe: Recipe, target: ExportTarget) -> None:

@@ -57,8 +57,12 @@ class LanguageTask(Task):
             tokenizer=TokenizerConfig(kind="char" if by_character else "bytes", vocab_size=8000),
             # The form of Qwen3; SwiGLU costs nothing beside the squared ReLU (benchmarks/README.md).
             model=GPTConfig(
-                **dict(width=width, layers=layers, feedforward=gated_width(4 * width), dropout=0.2, max_len=context),
+                width=width,
+                layers=layers,
+                feedforward=gated_width(4 * width),
+                dropout=0.2,
                 activation="swiglu",
+                max_len=context,
             ),
             train=suggested_training(steps, batch, 2e-4 if fine_tune else 2e-3, weight_decay=0.1),
         )

@@ -107,7 +107,8 @@ def write_resizing(resizing: Resizing | None, config: ViTConfig) -> dict[str, An
     if resizing is None:
         side = config.image_height, config.image_width
         resizing = Resizing(size=side, cover=True, crop=side)
-    size, table = resizing.size, {"do_resize": bool(resizing.size), "resample": _FILTERS.index(resizing.resample)}
+    size = resizing.size
+    table: dict[str, Any] = {"do_resize": bool(size), "resample": _FILTERS.index(resizing.resample)}
     if resizing.cover and len(set(size)) == 1:
         size = size[:1]
     elif resizing.cover:
