@@ -1,7 +1,7 @@
 """Runs the documentation: its Python blocks and recipes, and checks the commands and options that it shows.
 
-The Python blocks of a page share one namespace, and all pages one temporary folder. A statement that ends in `# → TEXT` must print
-TEXT, or have it as the repr of its value. A block after `<!-- not run: reason -->` is skipped.
+The Python blocks of a page share one namespace, and all pages one temporary folder. A statement that ends in `# → TEXT`
+must print TEXT, or have it as the repr of its value. A block after `<!-- not run: reason -->` is skipped.
 """
 
 import ast

@@ -128,7 +128,9 @@ def test_invalid_imports_and_exports(run_error, tmp_path, seq2seq_folder, transf
     for name in ("stories15M.bin", "tokenizer.bin"):
         (tmp_path / "a folder" / name).touch()
     remedy = f"'{tmp_path}/a folder/stories15M.bin' --tokenizer '{tmp_path}/a folder/tokenizer.bin'"
-    assert f"Pass the file: regard import {remedy}" in run_error("import", tmp_path / "a folder", "--out", tmp_path / "m")
+    assert f"Pass the file: regard import {remedy}" in run_error(
+        "import", tmp_path / "a folder", "--out", tmp_path / "m"
+    )
     assert "already contains a model" in run_error("import", tmp_path, "--out", transformer_folder)
     (tmp_path / "model.bin").write_bytes(b"\x00" * 8)
     assert "Pass --tokenizer FILE" in run_error("import", tmp_path / "model.bin", "--out", tmp_path / "m")
