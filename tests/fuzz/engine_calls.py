@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.decode import DecodeConfig, decode_all
 from regard.decode.engine import engine_runner
 from regard.errors import RegardError
@@ -75,6 +77,7 @@ def decode_call(folder: Path) -> None:
         model = _make(family)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise RegardError(f"no call: {type(error).__name__}") from None
+    torch.set_num_threads(1)  # without workers: targets must not start processes
     engine_runner.COMPILED_SENTENCES = 0
     longest = length_limit(model.config) or LONGEST
     sources = [[4 + (7 * i + n) % (VOCAB - 4) for i in range(min(n, longest) - 1)] + [3] for n in lengths if n]
