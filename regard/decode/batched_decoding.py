@@ -48,11 +48,15 @@ def decode_batch(
         "lexical": lexical,
         "shortlist": shortlist,
     }
-    if config.method == "greedy":
-        return greedy(model, source, config, **common, on_token=on_token)
-    if config.method == "sample":
-        return sample(model, source, config, **common, sample_indices=sample_indices, on_token=on_token)
-    return beam(model, source, config, **common)
+    try:
+        if config.method == "greedy":
+            return greedy(model, source, config, **common, on_token=on_token)
+        if config.method == "sample":
+            return sample(model, source, config, **common, sample_indices=sample_indices, on_token=on_token)
+        return beam(model, source, config, **common)
+    finally:
+        for one in lexical or ():
+            one.clear_caches()
 
 
 def decode_all(

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.decode.coverage import coverage_term, step_with_attention
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import CandidateStatus, NBest, RefusedToken, SearchHistory, SearchStep
+from regard.decode.interruption import check_interruption
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.rules.constraints import Constraints, check_no_nan, log_softmax
 from regard.decode.rules.lexical_constraints import LexicalConstraints, LexicalTracker, allocate_beam
@@ -137,6 +138,7 @@ def beam(
     pool = (1 + len(special.ends)) * K
     t = 0
     while len(rows) > 0:
+        check_interruption()
         if config.coverage_penalty:
             logits, state, attention = step_with_attention(model, state, last)
             live = replace(live, coverage=live.coverage + attention)
@@ -210,8 +212,6 @@ def beam(
             state = model.reorder(state, source_beam)
             last = live.ids[..., -1]
         t += 1
-    for one in lexical or ():
-        one.clear_caches()
     for result, search in zip(results, histories):
         result.history = search
     return results

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import Hypothesis, NBest
+from regard.decode.interruption import check_interruption
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.rules.constraints import Constraints, check_no_nan
 from regard.decode.rules.lexical_constraints import LexicalConstraints, check_no_required
@@ -162,6 +163,7 @@ def _decode_stepwise(
     if K > 1:
         state, constraints = model.reorder(state, rows[:, None].repeat(1, K)), constraints.repeat(K)
     for t in range(steps):
+        check_interruption()
         logits, state = model.step(state, last)
         logits = constraints.restrict(logits)
         log_p = constraints.log_probs(logits, ids[rows, :, :t])
@@ -198,8 +200,6 @@ def _decode_stepwise(
             )
             min_limit = int(constraints.limit.min())
 
-    for one in lexical.constraints if lexical is not None else ():
-        one.clear_caches()
     score = log_prob / lengths.clamp(min=1) ** config.length_penalty
     results = gather_hypotheses(ids, log_ps, lengths, log_prob, score, special.eos)
     for result, search in zip(results, recorder.histories if recorder is not None else ()):

@@ -39,7 +39,8 @@ DECODER_VALUES: dict[str, tuple] = {
 ENCODER_VALUES: dict[str, tuple] = {
     "norm_kind": ("layer", "rms"),
     "first_norm": (True,),
-    "activation": tuple(ACTIVATIONS),
+    # The first one is nearest to that of ModernBERT, the form of suggested encoders.
+    "activation": ("geglu", *(name for name in ACTIVATIONS if name != "geglu")),
     "bias": ("all",),
     "relative": ("none",),
     "rotary_base": (10000.0,),

@@ -5,29 +5,18 @@ from typing import Any, Literal, get_args
 
 from regard.errors import RegardError
 from regard.interop.ctranslate2_export import CTRANSLATE2_VALUES
+from regard.interop.ctranslate2_single_stack import DECODER_VALUES, ENCODER_VALUES
 from regard.interop.foreign_config import describe_unsupported, unsupported_fields
-from regard.interop.huggingface.encoder_decoders.encoder_decoder_models import BART_VARIANTS, nearest_class
+from regard.interop.huggingface.decoders.gpt_models import GPT_CLASSES
+from regard.interop.huggingface.encoder_decoders.encoder_decoder_models import BART_VARIANTS, nearest_translator
+from regard.interop.huggingface.encoders.encoder_models import WRITTEN_ENCODERS
+from regard.interop.huggingface.single_stack import nearest_class
+from regard.interop.huggingface.vision.vit_models import VIT_CLASSES, exported_config
 from regard.interop.joint_vocabulary import join_config
-from regard.models import family_name
-from regard.models.transformer import TransformerConfig
+from regard.models import BertConfig, GPTConfig, TransformerConfig, ViTConfig, family_name
 
 ExportTarget = Literal["huggingface", "ctranslate2", "onnx"]
 EXPORT_TARGETS: tuple[str, ...] = get_args(ExportTarget)
-
-
-def nearest_exportable(config: Any, target: ExportTarget) -> Any:
-    """The config with the fewest changes that exports to `target`; sizes stay the same.
-
-    >>> config = TransformerConfig(positions="rotary", qk_norm=True)
-    >>> changed = nearest_exportable(config, "ctranslate2")
-    >>> changed.positions, changed.qk_norm
-    ('rotary', False)
-    >>> changed = nearest_exportable(config, "huggingface")
-    >>> changed.positions, changed.qk_norm
-    ('sinusoidal', False)
-    """
-    fields = unsupported_settings(config, target)
-    return dataclasses.replace(config, **{field: values[0] for field, values in fields.items()})
 
 
 def check_exportable(config: Any, target: ExportTarget) -> None:
@@ -36,6 +25,11 @@ def check_exportable(config: Any, target: ExportTarget) -> None:
     >>> check_exportable(TransformerConfig(positions="rotary"), "ctranslate2")
     """
     fields = unsupported_settings(config, target)
+    if "head" in fields:
+        raise RegardError(
+            f"--for {target} does not support models with the head {config.head}.",
+            "Leave out --for, or use --for onnx.",
+        )
     if fields:
         raise RegardError(
             f"--for {target} does not support {describe_unsupported(config, fields)}.",
@@ -46,17 +40,36 @@ def check_exportable(config: Any, target: ExportTarget) -> None:
 def unsupported_settings(config: Any, target: ExportTarget) -> dict[str, tuple]:
     """The fields of a config that `target` does not support, each with the values that it supports.
 
+    The first ones of these values give the config with the fewest changes that exports to the target.
+
     >>> unsupported_settings(TransformerConfig(qk_norm=True), "ctranslate2")
     {'qk_norm': (False,)}
+    >>> unsupported_settings(ViTConfig(patches="stem"), "huggingface")
+    {'patches': ('linear', 'convolution')}
     """
-    if not isinstance(config, TransformerConfig):
-        raise RegardError(
-            f"--for {target} applies to the family transformer, not to {family_name(config)}.",
-            "Leave out --for, or train with --model.family transformer.",
-        )
-    if target == "huggingface":
-        if config.shared_vocab:
-            return nearest_class(config)[1]
-        # T5 is left out: it has no output bias that could exclude the source tokens.
-        return nearest_class(join_config(config), [*BART_VARIANTS])[1]
-    return unsupported_fields(config, CTRANSLATE2_VALUES) if target == "ctranslate2" else {}
+    if target == "onnx":
+        return {}
+    is_huggingface = target == "huggingface"
+    match config:
+        case TransformerConfig() if not is_huggingface:
+            return unsupported_fields(config, CTRANSLATE2_VALUES)
+        case TransformerConfig() if config.shared_vocab:
+            return nearest_translator(config)[1]
+        case TransformerConfig():
+            # T5 is left out: it has no output bias that could exclude the source tokens.
+            return nearest_translator(join_config(config), [*BART_VARIANTS])[1]
+        case GPTConfig() | BertConfig() if is_huggingface:
+            classes = GPT_CLASSES if isinstance(config, GPTConfig) else WRITTEN_ENCODERS
+            return nearest_class(classes, dataclasses.replace(config, vocab=config.vocab or 1))[1]
+        case GPTConfig():
+            values = DECODER_VALUES | ({"qk_norm": (False,)} if config.norm_kind == "layer" else {})
+            return unsupported_fields(config, values)
+        case BertConfig():
+            return unsupported_fields(config, ENCODER_VALUES)
+        case ViTConfig() if is_huggingface:
+            fields = nearest_class(VIT_CLASSES, exported_config(config))[1]
+            return fields | ({"patches": ("linear", "convolution")} if "patches" in fields else {})
+    raise RegardError(
+        f"--for {target} does not support models of the family {family_name(config)}.",
+        "Leave out --for, or use --for onnx.",
+    )

@@ -21,6 +21,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return config_reader.read_json(path, unique_keys=False) if path.exists() else {}
 
 
+def has_tensors(folder: Path) -> bool:
+    """Whether a folder contains the weights of a model."""
+    names = (SAFETENSORS_FILE, PICKLE_FILE)
+    return any((folder / f"{name}{ending}").exists() for name in names for ending in ("", ".index.json"))
+
+
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a folder, by name. No code in the files is executed."""
     for name in (SAFETENSORS_FILE, PICKLE_FILE):

@@ -24,7 +24,7 @@ from tokenizers.processors import TemplateProcessing
 from regard.config_reader import json_bytes
 from regard.data.text.language_tokens import LanguageTokens
 from regard.data.text.special_tokens import SpecialTokens
-from regard.data.text.tokenizer import Tokenizer
+from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.interop.foreign_config import ForeignConfig
@@ -92,7 +92,7 @@ def read_tokenizer(folder: str | Path) -> ImportedTokenizer:
         family = supported[0]
     libraries = read(path, family, settings)
     source, target = libraries if isinstance(libraries, tuple) else (libraries, libraries)
-    tokens = FAMILY_TOKENS.get(family, TokenizerFamily({}))
+    tokens = _family_tokens(folder, family, settings)
     special: dict[str, int] = {}
     for library in [source] if source is target else [source, target]:
         _add_tokens(library, folder, settings.table)
@@ -126,11 +126,14 @@ def write_tokenizer(
     special: SpecialTokens,
     *,
     segments: bool = False,
-    max_len: int | None = None,
+    names: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Write tokenizer.json and the config files of transformers, which then gives the same ids.
 
     The special ids that the model needs are added around each text; `segments` adds token_type_ids for text pairs.
+    `names` are the special tokens by role (`bos_token`, …), if not those of `special`; `settings` are further keys of
+    tokenizer_config.json.
     """
     folder = Path(folder)
     library = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -143,7 +146,11 @@ def write_tokenizer(
     roles = {"bos": special.sos, "eos": special.eos, "unk": special.unk, "pad": special.pad, "mask": special.mask}
     if special.mask is not None:
         roles |= {"cls": special.begin, "sep": special.end}
-    names = {f"{role}_token": library.id_to_token(index) for role, index in roles.items() if index is not None}
+    if tokenizer.kind == FOREIGN_KIND:  # an imported model has <eos> in the place of tokens that it lacks
+        missing = {"bos", "unk", "pad"} - ({"bos"} if special.begin == special.eos else set())
+        roles = {role: index for role, index in roles.items() if role not in missing or index != special.eos}
+    if names is None:
+        names = {f"{role}_token": library.id_to_token(index) for role, index in roles.items() if index is not None}
     for role, name in names.items():
         if name is None:
             raise RegardError(
@@ -153,21 +160,21 @@ def write_tokenizer(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", *["token_type_ids"] * segments, "attention_mask"],
-        # Regard encodes names of special tokens inside a text as text, except masks.
-        "split_special_tokens": special.mask is None,
+        "split_special_tokens": True,  # names of special tokens inside a text are text
     }
-    config |= names | ({} if max_len is None else {"model_max_length": max_len})
+    config |= {**names, **(settings or {})}
     write_atomically(folder / "tokenizer.json", library.to_str(pretty=True).encode())
     for file, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
         write_atomically(folder / file, json_bytes(content))
 
 
 def write_marian_tokenizers(
-    source: Tokenizer, target: Tokenizer, folder: str | Path, special: SpecialTokens, *, max_len: int
+    source: Tokenizer, target: Tokenizer, folder: str | Path, special: SpecialTokens, settings: Mapping[str, Any]
 ) -> None:
     """Write separate source and target tokenizers in Marian's format; both must be sentencepiece.
 
-    Each has a file of pieces and a table of ids; a single table if the ids are the same.
+    Each has a file of pieces and a table of ids; a single table if the ids are the same. `settings` are further keys of
+    tokenizer_config.json.
     """
     folder = Path(folder)
     piece_models = {
@@ -184,7 +191,7 @@ def write_marian_tokenizers(
             "Marian's tokenizers add <eos> after each text and nothing else; this model needs other special tokens.",
             "Train with tokenizer.shared = true.",
         )
-    config = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": ids[0] != ids[1], "model_max_length": max_len}
+    config = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": ids[0] != ids[1], **settings}
     tables: dict[str, Any] = {
         "vocab.json": ids[0],
         "tokenizer_config.json": config | names,
@@ -280,7 +287,15 @@ def _read_settings(folder: Path) -> ForeignConfig:
 
 def special_ids(library: tokenizers.Tokenizer, folder: Path) -> dict[str, int]:
     """The special ids by role, for a tokenizer that replaces the one of the folder."""
-    return _special_ids(library, _read_settings(folder), FAMILY_TOKENS.get(_read_family(folder), TokenizerFamily({})))
+    settings = _read_settings(folder)
+    return _special_ids(library, settings, _family_tokens(folder, _read_family(folder), settings))
+
+
+def _family_tokens(folder: Path, family: str, settings: ForeignConfig) -> TokenizerFamily:
+    """The special tokens of a family; a class for any tokenizer.json has no names of its own."""
+    is_generic = settings.table.get("tokenizer_class") in GENERIC_CLASSES and (folder / "tokenizer.json").exists()
+    tokens = FAMILY_TOKENS.get(family, TokenizerFamily({}))
+    return tokens._replace(names={}) if is_generic else tokens
 
 
 def _special_ids(library: tokenizers.Tokenizer, settings: ForeignConfig, tokens: TokenizerFamily) -> dict[str, int]:

@@ -66,11 +66,12 @@ FAMILY_TOKENS: dict[str, TokenizerFamily] = {
 
 
 def token_name(settings: ForeignConfig, role: str, tokens: TokenizerFamily) -> str | None:
-    value = settings.table.get(f"{role}_token")
+    """The name of the token that has a role: of the config, where null means none, else of the family."""
+    value = settings.table.get(f"{role}_token", tokens.names.get(role))
     name = value.get("content") if isinstance(value, dict) else value
     if name is not None and not isinstance(name, str):
         raise RegardError(f"{settings.origin}: {role}_token = {value!r}; expected a name.", "Fix the file.")
-    return tokens.names.get(role) if name is None else name
+    return name
 
 
 def _read_library(path: Path, family: str, settings: ForeignConfig) -> tokenizers.Tokenizer:
@@ -199,7 +200,7 @@ def _read_wordpiece(path: Path, family: str, settings: ForeignConfig) -> tokeniz
     if len(set(names)) < len(names):
         duplicate = next(name for index, name in enumerate(names) if name in names[:index])
         raise RegardError(f"{path}: duplicate entry {duplicate!r}.", "Replace it with an intact copy.")
-    unknown = token_name(settings, "unk", _BERT)
+    unknown = token_name(settings, "unk", _BERT) or _BERT.names["unk"]
     if unknown not in names:
         raise RegardError(f"{path}: the entry {unknown} is missing.", "Replace it with an intact copy.")
     vocab = {name: index for index, name in enumerate(names)}

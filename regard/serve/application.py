@@ -61,7 +61,7 @@ def make_application(
     ):
         app.include_router(make(service))
     add_error_handlers(app)
-    app.add_middleware(RequestGuard, service=service)
+    app.add_middleware(RequestGuard, service=service, trusted_origins=allowed_origins)
     if allowed_origins:
         headers = ["Authorization", "Content-Type", "X-Request-Timeout"]
         app.add_middleware(

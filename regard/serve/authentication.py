@@ -1,6 +1,7 @@
 """Bearer tokens: reading them, and comparing them in constant time."""
 
 import hmac
+import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,6 @@ from regard.errors import RegardError
 
 TOKENS_VARIABLE = "REGARD_SERVE_TOKENS"
 MIN_LENGTH = 16
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Authentication:
@@ -69,12 +69,24 @@ per line.
     return tokens
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is that of this machine alone.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "127.0.0.1.example")]
+    [True, True, True, False, False]
+    """
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def check_exposure(host: str, tokens: Sequence[str], no_authentication: bool) -> None:
     """Refuse to listen on a public address without tokens, unless that is explicitly allowed.
 
     >>> check_exposure("127.0.0.1", [], False)
     """
-    if host not in LOOPBACK and not tokens and not no_authentication:
+    if not is_loopback(host) and not tokens and not no_authentication:
         raise RegardError(
             f"--host {host}: other machines could use the server without a token.",
             f"Pass --tokens FILE, set {TOKENS_VARIABLE}, or pass --no-authentication.",

@@ -8,7 +8,8 @@ from asyncio import BaseTransport, TimerHandle
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from regard.serve.load_shedding import SheddingProtocol
 
 logger = logging.getLogger("regard.serve")
 
@@ -18,7 +19,7 @@ _PAUSE_SECONDS = 0.9
 _LOG_SECONDS = 60.0
 
 
-class HttpProtocol(H11Protocol):
+class HttpProtocol(SheddingProtocol):
     """A connection. It is closed if headers take too long; a client that half-closes it gets its response."""
 
     header_timeout = 10.0
@@ -52,6 +53,7 @@ class HttpProtocol(H11Protocol):
         return True
 
     def on_response_complete(self) -> None:
+        self._stop_header_timer()
         super().on_response_complete()
         if self._is_half_closed and self.cycle.response_complete:
             self.transport.close()

@@ -20,7 +20,13 @@ class ServeLimits:
     max_characters: Count = 20_000
     """characters of all texts of a request"""
     max_texts: Count = 256
-    """texts or images of a request"""
+    """texts or images of a request, and phrases that are forbidden"""
+    max_required: Count = 32
+    """phrases that are required"""
+    max_phrase_characters: Count = 2000
+    """characters of all phrases of a request"""
+    max_pixels: Count = 50_000_000
+    """pixels of all images of a request"""
     max_beam: Count = 16
     """hypotheses per text: beam width, n-best list or samples"""
     max_output_tokens: Count = 1024
@@ -33,15 +39,39 @@ class ServeLimits:
     def __post_init__(self) -> None:
         check_ranges(self, "limits.")
 
-    def check_texts(self, texts: Sequence[Sized]) -> None:
-        """Raise an error if there are too many texts or characters."""
-        if len(texts) > self.max_texts:
-            message = f"The request has {len(texts)} texts; at most {self.max_texts} are allowed."
-            raise RequestError(message, "Split it.", status=413)
-        count = sum(map(len, texts))
-        if count > self.max_characters:
-            message = f"The request has {count} characters; at most {self.max_characters} are allowed."
-            raise RequestError(message, "Split it.", status=413)
+    def check_texts(
+        self,
+        texts: Sequence[Sized],
+        *,
+        prefixes: Sequence[str] | None = None,
+        required: Sequence[str] | None = None,
+        forbidden: Sequence[str] | None = None,
+    ) -> None:
+        """Raise an error if there are too many texts or phrases, or if they have too many characters."""
+        phrases = [*(required or ()), *(forbidden or ())]
+        for kind, count, limit in (
+            ("texts", max(len(texts), len(prefixes or ())), self.max_texts),
+            ("required phrases", len(required or ()), self.max_required),
+            ("forbidden phrases", len(forbidden or ()), self.max_texts),
+            ("characters in its phrases", sum(map(len, phrases)), self.max_phrase_characters),
+            ("characters", sum(map(len, (*texts, *(prefixes or ()), *phrases))), self.max_characters),
+        ):
+            if count > limit:
+                message = f"The request has {count} {kind}; at most {limit} are allowed."
+                raise RequestError(
+                    message, "Split it." if kind in ("texts", "characters") else "Leave some out.", status=413
+                )
+
+    def check_values(self, body: bytes | bytearray) -> None:
+        """Raise an error if a JSON document has so many values that reading it would delay other requests.
+
+        >>> ServeLimits().check_values(b"[" * 100_000)
+        Traceback (most recent call last):
+        regard.serve.serve_errors.RequestError: The request has more than 30000 values. Split it.
+        """
+        limit = self.max_characters + 10_000
+        if len(body) > limit and sum(map(body.count, (b",", b"[", b"{"))) > limit:
+            raise RequestError(f"The request has more than {limit} values.", "Split it.", status=413)
 
     def check_config(self, config: DecodeConfig) -> None:
         """Raise an error if a search is too expensive."""

@@ -4,20 +4,22 @@ import asyncio
 import base64
 import binascii
 import io
-from collections.abc import AsyncIterator, Callable, Sequence, Sized
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence, Sized
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from PIL import Image
 
-from regard.data.images.image_decoding import image_errors
+from regard.data.images.image_decoding import image_errors, open_header
 from regard.data.text.examples.questions import Question
 from regard.decode import NBest
 from regard.pipelines import Translator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.text_generator import StreamDecoder
 from regard.serve.authentication import Authentication
+from regard.serve.load_shedding import RequestQueue
 from regard.serve.metrics import RequestMetrics
 from regard.serve.model_registry import ModelRegistry, ServedModel
 from regard.serve.serve_errors import RequestError
@@ -28,8 +30,9 @@ T = TypeVar("T")
 Languages = tuple[str | None, str | None]
 """codes of target and source language, for a translator of several"""
 NO_LANGUAGES: Languages = (None, None)
-# Longer texts are tokenized in another thread, so that other requests do not wait.
+# Longer texts are tokenized, and longer outputs decoded, in another thread, so that other requests do not wait.
 _INLINE_CHARACTERS = 4000
+_INLINE_TOKENS = 2000
 # Weights of an attention response.
 MAX_WEIGHTS = 4_000_000
 
@@ -42,31 +45,51 @@ class Service:
     limits: ServeLimits = field(default_factory=ServeLimits)
     authentication: Authentication = field(default_factory=Authentication)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    queue: RequestQueue = field(default_factory=RequestQueue)
     is_stopping: bool = False
+    image_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: int = 0
+    """requests that have reached the application"""
 
-    async def prepare(self, texts: Sequence[Sized], make: Callable[[], DecodingRequest[T]]) -> DecodingRequest[T]:
-        """Check the limits and encode the texts of a request."""
-        self.limits.check_texts(texts)
-        request = make() if sum(map(len, texts)) <= _INLINE_CHARACTERS else await asyncio.to_thread(make)
+    def excess_seconds(self, more: int = 0) -> float:
+        """How much longer than allowed a new request would wait for the event loop and a model; 0: it is accepted.
+
+        `more` requests wait in front of the queue.
+        """
+        items = len(self.queue) + max(0, more)
+        seconds = items * self.queue.seconds_per_request
+        return min(model.scheduler.excess_seconds(seconds, items) for model in self.registry.models)
+
+    async def prepare(
+        self, texts: Sequence[Sized], make: Callable[[], DecodingRequest[T]], **phrases: Sequence[str] | None
+    ) -> DecodingRequest[T]:
+        """Check the limits and encode the texts of a request; `phrases` are those of `ServeLimits.check_texts`."""
+        self.limits.check_texts(texts, **phrases)
+        is_short = sum(map(len, texts)) <= _INLINE_CHARACTERS and not any(phrases.values())
+        request = make() if is_short else await asyncio.to_thread(make)
         self.limits.check_config(request.config)
         return request
 
     async def decode(self, model: ServedModel, request: DecodingRequest[T], timeout: float) -> list[T]:
         """Decode a request and return its results. If the caller is cancelled, so is the work."""
-        return request.finish(await asyncio.wrap_future(model.scheduler.submit(request, timeout=timeout)))
+        results = await asyncio.wrap_future(model.scheduler.submit(request, timeout=timeout))
+        tokens = sum(len(hypothesis.ids) for n_best in results for hypothesis in n_best)
+        return request.finish(results) if tokens <= _INLINE_TOKENS else await asyncio.to_thread(request.finish, results)
 
     async def call(
         self,
         model: ServedModel,
-        kind: Any,
+        kind: tuple[Hashable, ...],
         function: Callable[[list[Any]], Sequence[Any]],
         inputs: list[Any],
         timeout: float,
+        is_alone: bool = False,
     ) -> list[Any]:
         """Run a function of a list of inputs, batched with other requests of the same kind."""
         if not inputs:
             return []
-        return await asyncio.wrap_future(model.scheduler.call(kind, function, inputs, timeout=timeout))
+        future = model.scheduler.call(kind, function, inputs, timeout=timeout, is_alone=is_alone)
+        return await asyncio.wrap_future(future)
 
     async def embed(self, model: ServedModel, texts: Sequence[str], truncate: bool, timeout: float) -> list[Any]:
         self.limits.check_texts(texts)
@@ -110,7 +133,7 @@ class Service:
         return [next(scores) if len(ids) > 1 else None for ids in sequences]
 
     async def segment(self, model: ServedModel, images: Sequence[Any], timeout: float) -> list[Any]:
-        return await self.call(model, "segment", model.pipeline.segment, list(images), timeout)
+        return await self.call(model, ("segment",), model.pipeline.segment, list(images), timeout)
 
     async def look(
         self,
@@ -130,7 +153,7 @@ class Service:
 
         if isinstance(source, str):
             self.limits.check_texts([source, *(text for text in options.values() if isinstance(text, str))])
-        return (await self.call(model, ("look", object()), run, [source], timeout))[0]
+        return (await self.call(model, ("look",), run, [source], timeout, is_alone=True))[0]
 
     async def stream(
         self, model: ServedModel, request: DecodingRequest[Any], decoder: StreamDecoder, timeout: float
@@ -176,20 +199,31 @@ def _texts_of(value: Any) -> Sequence[str]:
     return (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ("",)
 
 
-def decode_image(content: str, name: str) -> Image.Image:
-    """An image from a file in base64; never from a path.
+def decode_images(contents: Sequence[str], max_pixels: int) -> list[Image.Image]:
+    """Images from files in base64, never from paths; an error if all together have too many pixels.
 
-    >>> decode_image("bm8gaW1hZ2U=", "image 1")
+    >>> decode_images(["bm8gaW1hZ2U="], 1000)
     Traceback (most recent call last):
     regard.errors.RegardError: image 1: not a readable image. Replace or remove it. Supported formats: ...
     """
-    with image_errors(name):
-        try:
-            file = base64.b64decode(
-                content.partition(",")[2] if content.startswith("data:") else content, validate=True
-            )
-        except (binascii.Error, ValueError):
-            raise ValueError("the base64 is invalid") from None
-        image = Image.open(io.BytesIO(file), formats=["BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"])
-        image.load()
-        return image
+    with ExitStack() as stack:
+        images, pixels = [], 0
+        for i, content in enumerate(contents, 1):
+            with image_errors(f"image {i}"):
+                file = io.BytesIO(_from_base64(content))
+                images.append(stack.enter_context(open_header(file)))
+            pixels += images[-1].width * images[-1].height
+            if pixels > max_pixels:
+                message = f"The images of the request have more than {max_pixels} pixels."
+                raise RequestError(message, "Send fewer or smaller ones.", status=413)
+        for i, image in enumerate(images, 1):
+            with image_errors(f"image {i}"):
+                image.load()
+        return [image.copy() for image in images]
+
+
+def _from_base64(content: str) -> bytes:
+    try:
+        return base64.b64decode(content.partition(",")[2] if content.startswith("data:") else content, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("the base64 is invalid") from None

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.decode import DecodeConfig, decode_all
 from regard.decode.engine import engine_runner
 from regard.errors import RegardError
@@ -58,6 +60,13 @@ def make_seeds() -> list[bytes]:
     return [json.dumps(call).encode() for call in calls]
 
 
+def compile_all(folder: Path) -> None:
+    """Decode all seeds, so that the time limit of an input does not include the compilation of kernels."""
+    for seed in make_seeds():
+        (folder / "call.json").write_bytes(seed)
+        decode_call(folder)
+
+
 def decode_call(folder: Path) -> None:
     """Decode the call of a file."""
     try:
@@ -68,13 +77,15 @@ def decode_call(folder: Path) -> None:
         model = _make(family)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise RegardError(f"no call: {type(error).__name__}") from None
+    torch.set_num_threads(1)  # without workers: targets must not start processes
     engine_runner.COMPILED_SENTENCES = 0
     longest = length_limit(model.config) or LONGEST
     sources = [[4 + (7 * i + n) % (VOCAB - 4) for i in range(min(n, longest) - 1)] + [3] for n in lengths if n]
     prefixes = [[5 + i % (VOCAB - 5) for i in range(n)] for n in prefix_lengths[: len(sources)]]
     prefixes += [[]] * (len(sources) - len(prefixes))
     hypotheses = config.beam if config.method == "beam" else config.n_best
-    work = sum(len(source) + hypotheses * config.limit(len(source)) for source in sources)
+    outputs = [max(config.limit(len(source)), len(prefix)) for source, prefix in zip(sources, prefixes)]
+    work = sum(map(len, sources)) + hypotheses * sum(outputs)
     if work > MAX_WORK or hypotheses > 100:
         raise RegardError("too much work")
     shortlist = SHORTLIST if config.shortlist else None

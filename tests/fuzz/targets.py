@@ -274,7 +274,7 @@ TARGETS: dict[str, Target] = {
     },
     "llama2c/model.bin": Target(valid_files.write_llama2c, "model.bin", _import_llama2c),
     "llama2c/tokenizer.bin": Target(valid_files.write_llama2c, "tokenizer.bin", _import_llama2c),
-    "engine": Target(_nothing, "call.json", engine_calls.decode_call, engine_calls.make_seeds(), True),
+    "engine": Target(engine_calls.compile_all, "call.json", engine_calls.decode_call, engine_calls.make_seeds(), True),
     "http": Target(http_requests.write_served, "request", http_requests.send_request, http_requests.make_seeds(), True),
 }
 

@@ -7,19 +7,25 @@ import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import regard
 from regard.cli.demo import demo_recipe
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.interop import export_ctranslate2, export_huggingface, export_onnx
-from regard.interop.export_targets import ExportTarget, check_exportable, nearest_exportable, unsupported_settings
-from regard.models import GPTConfig, Seq2SeqConfig
+from regard.interop.export_targets import ExportTarget, check_exportable, unsupported_settings
+from regard.layers.packed import pack
+from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig, ViT, ViTConfig, family_name
+from regard.models.bert import bert_tiny
 from regard.models.transformer import Transformer, TransformerConfig, t5_small
-from regard.pipelines import Translator
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
 from regard.training import DataConfig, recipe_from_dict
 from tests.conftest import number_pairs
+from tests.training import toy_images, toy_tasks
 from tests.training.helpers import plan
 
 TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
@@ -68,18 +74,117 @@ def test_exporters_agree_with_unsupported_settings(tmp_path, form, shared):
                 EXPORTERS[target](translator, tmp_path / target)
         else:
             EXPORTERS[target](translator, tmp_path / target)
-        changed = nearest_exportable(translator.model.config, target)
+        changed = dataclasses.replace(translator.model.config, **{field: values[0] for field, values in fields.items()})
         assert not unsupported_settings(changed, target)
         assert {name: getattr(changed, name) for name in SMALL} == SMALL
         if not fields:
             assert changed == translator.model.config
 
 
-@pytest.mark.parametrize("config", [GPTConfig(), Seq2SeqConfig()])
-def test_other_families_are_an_error(config):
-    for target in TARGETS:
-        with pytest.raises(RegardError, match="applies to the family transformer"):
-            nearest_exportable(config, target)
+def test_families_without_a_class_are_an_error():
+    cases: list[tuple[Any, ExportTarget]] = [
+        *((Seq2SeqConfig(), "huggingface"), (Seq2SeqConfig(), "ctranslate2"), (ViTConfig(), "ctranslate2"))
+    ]
+    for config, target in cases:
+        message = f"--for {target} does not support models of the family {family_name(config)}"
+        with pytest.raises(RegardError, match=message):
+            check_exportable(config, target)
+    check_exportable(Seq2SeqConfig(), "onnx")
+
+
+OTHER_FORMS = [
+    *[GPTConfig(), GPTConfig(activation="geglu", norm_kind="layer"), GPTConfig(positions="learned", bias="all")],
+    *[BertConfig(norm="pre", positions="rotary"), bert_tiny(head="none"), BertConfig(head="tag", groups=2)],
+    BertConfig(head="classify", pooling="mean", labels=("a", "b")),
+    ViTConfig(patches="stem", positions="rotary", pooling="mean", labels=("a", "b")),
+    ViTConfig(qk_norm=True, layer_scale=0.1, registers=3, head="none"),
+]
+
+
+@pytest.mark.parametrize("config", OTHER_FORMS, ids=lambda config: f"{family_name(config)}-{OTHER_FORMS.index(config)}")
+def test_settings_of_other_families_are_changed_to_supported_ones(tmp_path, config):
+    """What is left after the changes is exported, and the unsupported fields are those that the exporter names."""
+    sizes: dict[str, Any] = dict(width=16, heads=2, layers=2, feedforward=20)
+    sizes |= dict(image_height=16, image_width=16, patch=4) if isinstance(config, ViTConfig) else dict(max_len=12)
+    for target in ("huggingface", "ctranslate2"):
+        if target == "ctranslate2" and (isinstance(config, ViTConfig) or getattr(config, "head", "none") != "none"):
+            continue
+        small = dataclasses.replace(config, **sizes)
+        fields = unsupported_settings(small, target)
+        changed = dataclasses.replace(small, **{field: values[0] for field, values in fields.items()})
+        assert not unsupported_settings(changed, target)
+        if fields:
+            with pytest.raises(RegardError, match=next(iter(fields))):
+                EXPORTERS[target](make_pipeline_for(small), tmp_path / target)
+        EXPORTERS[target](make_pipeline_for(changed), tmp_path / target)
+
+
+def make_pipeline_for(config: Any) -> Any:
+    """A model with random weights and, if it reads text, a tokenizer."""
+    torch.manual_seed(1)
+    if isinstance(config, ViTConfig):
+        return ImageModel(ViT(config).eval())
+    is_encoder = isinstance(config, BertConfig)
+    tokenizer = Tokenizer.train(["one two three"], "word", mask=is_encoder)
+    config = dataclasses.replace(config, vocab=tokenizer.vocab_size)
+    return TextEncoder(Bert(config).eval(), tokenizer) if is_encoder else TextGenerator(GPT(config).eval(), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (bert_tiny(head="classify", pooling="query", labels=("a", "b")), r"SequenceClassification.* pooling = 'query'"),
+        (BertConfig(head="classify", pooling="mean", labels=("a", "b")), r"SequenceClassification.* pooling = 'mean'"),
+        (ViTConfig(pooling="query"), r"ViTForImageClassification.* pooling = 'query'"),
+        (ViTConfig(head="segment", labels=("a", "b")), "has the head 'segment'"),
+    ],
+)
+def test_refusals_name_the_setting_and_not_the_head(tmp_path, config, message):
+    sizes: dict[str, Any] = dict(width=16, heads=2, layers=1, feedforward=20)
+    with pytest.raises(RegardError, match=message) as caught:
+        export_huggingface(make_pipeline_for(dataclasses.replace(config, **sizes)), tmp_path / "out")
+    assert "head =" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("language", "Qwen3ForCausalLM"),
+        ("mask", "ModernBertForMaskedLM"),
+        ("classify", "ModernBertForSequenceClassification"),
+        ("tag", "ModernBertForTokenClassification"),
+        ("answer", "ModernBertForQuestionAnswering"),
+        ("classify-images", "ViTForImageClassification"),
+    ],
+)
+def test_suggested_models_open_in_transformers_and_give_the_same_logits(transformers, tmp_path, task, name):
+    """The default form of each task; images with --for huggingface."""
+    is_image_task = task == "classify-images"
+    data = (toy_images if is_image_task else toy_tasks).toy(task, tmp_path).data.files
+    sizes: dict[str, Any] = dict(width=16, heads=2, layers=2, feedforward=24, steps=2, device="cpu", workers=1)
+    export_for: ExportTarget | None = "huggingface" if is_image_task else None
+    pipeline = regard.train(data, tmp_path / "model", task=task, export_for=export_for, quiet=True, **sizes)
+    assert export_huggingface(pipeline, tmp_path / "out") == name
+    hf_model, report = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()), report
+    batch: Any
+    if is_image_task:
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*pipeline.size, 3), np.uint8))
+        inputs = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")(image, return_tensors="pt")
+        batch = torch.tensor(pipeline.preprocess(image)).permute(2, 0, 1)[None] / 255
+    else:
+        first, *others = ["who likes it", "the cat sees the dog"] if task == "answer" else ["the owl hears the bee"]
+        inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(first, *others, return_tensors="pt")
+        ids = pipeline.special.add_special_tokens(pipeline.tokenizer.encode(first))
+        for other in others:
+            ids += pipeline.special.add_special_tokens_to_second(pipeline.tokenizer.encode(other))
+        assert inputs["input_ids"].tolist() == [ids]
+        batch = pack([ids])
+    with torch.no_grad():
+        output = hf_model.eval()(**inputs)
+        logits = torch.stack([output.start_logits, output.end_logits], -1) if task == "answer" else output.logits
+        torch.testing.assert_close(pipeline.model(batch), logits.flatten(0, -2), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def test_calls_of_one_kind_are_batched(scheduler):
         batches.append(len(values))
         return [2 * value for value in values]
 
-    scheduler.call("wait", lambda values: [blocker.wait() for _ in values], [0])
-    futures = [scheduler.call("double", double, [i, i + 1]) for i in range(5)]
+    scheduler.call(("wait",), lambda values: [blocker.wait() for _ in values], [0])
+    futures = [scheduler.call(("double",), double, [i, i + 1]) for i in range(5)]
     blocker.set()
     assert [future.result() for future in futures] == [[2 * i, 2 * i + 2] for i in range(5)]
     assert batches == [10]
@@ -88,8 +88,8 @@ def test_a_wrong_input_fails_alone(scheduler):
             raise RegardError("3 is invalid.", "Pass another.")
         return values
 
-    scheduler.call("wait", lambda values: [blocker.wait() for _ in values], [0])
-    futures = [scheduler.call("check", check, [i]) for i in range(5)]
+    scheduler.call(("wait",), lambda values: [blocker.wait() for _ in values], [0])
+    futures = [scheduler.call(("check",), check, [i]) for i in range(5)]
     blocker.set()
     for i, future in enumerate(futures):
         if i == 3:
@@ -101,7 +101,7 @@ def test_a_wrong_input_fails_alone(scheduler):
 
 def test_unexpected_errors_end_their_request_only(scheduler, transformer):
     with pytest.raises(ZeroDivisionError):
-        scheduler.call("bad", lambda values: [1 // 0], [0]).result()
+        scheduler.call(("bad",), lambda values: [1 // 0], [0]).result()
     prepared = transformer.prepare(["one two"])
     assert scheduler.submit(prepared).result()
 
@@ -154,9 +154,9 @@ def test_deadlines(scheduler, transformer):
 
 def test_the_earliest_deadline_is_first(scheduler):
     blocker, order = threading.Event(), []
-    scheduler.call("wait", lambda values: [blocker.wait() for _ in values], [0])
+    scheduler.call(("wait",), lambda values: [blocker.wait() for _ in values], [0])
     futures = [
-        scheduler.call(name, lambda values, name=name: [order.append(name) for _ in values], [0], timeout=timeout)
+        scheduler.call((name,), lambda values, name=name: [order.append(name) for _ in values], [0], timeout=timeout)
         for name, timeout in (("late", 600.0), ("early", 300.0))
     ]
     blocker.set()

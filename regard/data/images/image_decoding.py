@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -102,10 +102,12 @@ def _too_large_error(file: str | Path) -> RegardError:
 
 
 @contextmanager
-def _open_header(file: Path) -> Iterator[Image.Image]:
-    """Open an image, reading only its header. Images too large to be decoded safely are refused."""
-    # Pass an open file, not its name: files that Pillow maps by name come out wrong if they have to be transposed.
-    with open(file, "rb") as stream, Image.open(stream, formats=_FORMATS) as image:
+def open_header(stream: BinaryIO) -> Iterator[Image.Image]:
+    """Open an image, reading only its header. Images too large to be decoded safely are refused.
+
+    It is an open file, not a name: files that Pillow maps by name come out wrong if they have to be transposed.
+    """
+    with Image.open(stream, formats=_FORMATS) as image:
         # Pillow itself only warns up to twice this number.
         if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
             raise Image.DecompressionBombError
@@ -132,7 +134,7 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 def read_header(file: Path) -> ImageHeader:
     """Height, width and channels (1 or 3) of the upright image, without decoding it."""
-    with _open_header(file) as image:
+    with open(file, "rb") as stream, open_header(stream) as image:
         return ImageHeader(*_upright_size(image), count_channels(image))
 
 
@@ -146,7 +148,7 @@ def load_image(file: Path, fit: ResizeRule | None = None) -> tuple[Image.Image, 
 
     With `fit`, the image may be decoded at a reduced size if that is faster, but not below twice the target size.
     """
-    with _open_header(file) as image:
+    with open(file, "rb") as stream, open_header(stream) as image:
         orientation, size = _orientation(image), _upright_size(image)
         if fit is not None:
             # JPEG can be decoded at a half, a quarter or an eighth of its size.

@@ -78,7 +78,7 @@ class SharedModel:
             for tensor, (start, *_) in zip(tensors, self.layout):
                 if tensor.nbytes:
                     values = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-                    memory[start : start + tensor.nbytes] = memoryview(values)
+                    memory[start : start + tensor.nbytes] = values.data
 
     @staticmethod
     def load(pickled: bytes, layout: list[tuple[int, torch.dtype, tuple[int, ...], bool]], memory: mmap.mmap) -> Any:
@@ -362,7 +362,12 @@ def main(descriptor: int) -> None:
                 kept, job, budget = values
                 models = {other: model for other, model in models.items() if other in kept}
                 finished: list[tuple[int, NBest]] = []
-                job.on_result = lambda *result, finished=finished: finished.append(result) or send_results(finished)
+
+                def on_result(index: int, n_best: NBest, finished: list[Any] = finished) -> None:
+                    finished.append((index, n_best))
+                    send_results(finished)
+
+                job.on_result = on_result
                 try:
                     with torch.inference_mode():
                         run_job(models[number], job, budget)

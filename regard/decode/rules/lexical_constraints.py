@@ -5,6 +5,7 @@ The search divides the beam among hypotheses by how much of the required phrases
 """
 
 import copy
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -13,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from regard.decode.rules.phrase_matcher import PhraseMatcher, RequiredPhrase
+from regard.decode.interruption import check_interruption
+from regard.decode.rules.phrase_matcher import PhraseMatcher, RequiredPhrase, max_tables
 from regard.decode.rules.token_texts import TokenTexts
 from regard.errors import RegardError
 
@@ -47,7 +49,7 @@ class Moves(NamedTuple):
 
 
 class LexicalConstraints:
-    """The required and the forbidden phrases of one output; immutable apart from caches, so sentences can share it.
+    """The required and the forbidden phrases of one output; immutable apart from caches, so all threads may share it.
 
     The output contains each required phrase as often as it is listed, and no forbidden phrase, as whole words and
     regardless of how they are split into tokens. States are numbered; `start_state` is the empty output.
@@ -81,6 +83,7 @@ class LexicalConstraints:
                     "Remove one of the two phrases.",
                 )
         missing = tuple(normalized.count(phrase.phrase) for phrase in self.required)
+        self._lock = threading.Lock()
         self._states: list[PhraseState] = []
         self._indices: dict[PhraseState, int] = {}
         self._moves: dict[int, Moves] = {}
@@ -142,6 +145,7 @@ class LexicalConstraints:
 
     def _plan_phrases(self, state: int) -> float:
         """`planned_tokens` if the next token begins or continues a required phrase."""
+        check_interruption()  # the number of plans grows exponentially with the phrases
         missing = self.missing_tokens(state)
         if missing == 0:
             return self.needed_tokens(state)
@@ -221,9 +225,12 @@ class LexicalConstraints:
 
     def moves(self, state: int) -> Moves:
         """The next state for every token of the vocabulary."""
-        if state not in self._moves:
-            self._moves[state] = self._compute_moves(self._states[state])
-        return self._moves[state]
+        moves = self._moves.get(state)  # other threads may clear the cache
+        if moves is None:
+            if len(self._moves) >= max_tables(len(self.texts.texts)):
+                self._moves.clear()
+            moves = self._moves[state] = self._compute_moves(self._states[state])
+        return moves
 
     def clear_caches(self) -> None:
         """Free the tables of the size of the vocabulary; they are computed again when needed."""
@@ -232,10 +239,11 @@ class LexicalConstraints:
             matcher.clear_caches()
 
     def _index(self, state: PhraseState) -> int:
-        if state not in self._indices:
-            self._indices[state] = len(self._states)
-            self._states.append(state)
-        return self._indices[state]
+        with self._lock:
+            if state not in self._indices:
+                self._states.append(state)
+                self._indices[state] = len(self._states) - 1
+            return self._indices[state]
 
     def _count_missing(self, state: PhraseState) -> float:
         total = 0.0  # if every phrase were started anew
@@ -255,6 +263,7 @@ class LexicalConstraints:
         return total - max(saved + (0 if breaks else saved_at_boundary) for saved, breaks in savings)
 
     def _compute_moves(self, state: PhraseState) -> Moves:
+        check_interruption()
         forbidden, forbidden_hits = self.forbidden.moves(state.forbidden, state.pending)
         characters = self.texts.characters(state.pending)
         columns = [(forbidden, len(self.forbidden.prefixes)), (characters.pending_index, len(characters.pending))]

@@ -6,10 +6,24 @@ from math import inf
 import numpy as np
 from jaxtyping import Int
 
+from regard.decode.interruption import check_interruption
 from regard.decode.rules.token_texts import TokenTexts
 
 # Character classes of an automaton; the characters of its phrases follow.
 _PADDING, _OTHER, _OTHER_JOINING = range(3)
+
+
+# Numbers in the tables of the size of the vocabulary that an automaton keeps.
+_MAX_NUMBERS = 1 << 23
+
+
+def max_tables(vocab: int) -> int:
+    """How many tables of the size of the vocabulary are kept.
+
+    >>> max_tables(32_000)
+    262
+    """
+    return max(16, _MAX_NUMBERS // max(1, vocab))
 
 
 class PhraseMatcher:
@@ -34,7 +48,6 @@ class PhraseMatcher:
         self.phrases, self.texts, self._merge_spaces = list(phrases), texts, merge_spaces
         self.prefixes = ["", "", *dict.fromkeys(p[:n] for p in phrases for n in range(1, len(p) + 1))]
         self._states = {prefix: state for state, prefix in enumerate(self.prefixes) if prefix}
-        self.is_pending = [self._ends_with_phrase(prefix) for prefix in self.prefixes]
         self.alphabet = sorted(set("".join(phrases)))
         self._build_tables()
         self._can_continue: dict[int, bool] = {}
@@ -46,9 +59,12 @@ class PhraseMatcher:
 
         `pending` are the first bytes of an incomplete character.
         """
-        if (state, pending) not in self._moves:
-            self._moves[state, pending] = self._run(state, pending)
-        return self._moves[state, pending]
+        moves = self._moves.get((state, pending))  # other threads may clear the cache
+        if moves is None:
+            if len(self._moves) >= max_tables(len(self.texts.texts)):
+                self._moves.clear()
+            moves = self._moves[state, pending] = self._run(state, pending)
+        return moves
 
     def contains(self, text: str) -> bool:
         """Whether a text contains a phrase as whole words.
@@ -64,8 +80,10 @@ class PhraseMatcher:
         """The state after a text, and how often a phrase is found in it before its end."""
         hits = 0
         for character in text:
-            state, hit = self._step(state, " " if character.isspace() else character, self.texts.joins(character))
-            hits += hit
+            other = _OTHER_JOINING if self.texts.joins(character) else _OTHER
+            kind = self._classes_of.get(" " if character.isspace() else character, other)
+            hits += int(self._hits[state, kind])
+            state = int(self._next[state, kind])
         return state, hits
 
     def clear_caches(self) -> None:
@@ -81,54 +99,59 @@ class PhraseMatcher:
             self._can_continue[state] = not self.texts.whole_words and bool(others.any())
         return self._can_continue[state]
 
-    def _ends_with_phrase(self, prefix: str) -> bool:
-        """Whether a text that ends with this prefix ends with a phrase, found if the word ends here."""
-        starts = (len(prefix) - len(phrase) for phrase in self.phrases if prefix.endswith(phrase))
-        return any(start == 0 or self._is_boundary(prefix[start - 1], prefix[start]) for start in starts)
-
     def _is_boundary(self, before: str, after: str) -> bool:
         return not (self.texts.joins(before) and self.texts.joins(after))
 
-    def _step(self, state: int, character: str, joins: bool) -> tuple[int, bool]:
-        """The next state, and whether a phrase is found."""
-        prefix = self.prefixes[state]
-        if self.is_pending[state] and not joins:  # a word ends; the next occurrence starts here or later
-            return self._step(0, character, joins)[0], True
-        if self._merge_spaces and character == " " and prefix.endswith(" "):
-            return state, False
-        text = prefix + character
-        for start in range(len(text)):
-            if start > 0:
-                is_boundary = self._is_boundary(text[start - 1], text[start])
-            else:
-                is_boundary = bool(prefix) or state == 0 or not joins
-            if is_boundary and text[start:] in self._states:
-                state = self._states[text[start:]]
-                if self.is_pending[state] and not joins:
-                    return 0, True
-                return state, False
-        return int(joins), False
-
     def _build_tables(self) -> None:
-        shape = (len(self.prefixes), len(self.alphabet) + 3)
+        """The next state, and whether a phrase is found, for each state and character class.
+
+        A state that a character does not extend moves as its failure state does: the longest proper suffix that is a
+        state and begins at a word boundary.
+        """
+        joins = np.array([False, False, True, *map(self.texts.joins, self.alphabet)])
+        index = self._classes_of = {character: i for i, character in enumerate(self.alphabet, 3)}
+        children: list[list[tuple[int, int]]] = [[] for _ in self.prefixes]
+        for prefix, state in self._states.items():
+            children[self._states.get(prefix[:-1], 0)].append((index[prefix[-1]], state))
+        shape = (len(self.prefixes), len(joins))
         self._next = np.zeros(shape, dtype=np.int32)
-        self._hits = np.zeros(shape, dtype=np.int32)
-        others = [(_OTHER, "\0", False), (_OTHER_JOINING, "\0", True)]
-        characters = [(i, character, self.texts.joins(character)) for i, character in enumerate(self.alphabet, 3)]
-        for state in range(len(self.prefixes)):
-            self._next[state, _PADDING] = state
-            for index, character, joins in others + characters:
-                self._next[state, index], self._hits[state, index] = self._step(state, character, joins)
+        self._hits = np.zeros(shape, dtype=bool)
+        self.is_pending = [False] * len(self.prefixes)
+        """whether a text that ends with the prefix ends with a phrase, which is found if the word ends here"""
+        phrases = {self._states[phrase] for phrase in self.phrases}
+        failure = [0] * len(self.prefixes)
+        self._next[:2] = joins
+        for character, child in children[0]:
+            # Inside a word no phrase begins with a character that joins.
+            self._next[: 1 if joins[character] else 2, character] = child
+            failure[child] = int(joins[character])
+        # Short prefixes first, so that failure states are complete.
+        for state in sorted(self._states.values(), key=lambda state: len(self.prefixes[state])):
+            fallback, prefix = failure[state], self.prefixes[state]
+            self.is_pending[state] = state in phrases or self.is_pending[fallback]
+            self._next[state], self._hits[state] = self._next[fallback], self._hits[fallback]
+            for character, child in children[state]:
+                failure[child] = int(self._next[fallback, character])
+                self._next[state, character], self._hits[state, character] = child, False
+            if self._merge_spaces and prefix.endswith(" ") and " " in index:
+                self._next[state, index[" "]], self._hits[state, index[" "]] = state, False
+            if self.is_pending[state]:  # a word ends; the next occurrence starts here or later
+                self._next[state, ~joins], self._hits[state, ~joins] = self._next[0, ~joins], True
+        # A phrase that ends in a character that does not join is found at once.
+        found = np.array(self.is_pending)[self._next] & ~joins
+        self._next[found], self._hits[found] = 0, True
+        self._next[:, _PADDING], self._hits[:, _PADDING] = np.arange(len(self.prefixes)), False
 
     def _run(self, state: int, pending: bytes) -> tuple[Int[np.ndarray, "V"], Int[np.ndarray, "V"]]:
+        check_interruption()
         characters = self.texts.characters(pending)
-        if pending not in self._classes:
-            classes = np.where(characters.joins, _OTHER_JOINING, _OTHER).astype(np.int16)
+        classes = self._classes.get(pending)
+        if classes is None:
+            classes = np.where(characters.joins, _OTHER_JOINING, _OTHER)
             classes[characters.codes < 0] = _PADDING
-            for index, character in enumerate(self.alphabet, 3):
-                classes[characters.codes == ord(character)] = index
-            self._classes[pending] = classes
-        classes = self._classes[pending]
+            alphabet = np.array([*map(ord, self.alphabet), np.iinfo(np.int32).max])
+            index = np.searchsorted(alphabet, characters.codes)
+            classes = self._classes[pending] = np.where(alphabet[index] == characters.codes, index + 3, classes)
         states = np.full(len(classes), state, dtype=np.int32)
         hits = np.zeros(len(classes), dtype=np.int32)
         for column in range(classes.shape[1]):

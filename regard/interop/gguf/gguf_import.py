@@ -9,8 +9,8 @@ from regard.interop.gguf.gguf_file import read_gguf
 from regard.interop.gguf.gguf_models import read_architecture, read_config, read_tensors
 from regard.interop.gguf.gguf_tokenizer import read_gguf_tokenizer
 from regard.interop.huggingface.decoders.gpt_models import read_gpt_model
-from regard.interop.huggingface.hf_folder import check_vocabulary, describe_chat_template, read_special_tokens
-from regard.interop.tokenizer_files import ImportedTokenizer
+from regard.interop.huggingface.hf_folder import check_vocabulary, describe_special_tokens, read_special_tokens
+from regard.interop.tokenizer_files import ROLES, ImportedTokenizer
 from regard.pipelines import TextGenerator, model_from_weights
 
 
@@ -34,6 +34,7 @@ def import_gguf(path: str | Path) -> TextGenerator:
     check_vocabulary(config, special, [library], str(file.path))
     model = model_from_weights(config, weights, file.path)
     provenance: dict[str, Any] = {"class": architecture.class_name, "file": file.path.name, "architecture": name}
+    provenance |= describe_special_tokens(library, {role: tokens[role] for role in ROLES if role in tokens}, tokens)
     if isinstance(template := file.metadata.get("tokenizer.chat_template"), str):
-        provenance |= describe_chat_template(template, imported._replace(special=tokens))
+        provenance["chat_template"] = template
     return TextGenerator(model.eval(), Tokenizer(library, FOREIGN_KIND), {"imported": provenance}, special)

@@ -43,6 +43,7 @@ from regard.interop.huggingface.encoder_decoders.language_export import with_def
 from regard.interop.huggingface.encoder_decoders.m2m100_sinusoids import M2M100
 from regard.interop.huggingface.encoders.encoder_models import ENCODER_CLASSES, read_encoder_model, write_encoder_model
 from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
+from regard.interop.huggingface.lora import check_adapter, read_merged_tensors
 from regard.interop.huggingface.model_card import make_model_card
 from regard.interop.huggingface.sentence_modules import (
     MODULES_FILE,
@@ -56,7 +57,7 @@ from regard.interop.huggingface.vision.timm_models import read_timm_model
 from regard.interop.huggingface.vision.vit_models import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.interop.joint_vocabulary import join_config, join_special, join_tokenizers, join_weights
 from regard.interop.language_tokenizers import move_default_target
-from regard.interop.tensor_files import SAFETENSORS_FILE, read_json, read_tensor_file, read_tensors
+from regard.interop.tensor_files import SAFETENSORS_FILE, read_json, read_tensor_file
 from regard.interop.tokenizer_files import (
     ROLES,
     ImportedTokenizer,
@@ -125,8 +126,9 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     top_folder, folder = folder, transformer_folder(folder)
     path = folder / "config.json"
     table = read_json(path)
+    check_adapter(folder)
     if "architecture" in table or (not path.exists() and (folder / SAFETENSORS_FILE).exists()):
-        return _import_timm(path if table else folder / SAFETENSORS_FILE, table, read_tensors(folder))
+        return _import_timm(path if table else folder / SAFETENSORS_FILE, table, read_merged_tensors(folder))
     name = _read_class_name(table, path)
     generation = read_json(folder / "generation_config.json")
     table |= {key: value for key, value in generation.items() if value is not None}  # takes precedence
@@ -136,7 +138,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     checked.require("auto_map", None)
     if name in VIT_CLASSES:
         preprocessor = ForeignConfig(read_json(folder / PREPROCESSOR_FILE), str(folder / PREPROCESSOR_FILE))
-        config, weights = read_vit_model(name, table, preprocessor, read_tensors(folder), str(path))
+        config, weights = read_vit_model(name, table, preprocessor, read_merged_tensors(folder), str(path))
         return _make_image_model(config, weights, name, folder, read_resizing(preprocessor, config, name))
     if tokenizer is None:
         imported = read_tokenizer(folder)
@@ -146,7 +148,7 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
         library = tokenizer.backend_tokenizer
         imported = ImportedTokenizer(library, library, special_ids(library, folder))
     tokens, other_eos = read_special_tokens(table, imported)
-    config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_tensors(folder), str(path))
+    config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_merged_tensors(folder), str(path))
     if not isinstance(config, BertConfig):
         special = dataclasses.replace(special, other_eos=other_eos)
     languages = imported.languages
@@ -161,7 +163,14 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     model = model_from_weights(config, weights, folder)
     source = tokenizer if tokenizer is not None else Tokenizer(imported.source, FOREIGN_KIND)
     target = source if imported.target is imported.source else Tokenizer(imported.target, FOREIGN_KIND)
-    provenance: dict[str, Any] = {"class": name, "folder": folder.name}
+    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    provenance: dict[str, Any] = {
+        **{"class": name, "folder": folder.name},
+        **describe_special_tokens(imported.source, imported.special, tokens),
+        "split_special_tokens": tokenizer_config.get("split_special_tokens") is True,
+    }
+    if (template := read_chat_template(folder)) is not None:
+        provenance["chat_template"] = template
     settings = None
     if not isinstance(config, BertConfig):
         is_causal = isinstance(config, GPTConfig)
@@ -170,12 +179,9 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
             table, special, vocab_sizes(config)[-1], path, base=base, continues_source=is_causal
         )
         provenance["generation"] = settings.stored
-    if (template := read_chat_template(folder)) is not None:
-        provenance |= describe_chat_template(template, imported)
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
     if isinstance(pipeline, Translator):
         pipeline.language_tokens = languages
-        tokenizer_config = read_json(folder / "tokenizer_config.json")
         source_language, target_language = (tokenizer_config.get(key) for key in _LANGUAGE_KEYS)
         if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
             pipeline.language_pairs = (LanguagePair(source_language, target_language),)
@@ -190,10 +196,18 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     return dataclasses.replace(pipeline, special=special)
 
 
-def describe_chat_template(template: Any, imported: ImportedTokenizer) -> dict[str, Any]:
-    """The keys of training.json that a chat template needs."""
-    names = {f"{role}_token": imported.source.id_to_token(index) for role, index in imported.special.items()}
-    return {"chat_template": template, "special_tokens": names}
+def describe_special_tokens(
+    library: tokenizers.Tokenizer, roles: Mapping[str, int], tokens: Mapping[str, int]
+) -> dict[str, Any]:
+    """The special tokens that the files of a model define, for training.json: names by role, and ids by role.
+
+    Every role has an id in Regard; an export writes only the roles that were defined.
+    """
+    names = {f"{role}_token": library.id_to_token(index) for role, index in roles.items()}
+    return {
+        "special_tokens": {key: name for key, name in names.items() if name is not None},
+        "token_ids": {role: index for role, index in tokens.items() if role in ROLES},
+    }
 
 
 def check_vocabulary(
@@ -234,12 +248,13 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()}
     if isinstance(pipeline, ImageModel):
         table, preprocessor, tensors = write_vit_model(pipeline.model.config, weights)
-        preprocessor |= write_resizing(pipeline.resizing)
+        preprocessor |= write_resizing(pipeline.resizing, pipeline.model.config)
         write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
         return _write_model(pipeline, folder, table, tensors)
     source, target = pipeline.tokenizers
     imported = pipeline.training.get("imported")
     imported = imported if isinstance(imported, dict) else {}
+    names = imported.get("special_tokens")
     family = family_name(config)
     writers = {architecture.family: architecture.write for architecture in ARCHITECTURES.values()}
     if family not in writers:
@@ -250,7 +265,7 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     # Classes of transformers have one vocabulary; only Marian can have two, which must be sentencepiece.
     is_marian = source is not target and config.norm == "post" and source.kind == target.kind == FOREIGN_KIND
     if source is not target and not is_marian:
-        source = target = join_tokenizers(source, target, config.source_vocab)
+        source, names = join_tokenizers(source, target, config.source_vocab), None
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
         config = join_config(config)
     # Of several classes that compute the same, a model keeps the one that it was imported from.
@@ -258,24 +273,18 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     if special.other_eos:
         for written in (table, generation):
             written["eos_token_id"] = list(special.ends)
+    if isinstance(config, GPTConfig) and "token_ids" in imported:
+        for key in ("bos_token_id", "pad_token_id"):
+            if key.removesuffix("_token_id") not in imported["token_ids"]:
+                table[key] = generation[key] = None
+    settings = _tokenizer_settings(pipeline, imported) | {"model_max_length": config.max_len}
     if is_marian:
-        write_marian_tokenizers(source, target, folder, special, max_len=config.max_len)
+        write_marian_tokenizers(source, target, folder, special, settings)
     elif isinstance(pipeline, Translator) and tokens is not None:
         write_language_tokenizer(pipeline, folder, tokens)
     else:
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
-        write_tokenizer(source, folder, special, segments=has_segments, max_len=config.max_len)
-    additions: dict[str, Any] = {}
-    if "chat_template" in imported:  # it writes special tokens
-        additions = {"chat_template": imported["chat_template"], "split_special_tokens": False}
-    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1 and tokens is None:
-        additions |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
-    elif isinstance(pipeline, Translator) and pipeline.language_pairs and tokens is None:
-        # The tag of the target language is written before a text: <2fr> The cat sleeps.
-        additions |= {_PAIRS_KEY: format_language_pairs(pipeline.language_pairs), "split_special_tokens": False}
-    if additions:
-        path = folder / "tokenizer_config.json"
-        write_atomically(path, json_bytes({**read_json(path), **additions}))
+        write_tokenizer(source, folder, special, segments=has_segments, names=names, settings=settings)
     if "generation" in imported:  # as it was, instead of the defaults for models trained with Regard
         generation = {key: value for key, value in generation.items() if key.endswith("token_id")}
         generation |= imported["generation"]
@@ -284,6 +293,25 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     if generation:
         write_atomically(folder / "generation_config.json", json_bytes(generation))
     return _write_model(pipeline, folder, table, tensors)
+
+
+def _tokenizer_settings(pipeline: Pipeline, imported: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of tokenizer_config.json that depend on the kind of model, or that an imported one had."""
+    settings: dict[str, Any] = {}
+    if isinstance(pipeline, TextGenerator):  # padding on the right would be continued
+        settings["padding_side"] = "left"
+    if isinstance(pipeline, TextEncoder) and pipeline.model.config.head == "mask":
+        settings["split_special_tokens"] = False  # texts contain the name of the mask
+    if "split_special_tokens" in imported:
+        settings["split_special_tokens"] = imported["split_special_tokens"]
+    if "chat_template" in imported:  # it writes special tokens
+        settings |= {"chat_template": imported["chat_template"], "split_special_tokens": False}
+    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
+        settings |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
+    elif isinstance(pipeline, Translator) and pipeline.language_pairs:
+        # The tag of the target language is written before a text: <2fr> The cat sleeps.
+        settings |= {_PAIRS_KEY: format_language_pairs(pipeline.language_pairs), "split_special_tokens": False}
+    return settings
 
 
 def _write_model(pipeline: Pipeline, folder: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

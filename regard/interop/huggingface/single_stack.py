@@ -144,20 +144,30 @@ def read_single_stack(
     return config, read_model_weights(config, foreign_class.mapping_table(config), counts, tensors, settings.origin)
 
 
+def nearest_class(
+    classes: Mapping[str, ForeignClass], config: Any, preferred: str = ""
+) -> tuple[str, dict[str, tuple]]:
+    """The class with the fewest unsupported fields, and those fields with the values that it supports.
+
+    Classes with the head of the model come first. Of several that compute the same, `preferred` is chosen.
+    """
+    differences = {name: _differences(foreign_class, config) for name, foreign_class in classes.items()}
+    name = min(differences, key=lambda one: ("head" in differences[one], len(differences[one]), one != preferred))
+    return name, differences[name]
+
+
 def write_single_stack(
     classes: Mapping[str, ForeignClass], config: Any, weights: Mapping[str, Tensor], preferred: str = ""
 ) -> tuple[str, dict[str, Any], Weights]:
-    """The class that computes the same as a model of this config, its config and its tensors; an error if none does.
-
-    Of several classes that do, `preferred` is chosen.
-    """
-    differences = {name: _differences(foreign_class, config) for name, foreign_class in classes.items()}
-    name = min(differences, key=lambda candidate: (len(differences[candidate]), candidate != preferred))
-    if differences[name]:
+    """The class that computes the same as a model of this config, its config and its tensors; an error if none does."""
+    name, differences = nearest_class(classes, config, preferred)
+    if "head" in differences:
+        raise RegardError(f"No class of transformers of this family has the head {config.head!r}.", "Export to onnx.")
+    if differences:
         raise RegardError(
             f"No class of transformers computes what this model does; the nearest, {name}, does not support "
-            f"{describe_unsupported(config, differences[name])}.",
-            "Train with supported settings to export the model.",
+            f"{describe_unsupported(config, differences)}.",
+            "Export to onnx, or train with --for huggingface.",
         )
     foreign_class = classes[name]
     expected = parameter_shapes(_round_trip(foreign_class, config))

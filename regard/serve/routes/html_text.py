@@ -2,10 +2,30 @@
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-# Tags, comments, and elements whose content is not text.
-_MARKUP = re.compile(r"(?is)<!--.*?-->|<(script|style|code|pre)\b[^>]*>.*?</\1\s*>|<[^<>]*>")
+# The start of a comment, or of an element whose content is not text; or a tag.
+_START = re.compile(r"(?i)<!--|<(script|style|code|pre)\b[^>]*>|<[^<>]*>")
+_TAG = re.compile(r"<[^<>]*>")
+
+
+def _find_markup(source: str) -> Iterator[tuple[int, int]]:
+    """The start and the end of each piece of markup. The time is linear: an end that is missing is searched once."""
+    position = 0
+    missing: set[str] = set()
+    while match := _START.search(source, position):
+        start, position = match.span()
+        end = r"-->" if match[0] == "<!--" else rf"</{match[1].lower()}\s*>" if match[1] else ""
+        closing = re.compile(f"(?i){end}").search(source, position) if end and end not in missing else None
+        if closing is not None:
+            position = closing.end()
+        elif end:  # not closed: only its tag, if it has one, is markup
+            missing.add(end)
+            tag = _TAG.match(source, start)
+            position = start + 1 if tag is None else tag.end()
+            if tag is None:
+                continue
+        yield start, position
 
 
 def split_html(source: str) -> tuple[list[str], Callable[[list[str]], str]]:
@@ -17,9 +37,9 @@ def split_html(source: str) -> tuple[list[str], Callable[[list[str]], str]]:
     """
     parts: list[tuple[str, bool]] = []
     end = 0
-    for match in _MARKUP.finditer(source):
-        parts += [(source[end : match.start()], True), (match[0], False)]
-        end = match.end()
+    for start, stop in _find_markup(source):
+        parts += [(source[end:start], True), (source[start:stop], False)]
+        end = stop
     parts.append((source[end:], True))
     texts = [html.unescape(part).strip() for part, is_text in parts if is_text and part.strip()]
 

@@ -17,9 +17,9 @@ from regard.serve.routes.languages import language_name
 from regard.serve.routes.schemas import DetectBody, LibreTranslateBody
 from regard.serve.serve_errors import RequestError
 from regard.serve.service import Service
+from regard.viewer.page.request_checks import FORM, JSON
 
 B = TypeVar("B", bound=BaseModel)
-_FORM = "application/x-www-form-urlencoded"
 
 
 def make_libretranslate_router(service: Service) -> APIRouter:
@@ -148,13 +148,13 @@ async def _read_body(service: Service, request: Request, body_class: type[B]) ->
     """The body of a request, JSON or a form; its field api_key is a token."""
     content = await request.body()
     try:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM:
             form = parse_qs(content.decode(), keep_blank_values=True, max_num_fields=1000)
             fields: Any = {name: values if len(values) > 1 else values[0] for name, values in form.items()}
         else:
             fields = json.loads(content)
     except (ValueError, RecursionError):
-        raise RequestError(f"The body is neither JSON nor a form ({_FORM}).", "Fix the request.", status=400) from None
+        raise RequestError(f"The body is neither JSON nor a form ({FORM}).", "Fix the request.", status=400) from None
     key = fields.get("api_key") if isinstance(fields, dict) else None
     authorization = request.headers.get("authorization")
     if not service.authentication.accepts(authorization, key if isinstance(key, str) else None):
@@ -169,4 +169,4 @@ def _describe_body(body_class: type[BaseModel]) -> dict[str, Any]:
     """The description of the body for OpenAPI."""
     schema = body_class.model_json_schema()
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in (
-        "application/json", _FORM)}}}  # fmt: skip
+        JSON, FORM)}}}  # fmt: skip

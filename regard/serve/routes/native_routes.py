@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 
 from regard.data.text.examples.questions import Question
 from regard.serve.model_registry import ServedModel, attention_page
-from regard.serve.routes.route_helpers import event_stream, find_model
+from regard.serve.routes.route_helpers import event_stream, find_model, json_response
 from regard.serve.routes.schemas import (
     AnswerBody,
     AttentionBody,
@@ -21,7 +21,7 @@ from regard.serve.routes.schemas import (
     TranslateBody,
 )
 from regard.serve.serve_errors import RequestError
-from regard.serve.service import MAX_WEIGHTS, Service, decode_image
+from regard.serve.service import MAX_WEIGHTS, Service, decode_images
 from regard.viewer import Look
 
 
@@ -30,19 +30,20 @@ def make_native_router(service: Service) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["Regard"])
 
     @router.post("/translate")
-    async def translate(body: TranslateBody, request: Request) -> dict[str, Any]:
+    async def translate(body: TranslateBody, request: Request) -> Response:
         """The n-best translations of each text, with scores."""
         model, timeout = find_model(service, request, body.model, "translate")
-        options: dict[str, Any] = {"prefixes": body.prefixes, "required": body.required, "forbidden": body.forbidden}
-        options |= {"to": body.to, "source_language": body.source_language}
+        phrases = {"prefixes": body.prefixes, "required": body.required, "forbidden": body.forbidden}
+        options: dict[str, Any] = {**phrases, "to": body.to, "source_language": body.source_language}
         _check_count("prefixes", body.prefixes, len(body.texts))
         config = body.options.to_config(model.pipeline.decoding)
         prepared = await service.prepare(
             body.texts,
             lambda: model.pipeline.prepare(body.texts, config, split=body.split, truncate=body.truncate, **options),
+            **phrases,
         )
         results = await service.decode(model, prepared, timeout)
-        return {"model": model.name, "translations": [_outputs(n_best) for n_best in results]}
+        return await json_response({"model": model.name, "translations": [_outputs(n_best) for n_best in results]})
 
     @router.post("/generate")
     async def generate(body: GenerateBody, request: Request) -> Any:
@@ -50,10 +51,12 @@ def make_native_router(service: Service) -> APIRouter:
         model, timeout = find_model(service, request, body.model, "generate")
         config = body.options.to_config(model.pipeline.decoding)
         options = {"forbidden": body.forbidden, "truncate": body.truncate}
-        prepared = await service.prepare(body.prompts, lambda: model.pipeline.prepare(body.prompts, config, **options))
+        prepared = await service.prepare(
+            body.prompts, lambda: model.pipeline.prepare(body.prompts, config, **options), forbidden=body.forbidden
+        )
         if not body.stream:
             results = await service.decode(model, prepared, timeout)
-            return {"model": model.name, "continuations": [_outputs(n_best) for n_best in results]}
+            return await json_response({"model": model.name, "continuations": [_outputs(n_best) for n_best in results]})
         if len(body.prompts) != 1 or config.n_best > 1:
             raise RequestError("stream supports one prompt and n_best = 1.", "Leave out stream.")
 
@@ -69,7 +72,7 @@ def make_native_router(service: Service) -> APIRouter:
         return await event_stream(request, pieces())
 
     @router.post("/classify")
-    async def classify(body: ClassifyBody, request: Request) -> dict[str, Any]:
+    async def classify(body: ClassifyBody, request: Request) -> Response:
         """The label of each text, pair of texts or image, with the probabilities of all labels."""
         model, timeout = find_model(service, request, body.model, "classify")
         inputs: list[Any]
@@ -83,14 +86,15 @@ def make_native_router(service: Service) -> APIRouter:
             inputs = await _decode_images(service, body.images)
         results = await service.classify(model, inputs, body.truncate, timeout)
         columns = ("label", "probability", "probabilities")
-        return {"model": model.name, "results": [{name: getattr(one, name) for name in columns} for one in results]}
+        rows = [{name: getattr(one, name) for name in columns} for one in results]
+        return await json_response({"model": model.name, "results": rows})
 
     @router.post("/segment")
-    async def segment(body: SegmentBody, request: Request) -> dict[str, Any]:
+    async def segment(body: SegmentBody, request: Request) -> Response:
         """The label index of every pixel of each image."""
         model, timeout = find_model(service, request, body.model, "segment")
         masks = await service.segment(model, await _decode_images(service, body.images), timeout)
-        return {"model": model.name, "labels": list(model.pipeline.labels), "masks": [m.tolist() for m in masks]}
+        return await json_response({"model": model.name, "labels": list(model.pipeline.labels), "masks": masks})
 
     @router.post("/answer")
     async def answer(body: AnswerBody, request: Request) -> dict[str, Any]:
@@ -100,11 +104,11 @@ def make_native_router(service: Service) -> APIRouter:
         return {"model": model.name, "answers": await service.answer(model, questions, body.empty, timeout)}
 
     @router.post("/embed")
-    async def embed(body: EmbedBody, request: Request) -> dict[str, Any]:
+    async def embed(body: EmbedBody, request: Request) -> Response:
         """A vector for each text."""
         model, timeout = find_model(service, request, body.model, "embed")
         vectors = await service.embed(model, body.texts, body.truncate, timeout)
-        return {"model": model.name, "vectors": [[float(x) for x in vector] for vector in vectors]}
+        return await json_response({"model": model.name, "vectors": vectors})
 
     @router.post("/score")
     async def score(body: ScoreBody, request: Request) -> dict[str, Any]:
@@ -120,13 +124,15 @@ def make_native_router(service: Service) -> APIRouter:
         return {"model": model.name, "scores": [{"logprob": one.logprob, "tokens": one.tokens} for one in scores]}
 
     @router.post("/attention", response_model=None)
-    async def attention(body: AttentionBody, request: Request) -> HTMLResponse | dict[str, Any]:
+    async def attention(body: AttentionBody, request: Request) -> Response:
         """The attention of a model on a text or an image, as a page of the viewer or as arrays."""
         model, timeout = find_model(service, request, body.model, "attention")
         if body.format == "page":
             page = await _look(service, model, body, attention_page, timeout)
             return HTMLResponse(page, headers={"Cache-Control": "no-store"})
-        return {"model": model.name, **await _look(service, model, body, _attention_arrays, timeout)}
+        return await json_response(
+            {"model": model.name, **await _look(service, model, body, _attention_arrays, timeout)}
+        )
 
     return router
 
@@ -138,7 +144,7 @@ def _attention_arrays(seen: Any) -> dict[str, Any]:
     if sum(one.heads * len(one.rows) * len(one.columns) for one in seen.maps.values()) > MAX_WEIGHTS:
         raise RequestError(f"There are more than {MAX_WEIGHTS:,} weights.", "Pass a shorter text.", status=413)
     maps = {
-        name: {"kind": one.kind, "rows": one.rows, "columns": one.columns, "weights": one.weights.tolist()}
+        name: {"kind": one.kind, "rows": one.rows, "columns": one.columns, "weights": one.weights}
         for name, one in seen.maps.items()
     }
     return {"source": seen.source, "output": seen.translation, "maps": maps}
@@ -158,7 +164,8 @@ async def _look(service: Service, model: ServedModel, body: AttentionBody, read:
 
 async def _decode_images(service: Service, images: list[str]) -> list[Any]:
     service.limits.check_texts([""] * len(images))
-    return await asyncio.to_thread(lambda: [decode_image(one, f"image {i}") for i, one in enumerate(images, 1)])
+    async with service.image_lock:  # the images of one request at a time are decoded
+        return await asyncio.to_thread(decode_images, images, service.limits.max_pixels)
 
 
 def _check_count(name: str, values: list[str] | None, count: int) -> None:

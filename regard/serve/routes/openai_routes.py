@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 
 from regard.decode import DecodeConfig, Hypothesis
 from regard.decode.engine.engine_runner import length_limits
@@ -22,7 +21,7 @@ from regard.pipelines import Continuation, TextGenerator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.text_generator import TokenScores
 from regard.serve.model_registry import ServedModel
-from regard.serve.routes.route_helpers import event_stream, find_model
+from regard.serve.routes.route_helpers import event_stream, find_model, json_response
 from regard.serve.routes.schemas import ChatBody, CompletionBody, EmbeddingsBody, GenerationBody, StreamOptions
 from regard.serve.routes.stop_sequences import StopSequences
 from regard.serve.serve_errors import RequestError
@@ -88,7 +87,7 @@ def make_openai_router(service: Service) -> APIRouter:
             return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": output.reason}
 
         choices = await _in_thread(body, lambda: list(map(make_choice, range(len(outputs)))))
-        return call.response("text_completion", choices, call.usage(outputs))
+        return await json_response(call.response("text_completion", choices, call.usage(outputs)))
 
     @router.post("/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Any:
@@ -106,7 +105,7 @@ def make_openai_router(service: Service) -> APIRouter:
         for index, output in enumerate(outputs):
             message = {"role": "assistant", "content": output.text}
             choices.append({"index": index, "message": message, "logprobs": None, "finish_reason": output.reason})
-        return call.response("chat.completion", choices, call.usage(outputs))
+        return await json_response(call.response("chat.completion", choices, call.usage(outputs)))
 
     @router.post("/embeddings")
     async def embed(body: EmbeddingsBody, request: Request) -> Any:
@@ -117,11 +116,11 @@ def make_openai_router(service: Service) -> APIRouter:
         if body.dimensions not in (None, width):
             raise RequestError(f"dimensions must be {width} for this model (got {body.dimensions}).", "Leave it out.")
         vectors = await service.embed(model, texts, False, timeout)
-        encode = _to_base64 if body.encoding_format == "base64" else lambda vector: [float(x) for x in vector]
+        encode = _to_base64 if body.encoding_format == "base64" else lambda vector: vector
         data = [{"object": "embedding", "index": i, "embedding": encode(v)} for i, v in enumerate(vectors)]
         count = sum(len(model.pipeline.encode_for_embedding(text, truncate=True)) for text in texts)
         usage = {"prompt_tokens": count, "total_tokens": count}
-        return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
+        return await json_response({"object": "list", "data": data, "model": model.name, "usage": usage})
 
     return router
 

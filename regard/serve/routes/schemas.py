@@ -67,10 +67,11 @@ Prompt = Annotated[
     | Annotated[list[TokenIds], Field(fail_fast=True), Tag("|id lists")],
     _choose(_kind_of, "a string, a list of strings, a list of token ids or a list of such lists"),
 ]
-ModelName = Annotated[Text | None, Field(description="name of the model; not needed if only one has this task")]
+Name = Annotated[str, Field(max_length=300), AfterValidator(check_text)]
+ModelName = Annotated[Name | None, Field(description="name of the model; not needed if only one has this task")]
 
-TargetLanguage = Annotated[Text | None, Field(description="target language, for a translator of several")]
-SourceLanguage = Annotated[Text | None, Field(description="source language, for a translator that needs it")]
+TargetLanguage = Annotated[Name | None, Field(description="target language, for a translator of several")]
+SourceLanguage = Annotated[Name | None, Field(description="source language, for a translator that needs it")]
 
 
 MAX_FIELDS = 100
@@ -189,8 +190,8 @@ class AttentionBody(Body):
 
 class LibreTranslateBody(BaseModel):
     q: TextOrTexts
-    source: Text = "auto"
-    target: Text
+    source: Name = "auto"
+    target: Name
     format: Literal["text", "html"] = "text"
     alternatives: int = Field(0, ge=0)
     api_key: Text | None = None
@@ -222,7 +223,7 @@ class OpenAIObject(StrictObject):
 
 
 class OpenAIBody(OpenAIObject):
-    model: Text
+    model: Name
     user: str | None = Field(None, description="without effect")
 
 

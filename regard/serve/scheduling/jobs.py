@@ -58,7 +58,8 @@ class RequestKind:
 class Job:
     """An accepted request."""
 
-    kind: Hashable
+    meter: str
+    """name of the meter of its throughput"""
     deadline: float
     timeout: float
     units: float
@@ -79,6 +80,8 @@ class DecodeJob(Job):
 
 @dataclass(eq=False)
 class CallJob(Job):
+    kind: Hashable = None
+    """calls of one kind run together; None: this one runs alone"""
     function: Callable[[list[Any]], Sequence[Any]] = list
     inputs: list[Any] = field(default_factory=list)
 

@@ -1,9 +1,11 @@
 """Scheduler: dynamic batching across the requests of one model.
 
-One thread per model runs all work. Texts to decode enter lanes, batches of the decoding engine that requests join and
+One thread per model runs the work. Texts to decode enter lanes, batches of the decoding engine that requests join and
 leave at any step; each lane has one decoding configuration, and the lanes take turns. Other work (embedding,
-classification, …) runs in batches between the steps. Requests are served by earliest deadline. A request is refused
-when the work already accepted, at the measured throughput, takes longer than the latency target.
+classification, …) runs in batches between the steps. What can take long and cannot be batched (the reference search,
+recordings of attention) runs alone in other threads, so that nothing waits for it. Requests are served by earliest
+deadline. A request is refused when the work already accepted, at the measured throughput, takes longer than the latency
+target.
 """
 
 import heapq
@@ -13,7 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from regard.decode import NBest
 from regard.decode.batched_decoding import token_lists_of
 from regard.decode.engine.engine_runner import length_limits
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape
+from regard.decode.interruption import interruptible
 from regard.errors import RegardError
 from regard.models import GPT
 from regard.pipelines.decoding_request import DecodingRequest
@@ -39,6 +43,10 @@ MAX_CALL_ITEMS = 64
 TARGET_SHARE = 0.45
 # Units of work that are always accepted: an idle server never refuses.
 MIN_ITEMS = 4
+# Seconds per call until its throughput is measured. Decoding is measured before the first request.
+ASSUMED_SECONDS = 0.01
+# Calls that run alone at the same time, so that a short one does not wait for a long one.
+SIDE_THREADS = 2
 
 # Seconds after which Python lets another thread run, in a server: the thread of a model waits for the device often,
 # and must not wait for the threads that accept requests each time.
@@ -48,6 +56,10 @@ MAX_KINDS = 256
 
 OnToken = Callable[[int, int], None]
 """called with the index of a source and each of its tokens; in the thread of the scheduler"""
+
+
+class _Dropped(Exception):
+    """The request of a running call is finished: cancelled or too late."""
 
 
 class Scheduler:
@@ -66,12 +78,19 @@ class Scheduler:
         self.latency_target = latency_target
         self.counts = SchedulerCounts()
         self._kinds: dict[Hashable, RequestKind] = {}
-        self._meters: dict[Hashable, ThroughputMeter] = {}
-        self._outstanding: dict[Hashable, float] = {}
+        self._meters: dict[str, ThroughputMeter] = {}
+        self._outstanding: dict[str, float] = {}
         self._outstanding_items = 0
         self._condition = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._is_closing = False
+        self._alone: list[tuple[float, int, CallJob]] = []
+        self._side_threads = ThreadPoolExecutor(
+            SIDE_THREADS,
+            thread_name_prefix=f"regard-serve-{name}-side",
+            initializer=torch.set_num_threads,
+            initargs=(1,),
+        )
         # The rest is used by the thread only. Heaps are ordered by deadline, then by arrival.
         self._numbers = itertools.count()
         self._jobs: set[Job] = set()
@@ -96,7 +115,7 @@ class Scheduler:
         kind = self._kind_of(request)
         if kind.plain_reason:  # the reference search decodes it, alone
             run = lambda inputs: inputs[0].decode(on_token=on_token)  # noqa: E731
-            return self._submit_call(("plain", next(self._numbers)), run, [request], len(request.sources), timeout)
+            return self._submit_call("plain", None, run, [request], len(request.sources), timeout)
         limits = length_limits(
             request.sources, request.config, request.special, request.prefixes, request.max_total_len
         )
@@ -104,7 +123,7 @@ class Scheduler:
         rows = request.config.beam if request.config.method == "beam" else request.config.n_best
         lengths = limits if continues_source else [len(source) for source in request.sources]
         job = DecodeJob(
-            kind="decode",
+            meter="decode",
             deadline=time.monotonic() + timeout,
             timeout=timeout,
             units=float(rows * sum(lengths) + len(lengths)),
@@ -157,20 +176,23 @@ class Scheduler:
 
     def call(
         self,
-        kind: Hashable,
+        kind: tuple[Hashable, ...],
         function: Callable[[list[Any]], Sequence[Any]],
         inputs: list[Any],
         *,
         timeout: float = 30.0,
+        is_alone: bool = False,
     ) -> "Future[list[Any]]":
-        """Run a function of a list of inputs, together with the inputs of other calls of the same kind.
+        """Run a function of a list of inputs, together with the inputs of other calls of the same kind, or alone.
 
-        It returns one result per input. The future has the results of these inputs.
+        It returns one result per input. The future has the results of these inputs. The first entry of `kind` names
+        the work; the others are its options.
         """
-        return self._submit_call(kind, function, inputs, len(inputs), timeout)
+        return self._submit_call(str(kind[0]), None if is_alone else kind, function, inputs, len(inputs), timeout)
 
     def _submit_call(
         self,
+        meter: str,
         kind: Hashable,
         function: Callable[[list[Any]], Sequence[Any]],
         inputs: list[Any],
@@ -178,18 +200,25 @@ class Scheduler:
         timeout: float,
     ) -> "Future[Any]":
         job = CallJob(
-            kind=kind,
+            meter=meter,
             deadline=time.monotonic() + timeout,
             timeout=timeout,
             units=float(max(1, items)),
             items=items,
+            kind=kind,
             function=function,
             inputs=inputs,
         )
 
         def start() -> None:
             self._start(job)
-            heapq.heappush(self._calls, (job.deadline, next(self._numbers), job))
+            entry = (job.deadline, next(self._numbers), job)
+            if kind is not None:
+                heapq.heappush(self._calls, entry)
+                return
+            with self._condition:
+                heapq.heappush(self._alone, entry)
+            self._side_threads.submit(self._run_alone)
 
         self._accept(job, start)
         return job.future
@@ -208,6 +237,7 @@ class Scheduler:
         """Take no new requests, finish those accepted, and end the thread; False if that took too long."""
         self.stop_accepting()
         self._thread.join(timeout)
+        self._side_threads.shutdown(wait=False)
         return not self._thread.is_alive()
 
     def stop_accepting(self) -> None:
@@ -216,33 +246,74 @@ class Scheduler:
             self._is_closing = True
             self._condition.notify()
 
+    def excess_seconds(self, seconds: float = 0.0, items: int = 0) -> float:
+        """How long the accepted work takes beyond what is allowed; 0: a request would be accepted.
+
+        `seconds` and `items` are work that is not submitted yet.
+        """
+        with self._condition:
+            return self._excess_seconds(seconds, items)
+
+    def _excess_seconds(self, seconds: float = 0.0, items: int = 0) -> float:
+        if self._outstanding_items + items < MIN_ITEMS:
+            return 0.0
+        return max(0.0, seconds + self._expected_seconds() - TARGET_SHARE * self.latency_target)
+
     def _expected_seconds(self) -> float:
-        total = 0.0
-        for kind, units in self._outstanding.items():
-            meter = self._meters.get(_meter_kind(kind))
-            total += units * (meter.seconds_per_unit or 0.0) if meter is not None else 0.0
-        return total
+        return sum(units * self._seconds_per_unit(meter) for meter, units in self._outstanding.items())
+
+    def _seconds_per_unit(self, name: str) -> float:
+        meter = self._meters.get(name)
+        measured = None if meter is None else meter.seconds_per_unit
+        return measured if measured is not None else 0.0 if name == "decode" else ASSUMED_SECONDS
 
     def _accept(self, job: Job, start: Callable[[], None]) -> None:
-        job.future.add_done_callback(lambda future: self._note_cancellation(job) if future.cancelled() else None)
+        job.future.add_done_callback(lambda future: self._post(lambda: self._drop(job)) if future.cancelled() else None)
         with self._condition:
             if self._is_closing:
                 raise ShuttingDown
-            expected = self._expected_seconds()
-            limit = TARGET_SHARE * self.latency_target
-            if expected > limit and self._outstanding_items >= MIN_ITEMS:
+            if excess := self._excess_seconds():
                 self.counts.refused += 1
-                raise Overloaded(expected - limit)
+                raise Overloaded(excess)
             self.counts.accepted += 1
-            self._outstanding[job.kind] = self._outstanding.get(job.kind, 0.0) + job.units
+            self._outstanding[job.meter] = self._outstanding.get(job.meter, 0.0) + job.units
             self._outstanding_items += job.items
             self._inbox.append(start)
             self._condition.notify()
 
-    def _note_cancellation(self, job: Job) -> None:
+    def _post(self, action: Callable[[], None]) -> None:
+        """Run something in the thread."""
         with self._condition:
-            self._inbox.append(lambda: self._drop(job))
+            self._inbox.append(action)
             self._condition.notify()
+
+    # Called by the side threads.
+
+    def _run_alone(self) -> None:
+        """Run the most urgent of the calls that run alone, until it is finished or dropped."""
+        with self._condition:
+            job = heapq.heappop(self._alone)[2]
+
+        def check() -> None:
+            if job.is_finished:
+                raise _Dropped
+
+        start = time.perf_counter()
+        try:
+            with interruptible(check), torch.no_grad():
+                check()
+                finish = partial(self._finish, job, job.function(job.inputs))
+        except _Dropped:
+            finish = partial(self._finish, job)
+        except Exception as error:
+            finish = partial(self._fail, job, error)
+        seconds = time.perf_counter() - start
+
+        def end() -> None:
+            self._note_work(job.meter, seconds, job.units)
+            finish()
+
+        self._post(end)
 
     # Called by the thread.
 
@@ -250,21 +321,32 @@ class Scheduler:
         torch.set_num_threads(1)  # the matrices of a decoding step are too small to divide
         while True:
             with self._condition:
-                while not self._inbox and not self._has_work():
+                while not (self._inbox or self._has_work() or self._has_expired()):
                     if self._is_closing and not self._jobs:
                         return
-                    self._condition.wait()
+                    # Work in the side threads ends at its deadline.
+                    self._condition.wait(self._deadlines[0][0] - time.monotonic() if self._deadlines else None)
                 inbox, self._inbox = self._inbox, deque()
-            for start in inbox:
-                start()
+            start, units = time.perf_counter(), self._done_units
+            for action in inbox:
+                action()
             self._expire()
-            if self._calls:
-                self._run_calls()
+            call_seconds = self._run_calls() if self._calls else 0.0
             if self._waiting:
                 self._place_sentences()
-            for lane in list(self._lanes):
-                if not lane.decoder.is_idle:
-                    self._advance(lane)
+            lanes = [lane for lane in self._lanes if not lane.decoder.is_idle]
+            for lane in lanes:
+                self._advance(lane)
+            if lanes:  # all that a request costs here, not only the steps
+                seconds = time.perf_counter() - start - call_seconds
+                self._note_work("decode", seconds, self._done_units - units)
+
+    def _note_work(self, meter: str, seconds: float, units: float) -> None:
+        self._meters.setdefault(meter, ThroughputMeter()).add(seconds, units)
+        self.counts.busy_seconds += seconds
+
+    def _has_expired(self) -> bool:
+        return bool(self._deadlines) and self._deadlines[0][0] < time.monotonic()
 
     def _has_work(self) -> bool:
         return bool(self._calls or self._waiting) or any(not lane.decoder.is_idle for lane in self._lanes)
@@ -325,7 +407,6 @@ class Scheduler:
 
     def _advance(self, lane: Lane) -> None:
         """One step of a lane."""
-        start, units = time.perf_counter(), self._done_units
         try:
             with torch.inference_mode():
                 lane.decoder.advance()
@@ -335,17 +416,14 @@ class Scheduler:
                 if any(other is lane for other, _ in job.placed):
                     self._fail(job, error)
             return
-        seconds = time.perf_counter() - start
-        self._meters.setdefault("decode", ThroughputMeter()).add(seconds, self._done_units - units)
         self.counts.steps += 1
         self.counts.rows += lane.decoder.decoder.in_use
-        self.counts.busy_seconds += seconds
 
     _done_units = 0.0
     """units of decoding jobs completed so far"""
 
-    def _run_calls(self) -> None:
-        """Run the most urgent call, with others of its kind."""
+    def _run_calls(self) -> float:
+        """Run the most urgent call, with others of its kind; returns the seconds that they took."""
         kind = self._calls[0][2].kind
         batch: list[CallJob] = []
         others = []
@@ -363,10 +441,11 @@ class Scheduler:
         self._calls = others
         heapq.heapify(self._calls)
         if not batch:
-            return
+            return 0.0
         start = time.perf_counter()
         try:
-            results = self._call_batch(batch)
+            for job, result in zip(batch, self._call_batch(batch)):
+                self._finish(job, result)
         except RegardError as error:
             # One of the inputs may be wrong: the others must not suffer.
             if len(batch) == 1:
@@ -374,17 +453,12 @@ class Scheduler:
             else:
                 for job in batch:
                     self._run_single(job)
-            return
         except Exception as error:
             for job in batch:
                 self._fail(job, error)
-            return
         seconds = time.perf_counter() - start
-        meter = self._meters.setdefault(_meter_kind(kind), ThroughputMeter())
-        meter.add(seconds, sum(job.units for job in batch))
-        self.counts.busy_seconds += seconds
-        for job, result in zip(batch, results):
-            self._finish(job, result)
+        self._note_work(batch[0].meter, seconds, sum(job.units for job in batch))
+        return seconds
 
     def _run_single(self, job: CallJob) -> None:
         try:
@@ -437,9 +511,7 @@ class Scheduler:
             if error is None and result is not None:
                 self._done_units += job.units
         with self._condition:
-            self._outstanding[job.kind] -= job.units
-            if self._outstanding[job.kind] < 1e-6:
-                del self._outstanding[job.kind]
+            self._outstanding[job.meter] -= job.units
             self._outstanding_items -= job.items
         if job.future.set_running_or_notify_cancel():
             if error is not None:
@@ -447,11 +519,6 @@ class Scheduler:
             else:
                 self.counts.completed += 1
                 job.future.set_result(result)
-
-
-def _meter_kind(kind: Hashable) -> Hashable:
-    """Requests that the reference search decodes share a meter."""
-    return "plain" if isinstance(kind, tuple) and kind and kind[0] == "plain" else kind
 
 
 def _token_lists(request: DecodingRequest[Any]) -> tuple[int, Any]:

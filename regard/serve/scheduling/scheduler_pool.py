@@ -15,7 +15,7 @@ class SchedulerPool:
     """Schedulers that share a model; each request goes to the one with the least work.
 
     >>> pool = SchedulerPool(2)
-    >>> pool.call("double", lambda values: [2 * value for value in values], [1, 2]).result()
+    >>> pool.call(("double",), lambda values: [2 * value for value in values], [1, 2]).result()
     [2, 4]
     >>> pool.close()
     True
@@ -34,14 +34,15 @@ class SchedulerPool:
 
     def call(
         self,
-        kind: Hashable,
+        kind: tuple[Hashable, ...],
         function: Callable[[list[Any]], Sequence[Any]],
         inputs: list[Any],
         *,
         timeout: float = 30.0,
+        is_alone: bool = False,
     ) -> "Future[list[Any]]":
         """Run a function of a list of inputs: see `Scheduler.call`."""
-        return self._least_busy().call(kind, function, inputs, timeout=timeout)
+        return self._least_busy().call(kind, function, inputs, timeout=timeout, is_alone=is_alone)
 
     def _least_busy(self) -> Scheduler:
         return min(self._schedulers, key=lambda scheduler: (scheduler.expected_seconds(), scheduler.outstanding))
@@ -65,6 +66,10 @@ class SchedulerPool:
     def expected_seconds(self) -> float:
         """The time that the accepted work takes, at the measured throughput, of the busiest scheduler."""
         return max(scheduler.expected_seconds() for scheduler in self._schedulers)
+
+    def excess_seconds(self, seconds: float = 0.0, items: int = 0) -> float:
+        """See `Scheduler.excess_seconds`; of the least busy scheduler."""
+        return min(scheduler.excess_seconds(seconds, items) for scheduler in self._schedulers)
 
     def close(self, timeout: float | None = None) -> bool:
         """Take no new requests and finish those accepted; False if that took too long."""

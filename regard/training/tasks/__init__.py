@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from regard.interop.export_targets import ExportTarget, check_exportable, nearest_exportable
-from regard.models import TransformerConfig
+from regard.interop.export_targets import ExportTarget, check_exportable, unsupported_settings
+from regard.models import TransformerConfig, ViTConfig
 from regard.progress import show_progress
 from regard.training.recipe import DataConfig, Recipe
 from regard.training.registry import TASKS, TaskName, register_task
@@ -68,8 +68,12 @@ def restrict_recipe(recipe: Recipe, target: ExportTarget) -> Recipe:
     >>> restrict_recipe(Recipe(model=TransformerConfig(qk_norm=True)), "ctranslate2").model.qk_norm
     False
     """
-    model = nearest_exportable(_with_vocabularies(recipe), target)
-    return dataclasses.replace(recipe, model=dataclasses.replace(model, shared_vocab=False))
+    changes = unsupported_settings(_completed_model(recipe), target)
+    if "head" in changes:  # which the task needs
+        check_recipe(recipe, target)
+    model: Any = recipe.model
+    changed = dataclasses.replace(model, **{field: values[0] for field, values in changes.items()})
+    return dataclasses.replace(recipe, model=changed)
 
 
 def check_recipe(recipe: Recipe, target: ExportTarget) -> None:
@@ -80,11 +84,12 @@ def check_recipe(recipe: Recipe, target: ExportTarget) -> None:
     Traceback (most recent call last):
     regard.errors.RegardError: ...
     """
-    check_exportable(_with_vocabularies(recipe), target)
+    check_exportable(_completed_model(recipe), target)
 
 
-def _with_vocabularies(recipe: Recipe) -> Any:
-    """The model config with `shared_vocab` set as it will be after training."""
-    if not isinstance(recipe.model, TransformerConfig):
-        return recipe.model
-    return dataclasses.replace(recipe.model, shared_vocab=recipe.tokenizer.shared)
+def _completed_model(recipe: Recipe) -> Any:
+    """The model config with the fields set that depend on the task, the tokenizer and the data, as after training."""
+    config = TASKS[recipe.task].with_head(recipe.model)
+    if isinstance(config, TransformerConfig):
+        return dataclasses.replace(config, shared_vocab=recipe.tokenizer.shared)
+    return dataclasses.replace(config, longest_side=recipe.data.longest) if isinstance(config, ViTConfig) else config

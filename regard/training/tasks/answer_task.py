@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -40,6 +40,7 @@ class AnswerTask(Task):
     pipeline = "text_encoder"
     metrics = ("f1", "exact_match")
     unit = "question"
+    head: ClassVar = {"head": "answer", "pooler": "none", "labels": ()}
     usage_hint = 'regard answer {out} --question "…" --context "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[Question]]:
@@ -70,7 +71,7 @@ class AnswerTask(Task):
         return train_shared_tokenizer(_texts(dataset), config, mask=True)
 
     def complete_config(self, config: Any, dataset: Dataset[Sequence[Question]], tokenizers: Tokenizers) -> Any:
-        return set_vocab_size(config, tokenizers, head="answer", pooler="none", labels=())
+        return set_vocab_size(self.with_head(config), tokenizers)
 
     def encode(
         self,

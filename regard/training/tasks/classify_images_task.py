@@ -27,6 +27,7 @@ class ClassifyImagesTask(ImageTask):
     """Image classification by a Vision Transformer."""
 
     metrics = ("accuracy",)
+    head: ClassVar = {"head": "classify"}
     usage_hint = "regard classify {out} photo.jpg"
     annotation: ClassVar[Annotation] = "labels"
 
@@ -48,7 +49,7 @@ class ClassifyImagesTask(ImageTask):
 
     def complete_config(self, config: Any, dataset: Dataset[ImageSplit], tokenizers: Tokenizers) -> Any:
         labels = dataset.training.images.names
-        return dataclasses.replace(config, **dataset.training.config_sizes, head="classify", labels=labels)
+        return dataclasses.replace(self.with_head(config), **dataset.training.config_sizes, labels=labels)
 
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         return images.labels[rows]

@@ -1,5 +1,6 @@
 """The task `classify`: classification of texts or pairs of texts."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from regard.training.tasks.task import (
     EncodedDataset,
     Task,
     Tokenizers,
+    gated_width,
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
@@ -64,7 +66,7 @@ class ClassifyTask(Task):
         return Recipe(
             task="classify",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=suggest_vocab_size(texts)),
-            model=bert_tiny(layers=2, feedforward=256, dropout=0.3, max_len=256),
+            model=bert_tiny(layers=2, feedforward=gated_width(256), dropout=0.3, max_len=256),
             train=suggested_training(
                 steps,
                 batch,
@@ -79,15 +81,12 @@ class ClassifyTask(Task):
         texts = [text for example in dataset.training for text in example.texts]
         return train_shared_tokenizer(texts, config, mask=True)
 
-    def complete_config(self, config: Any, dataset: Dataset[Sequence[LabeledText]], tokenizers: Tokenizers) -> Any:
+    def with_head(self, config: Any) -> Any:
         needs_pooler = config.pooler == "none" and config.pooling == "first" and not config.head_transform
-        return set_vocab_size(
-            config,
-            tokenizers,
-            head="classify",
-            pooler="tanh" if needs_pooler else config.pooler,
-            labels=label_names(dataset.training),
-        )
+        return dataclasses.replace(config, head="classify", pooler="tanh" if needs_pooler else config.pooler)
+
+    def complete_config(self, config: Any, dataset: Dataset[Sequence[LabeledText]], tokenizers: Tokenizers) -> Any:
+        return set_vocab_size(self.with_head(config), tokenizers, labels=label_names(dataset.training))
 
     def encode(
         self,

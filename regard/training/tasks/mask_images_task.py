@@ -29,6 +29,7 @@ MASK_RATIO = 0.75
 class MaskImagesTask(ImageTask):
     """Masked autoencoding by a Vision Transformer, without labels."""
 
+    head: ClassVar = {"head": "pixels", "labels": ()}
     usage_hint = "regard train --task classify-images --from {out} --data …"
     annotation: ClassVar[Annotation] = "none"
 
@@ -51,7 +52,7 @@ class MaskImagesTask(ImageTask):
         )
 
     def complete_config(self, config: Any, dataset: Dataset[ImageSplit], tokenizers: Tokenizers) -> Any:
-        return dataclasses.replace(config, **dataset.training.config_sizes, head="pixels", labels=())
+        return dataclasses.replace(self.with_head(config), **dataset.training.config_sizes)
 
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         return np.full(len(rows), IGNORE_INDEX)

@@ -1,7 +1,7 @@
 """The task `mask`: masked language modeling (BERT, Devlin et al. 2019)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,6 +23,7 @@ from regard.training.tasks.task import (
     Task,
     Tokenizers,
     features_loss,
+    gated_width,
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
@@ -36,6 +37,7 @@ class MaskTask(Task):
 
     pipeline = "text_encoder"
     unit = "token"
+    head: ClassVar = {"head": "mask", "labels": ()}
     usage_hint = 'regard embed {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[str]]:
@@ -55,7 +57,7 @@ class MaskTask(Task):
         return Recipe(
             task="mask",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=suggest_vocab_size(dataset.sample, len(dataset.training))),
-            model=bert_tiny(width=width, layers=layers, feedforward=4 * width),
+            model=bert_tiny(width=width, layers=layers, feedforward=gated_width(4 * width)),
             train=suggested_training(steps, batch, 2e-4 if fine_tune else 1e-3),
         )
 
@@ -63,7 +65,7 @@ class MaskTask(Task):
         return train_shared_tokenizer(dataset.training, config, mask=True)
 
     def complete_config(self, config: Any, dataset: Dataset[Sequence[str]], tokenizers: Tokenizers) -> Any:
-        return set_vocab_size(config, tokenizers, head="mask", labels=())
+        return set_vocab_size(self.with_head(config), tokenizers)
 
     def encode(
         self,

@@ -32,6 +32,7 @@ class SegmentTask(ImageTask):
     """Semantic segmentation by a Vision Transformer."""
 
     metrics = ("iou",)
+    head: ClassVar = {"head": "segment"}
     usage_hint = "regard segment {out} photo.jpg --out mask.png"
     annotation: ClassVar[Annotation] = "masks"
 
@@ -63,7 +64,7 @@ class SegmentTask(ImageTask):
 
     def complete_config(self, config: Any, dataset: Dataset[ImageSplit], tokenizers: Tokenizers) -> Any:
         labels = _labels(dataset.training.images)
-        return dataclasses.replace(config, **dataset.training.config_sizes, head="segment", labels=labels)
+        return dataclasses.replace(self.with_head(config), **dataset.training.config_sizes, labels=labels)
 
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "*pixels"]:
         if isinstance(images, RaggedImages):

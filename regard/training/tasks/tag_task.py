@@ -1,7 +1,7 @@
 """The task `tag`: token classification, such as named entities and parts of speech."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from regard.data.text.examples.tagged_texts import (
     TaggedText,
@@ -38,6 +38,7 @@ class TagTask(Task):
     pipeline = "text_encoder"
     metrics = ("f1", "accuracy")
     unit = "word"
+    head: ClassVar = {"head": "tag", "pooler": "none"}
     usage_hint = 'regard tag {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[TaggedText]]:
@@ -72,7 +73,7 @@ class TagTask(Task):
         return train_shared_tokenizer(_texts(dataset), config, mask=True)
 
     def complete_config(self, config: Any, dataset: Dataset[Sequence[TaggedText]], tokenizers: Tokenizers) -> Any:
-        return set_vocab_size(config, tokenizers, head="tag", pooler="none", labels=tag_names(dataset.training))
+        return set_vocab_size(self.with_head(config), tokenizers, labels=tag_names(dataset.training))
 
     def encode(
         self,

@@ -66,6 +66,8 @@ class Task(ABC):
     unit: ClassVar[str]
     """singular noun: the loss is averaged over these"""
     is_image_task: ClassVar[bool] = False
+    head: ClassVar[Mapping[str, Any]] = {}
+    """fields of the model config that the task sets"""
     usage_hint: ClassVar[str]
     """a command that uses the trained model"""
 
@@ -85,6 +87,10 @@ class Task(ABC):
     @abstractmethod
     def make_tokenizers(self, dataset: Any, config: TokenizerConfig) -> Tokenizers:
         """Train the source and target tokenizers on the dataset."""
+
+    def with_head(self, config: Any) -> Any:
+        """The model config with the head of the task."""
+        return dataclasses.replace(config, **self.head)
 
     @abstractmethod
     def complete_config(self, config: Any, dataset: Any, tokenizers: Tokenizers) -> ModelConfig:
@@ -128,6 +134,15 @@ def train_shared_tokenizer(texts: Sequence[str], config: TokenizerConfig, **opti
 def set_vocab_size(config: Any, tokenizers: Tokenizers, **changes: Any) -> Any:
     """The config with room for the vocabulary of the tokenizer (an imported model may have a larger one)."""
     return dataclasses.replace(config, vocab=max(config.vocab, tokenizers[0].vocab_size), **changes)
+
+
+def gated_width(feedforward: int) -> int:
+    """The hidden width of a gated feed-forward layer with as many weights as an ungated one: a multiple of 8.
+
+    >>> gated_width(512), gated_width(1024)
+    (344, 688)
+    """
+    return -(-2 * feedforward // 24) * 8
 
 
 def has_gpu() -> bool:

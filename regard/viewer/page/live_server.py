@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from regard.errors import RegardError
 from regard.viewer.page.html_page import render_live_page
+from regard.viewer.page.request_checks import JSON, RefusedRequest, check_content_type, check_host, check_origin
 from regard.viewer.page.text_requests import Response, TextRequestHandler
 from regard.viewer.page.text_scene import Scene
 
@@ -31,7 +32,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-JSON, HTML, BYTES = "application/json", "text/html; charset=utf-8", "application/octet-stream"
+HTML, BYTES = "text/html; charset=utf-8", "application/octet-stream"
 
 _LOG = logging.getLogger("regard")
 
@@ -88,12 +89,6 @@ class LiveServer(ThreadingHTTPServer):
         _LOG.debug("connection closed by the browser", exc_info=True)
 
 
-class _HttpError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class _HttpResponse(NamedTuple):
     content_type: str
     content: bytes
@@ -103,6 +98,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
     server: LiveServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_TIMEOUT
+    disable_nagle_algorithm = True  # headers and content are written separately: the second would wait for 40 ms
 
     def do_GET(self) -> None:
         self._respond(self._get)
@@ -120,33 +116,32 @@ class _HttpHandler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"blob/([0-9]{1,12})", path):
             blob = self.server.blob(int(match[1]))
             if blob is None:
-                raise _HttpError(404, "This data is no longer available. Reload the page.")
+                raise RefusedRequest(404, "This data is no longer available. Reload the page.")
             return _HttpResponse(BYTES, blob)
-        raise _HttpError(404, "Unknown path. Use the printed address.")
+        raise RefusedRequest(404, "Unknown path. Use the printed address.")
 
     def _post(self, path: str) -> _HttpResponse:
         self._require_own_page()
         if path != "request":
-            raise _HttpError(404, "Unknown path. Send requests to the path request.")
-        if self.headers.get_content_type() != JSON:
-            raise _HttpError(415, f"The request must be JSON. Send it as {JSON}.")
+            raise RefusedRequest(404, "Unknown path. Send requests to the path request.")
+        check_content_type(self.headers.get("Content-Type"))
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,12}", length):
-            raise _HttpError(411, "The length of the request is missing or invalid. Send a Content-Length.")
+            raise RefusedRequest(411, "The length of the request is missing or invalid. Send a Content-Length.")
         if int(length) > MAX_REQUEST_BYTES:
-            raise _HttpError(413, f"The request has more than {MAX_REQUEST_BYTES >> 20} MB. Send a shorter text.")
+            raise RefusedRequest(413, f"The request has more than {MAX_REQUEST_BYTES >> 20} MB. Send a shorter text.")
         content = self.rfile.read(int(length))
         try:
             request = json.loads(content)
         except (ValueError, RecursionError):
-            raise _HttpError(400, "The request is not valid JSON. Fix its syntax.") from None
+            raise RefusedRequest(400, "The request is not valid JSON. Fix its syntax.") from None
         return _json(self.server.respond(request))
 
     def _respond(self, handle: Callable[[str], _HttpResponse]) -> None:
         try:
             self._send(200, handle(self._checked_path()))
             return
-        except _HttpError as error:
+        except RefusedRequest as error:
             status, message = error.status, str(error)
         except RegardError as error:
             status, message = 422, str(error)
@@ -159,21 +154,18 @@ class _HttpHandler(BaseHTTPRequestHandler):
 
     def _checked_path(self) -> str:
         """The path after the token; raises an error for a wrong Host header or token."""
-        if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
-            raise _HttpError(403, "The Host header is not the address of this server. Use the printed address.")
+        check_host(self.headers.get_all("Host", []), self.server.hosts.__contains__)
         empty, _, rest = self.path.partition("?")[0].partition("/")
         token, slash, path = rest.partition("/")
         is_valid = secrets.compare_digest(token.encode("latin-1"), self.server.token.encode())
         if empty or not slash or not is_valid:
-            raise _HttpError(403, "The token is missing or invalid. Use the printed address.")
+            raise RefusedRequest(403, "The token is missing or invalid. Use the printed address.")
         return path
 
     def _require_own_page(self) -> None:
         """Refuse requests of other web pages. Programs that are not browsers send no origin; they need the token."""
-        origins = [f"http://{host}" for host in self.server.hosts]
-        is_same_origin = self.headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none")
-        if not is_same_origin or self.headers.get("Origin", origins[0]) not in origins:
-            raise _HttpError(403, "Another page sent this request. Use the page at the printed address.")
+        own = f"http://{self.headers['Host']}"
+        check_origin(self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site"), own)
 
     def _send(self, status: int, response: _HttpResponse) -> None:
         self.send_response_only(status)

@@ -393,9 +393,11 @@ def test_exported_tokenizer_encodes_pairs_and_special_names(transformers, tmp_pa
     assert tokenizer("one <mask>")["input_ids"] == [2, *pipeline.tokenizer.encode("one"), 4, 3]
     assert (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id) == (0, 1, 4)
     assert tokenizer.model_max_length == 12
-    export_huggingface(make_language_model(), tmp_path / "gpt")
-    gpt_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt")
-    assert gpt_tokenizer("<eos>")["input_ids"] == make_language_model().encode_prompt("<eos>") != [2, 3]
+    for other in (make_language_model(), make_encoder(head="classify", pooler="tanh", labels=("a", "b"))):
+        folder = tmp_path / type(other).__name__
+        export_huggingface(other, folder)
+        ids = transformers.AutoTokenizer.from_pretrained(folder)("one <mask><eos>")["input_ids"]
+        assert ids == other.special.add_special_tokens(other.tokenizer.encode("one <mask><eos>"))
 
 
 @pytest.mark.parametrize(

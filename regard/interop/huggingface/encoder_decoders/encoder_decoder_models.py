@@ -109,7 +109,7 @@ def class_for(config: TransformerConfig) -> str:
     >>> class_for(TransformerConfig(norm="post", shared_vocab=True))
     'MarianMTModel'
     """
-    name, fields = nearest_class(config)
+    name, fields = nearest_translator(config)
     if fields:
         raise RegardError(
             f"No class of transformers computes what this model does; the nearest, {name}, does not support "
@@ -119,12 +119,12 @@ def class_for(config: TransformerConfig) -> str:
     return name
 
 
-def nearest_class(
+def nearest_translator(
     config: TransformerConfig, names: Sequence[str] = (*BART_VARIANTS, T5)
 ) -> tuple[str, dict[str, tuple]]:
     """The class with the fewest unsupported fields, and those fields with the values that it supports.
 
-    >>> nearest_class(TransformerConfig(positions="rotary", shared_vocab=True))
+    >>> nearest_translator(TransformerConfig(positions="rotary", shared_vocab=True))
     ('PegasusForConditionalGeneration', {'positions': ('sinusoidal', 'sinusoidal_halves')})
     """
     fields = {name: unsupported_fields(config, _supported_values(name, config)) for name in names}
@@ -165,7 +165,7 @@ def write_encoder_decoder(
     name = class_for(config)
     if name == T5 and preferred == MT5 and not config.output_scale:
         name = MT5
-    if preferred == M2M100 and is_m2m100(config, special.pad, weights) and not nearest_class(config, [M2M100])[1]:
+    if preferred == M2M100 and is_m2m100(config, special.pad, weights) and not nearest_translator(config, [M2M100])[1]:
         name = M2M100
     common = {
         "architectures": [name],

@@ -40,7 +40,7 @@ def write_language_tokenizer(translator: Translator, folder: Path, tokens: Langu
     has_m2m100_names = names == [f"__{code}__" for code in tokens.ids]
     if has_m2m100_names and _write_m2m100_files(translator, folder, tokens, languages | {"model_max_length": max_len}):
         return
-    write_tokenizer(tokenizer, folder, translator.special, max_len=max_len)
+    write_tokenizer(tokenizer, folder, translator.special, settings={"model_max_length": max_len})
     path = folder / "tokenizer_config.json"
     config = read_json(path) | languages | {"extra_special_tokens": names}
     if not has_m2m100_names:

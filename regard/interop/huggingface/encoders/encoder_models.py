@@ -16,6 +16,7 @@ from regard.models.bert import BertConfig
 
 # Of several matching classes, the one that a model was imported from is written, or else the first.
 _WRITTEN_CLASSES = {**BERT_LIKE_CLASSES, **RELATIVE_CLASSES, **MODERNBERT_CLASSES}
+WRITTEN_ENCODERS = {name: one for name, one in _WRITTEN_CLASSES.items() if not name.startswith("Electra")}
 ENCODER_CLASSES = dict(_WRITTEN_CLASSES)
 # Their second head (next sentence or sentence order) is left out.
 ENCODER_CLASSES |= {f"{name}ForPreTraining": ENCODER_CLASSES[f"{name}ForMaskedLM"] for name in ("Bert", "Albert")}
@@ -60,8 +61,7 @@ def write_encoder_model(
 
     Classes of ELECTRA are written only if `preferred`, the class that the model was imported from, is one of them.
     """
-    is_electra = preferred.startswith("Electra")
-    classes = {name: one for name, one in _WRITTEN_CLASSES.items() if is_electra or not name.startswith("Electra")}
+    classes = _WRITTEN_CLASSES if preferred.startswith("Electra") else WRITTEN_ENCODERS
     name, table, tensors = write_single_stack(classes, config, weights, preferred)
     if table.setdefault("pad_token_id", special.pad) != special.pad:
         raise RegardError(

@@ -98,16 +98,23 @@ def read_timm_resizing(table: Mapping[str, Any], config: ViTConfig, origin: str)
         raise RegardError(f"{origin}: crop_pct = {share}: {error.message}", "Fix the file.") from None
 
 
-def write_resizing(resizing: Resizing | None) -> dict[str, Any]:
-    """The keys of preprocessor_config.json for a resizing; empty for that of models trained with Regard."""
+def write_resizing(resizing: Resizing | None, config: ViTConfig) -> dict[str, Any]:
+    """The keys of preprocessor_config.json for a resizing; None is that of Regard, which covers the input and crops it.
+
+    The crop of transformers starts at a whole pixel of the resized image, so its pixels differ by half a pixel at most.
+    A resizing that covers a size of unequal sides is not available there: the aspect ratio changes, with a warning.
+    """
     if resizing is None:
-        return {}
-    table: dict[str, Any] = {"do_resize": bool(resizing.size), "resample": _FILTERS.index(resizing.resample)}
-    if resizing.cover:
-        logger.warning("transformers changes the aspect ratio of images to resize them to %s.", resizing.size)
-    if resizing.size:
-        names = ("height", "width") if len(resizing.size) == 2 else ("shortest_edge",)
-        table["size"] = dict(zip(names, resizing.size))
+        side = config.image_height, config.image_width
+        resizing = Resizing(size=side, cover=True, crop=side)
+    size = resizing.size
+    table: dict[str, Any] = {"do_resize": bool(size), "resample": _FILTERS.index(resizing.resample)}
+    if resizing.cover and len(set(size)) == 1:
+        size = size[:1]
+    elif resizing.cover:
+        logger.warning("transformers changes the aspect ratio of images to resize them to %s.", size)
+    if size:
+        table["size"] = dict(zip(("height", "width") if len(size) == 2 else ("shortest_edge",), size))
     if resizing.crop:
         table |= {"image_processor_type": "DeiTImageProcessor", "do_center_crop": True}
         table["crop_size"] = dict(zip(("height", "width"), resizing.crop))

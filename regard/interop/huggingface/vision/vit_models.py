@@ -164,21 +164,31 @@ def read_vit_model(
     return to_linear_patches(replace(config, mean=mean, std=std), weights)
 
 
-def write_vit_model(
-    config: ViTConfig, weights: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
-    """config.json, preprocessor_config.json and the tensors of the matching class; an error if no class matches."""
+def exported_config(config: ViTConfig) -> ViTConfig:
+    """The config without fields that do not affect the computation or are in another file, and with convolutions
+    instead of equal linear layers for the patches.
+    """
     default = ViTConfig()
-    # Fields that do not affect the computation, or that are in another file.
     ignored: dict[str, Any] = dict(drop_path=0.0, mean=default.mean, std=default.std)
+    if config.patches == "linear":
+        ignored |= dict(patches="convolution")
     if config.head != "segment":
         ignored |= dict(segmenter=default.segmenter, segmenter_layers=default.segmenter_layers)
     if config.head != "pixels":
         ignored |= dict(decoder_width=default.decoder_width, decoder_layers=default.decoder_layers)
     if config.head == "none":
         ignored |= dict(labels=())
-    exported, weights = _to_convolution_patches(replace(config, **ignored), weights)
-    name, table, tensors = write_single_stack(VIT_CLASSES, exported, weights)
+    return replace(config, **ignored)
+
+
+def write_vit_model(
+    config: ViTConfig, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+    """config.json, preprocessor_config.json and the tensors of the matching class; an error if no class matches."""
+    if config.patches == "linear":
+        kernel = (config.channels, config.patch, config.patch)
+        weights = {**weights, PATCH_WEIGHT: weights[PATCH_WEIGHT].unflatten(1, kernel)}
+    name, table, tensors = write_single_stack(VIT_CLASSES, exported_config(config), weights)
     if name.startswith("Dinov2WithRegisters"):  # always present, used in pre-training only
         prefix = "" if config.head == "none" else "dinov2_with_registers."
         tensors[prefix + DINOV2_MASK_TOKEN] = torch.zeros(1, config.width)
@@ -192,14 +202,6 @@ def write_vit_model(
 def to_linear_patches(config: ViTConfig, weights: Mapping[str, Tensor]) -> tuple[ViTConfig, Weights]:
     """The same model with the patches projected by a linear layer instead of an equal convolution."""
     return replace(config, patches="linear"), {**weights, PATCH_WEIGHT: weights[PATCH_WEIGHT].flatten(1)}
-
-
-def _to_convolution_patches(config: ViTConfig, weights: Mapping[str, Tensor]) -> tuple[ViTConfig, Weights]:
-    """The inverse of `to_linear_patches`; a convolutional stem stays."""
-    if config.patches != "linear":
-        return config, dict(weights)
-    kernel = (config.channels, config.patch, config.patch)
-    return replace(config, patches="convolution"), {**weights, PATCH_WEIGHT: weights[PATCH_WEIGHT].unflatten(1, kernel)}
 
 
 def _read_normalization(preprocessor: ForeignConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -220,13 +222,11 @@ def _read_normalization(preprocessor: ForeignConfig) -> tuple[tuple[float, ...],
 
 
 def _preprocessor_config(config: ViTConfig) -> dict[str, Any]:
-    """The content of preprocessor_config.json."""
+    """The content of preprocessor_config.json, without the resizing."""
     mean, std = (list(values) * (config.channels if len(values) == 1 else 1) for values in (config.mean, config.std))
     return {
         "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": config.image_height, "width": config.image_width},
-        "resample": 3,  # bicubic
+        **({"do_convert_rgb": True} if config.channels == 3 else {}),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

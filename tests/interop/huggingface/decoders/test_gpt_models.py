@@ -7,12 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from regard.data import Tokenizer
 from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig, explain
 from regard.errors import RegardError
 from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
-from regard.pipelines import load
+from regard.models import GPT, GPTConfig
+from regard.pipelines import TextGenerator, load
 from tests.interop.model_comparison import (
     ROWS,
     VOCAB,
@@ -24,6 +26,7 @@ from tests.interop.model_comparison import (
     run_hf_model,
 )
 
+NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 _IDS = {"vocab_size": VOCAB, "bos_token_id": 2, "eos_token_id": 3}
 _GPT2 = dict(_IDS, n_embd=30, n_layer=2, n_head=5, n_positions=13)
 _LLAMA = dict(
@@ -362,6 +365,58 @@ def test_special_ids_are_read_from_config_and_tokenizer(transformers, tmp_path):
     # generation_config.json takes precedence over config.json.
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 11, "pad_token_id": None}))
     assert import_huggingface(tmp_path).special.eos == 11
+
+
+# Qwen has no token for the beginning of a text and for unknown ones, Llama 3 none for padding and unknown ones.
+@pytest.mark.parametrize("roles", [{"eos": 3, "pad": 0}, {"bos": 2, "eos": 3}, {"bos": 3, "eos": 3, "unk": 3}])
+def test_special_tokens_keep_their_roles_and_ids(transformers, tmp_path, roles):
+    """A second round trip changes nothing; names inside a text are encoded as in the folder that was imported."""
+    make_hf_model(transformers, *CASES[4], tmp_path / "in")
+    (tmp_path / "in" / "generation_config.json").unlink()
+    ids = {f"{role}_token_id": roles.get(role) for role in ("bos", "eos", "pad")}
+    edit_config(tmp_path / "in", **ids)
+    names = {f"{role}_token": NAMES[index] for role, index in roles.items()}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": None} | names
+    (tmp_path / "in" / "tokenizer_config.json").write_text(json.dumps(settings))
+    export_huggingface(import_huggingface(tmp_path / "in"), tmp_path / "out")
+    export_huggingface(import_huggingface(tmp_path / "out"), tmp_path / "again")
+    # A fine-tuned model has no record of the folder: fewer roles, none invented.
+    export_huggingface(replace(import_huggingface(tmp_path / "in"), training={}), tmp_path / "tuned")
+    tuned = transformers.AutoTokenizer.from_pretrained(tmp_path / "tuned").special_tokens_map
+    assert {"eos_token": "[SEP]"}.items() <= tuned.items() <= names.items()
+    for folder in (tmp_path / "out", tmp_path / "again"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.special_tokens_map == names
+        assert tokenizer.padding_side == "left"
+        text = f"w9 {names['eos_token']} w7"
+        assert tokenizer(text).input_ids == [9, 3, 7]
+        for file in ("config.json", "generation_config.json"):
+            written = json.loads((folder / file).read_text())
+            assert {key: written[key] for key in ids} == ids
+
+
+@pytest.mark.parametrize("name", ["out", "imported"])
+@torch.no_grad()
+def test_batches_are_continued_like_single_texts(transformers, tmp_path, name):
+    """In transformers, where padding on the right would be continued; also for a model trained with Regard."""
+    torch.manual_seed(3)
+    tokenizer = Tokenizer.train([" ".join(f"w{i}" for i in range(40))], "word")
+    config = GPTConfig(width=24, heads=4, layers=2, feedforward=40, activation="swiglu", vocab=tokenizer.vocab_size)
+    generator = TextGenerator(GPT(config).eval(), tokenizer)
+    for parameter in generator.model.parameters():
+        parameter.mul_(3)
+    export_huggingface(generator, tmp_path / "out")
+    export_huggingface(import_huggingface(tmp_path / "out"), tmp_path / "imported")
+    prompts = ["w1 w2 w3 w4 w5 w6 w7", "w8"]
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+    hf_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
+    inputs = hf_tokenizer(prompts, return_tensors="pt", padding=True)
+    options = dict(max_new_tokens=8, do_sample=False, suppress_tokens=[0, 1, 2, 3])
+    generated = hf_model.generate(**inputs, **options)[:, inputs["input_ids"].shape[1] :]
+    greedy = DecodeConfig(method="greedy", max_len=8, min_len=8)
+    expected = [best.hypothesis.ids for best, *_ in generator.generate(prompts, greedy)]
+    assert generated.tolist() == expected
+    assert expected[0] != expected[1]
 
 
 def test_each_end_token_ends_generation(transformers, tmp_path):

@@ -268,15 +268,33 @@ def test_unsupported_pixel_normalization_is_an_error(transformers, tmp_path, key
         import_huggingface(tmp_path)
 
 
-def test_image_processor_of_transformers_gives_the_same_pixels(transformers, tmp_path):
-    pipeline = make_image_model(mean=(0.4,), std=(0.2, 0.3, 0.25))
+@pytest.mark.parametrize("size", [(12, 12), (48, 20), (19, 50), (12, 31)])
+def test_exported_image_processor_crops_like_regard(transformers, tmp_path, size):
+    """The label depends on the center of the image; an image that is squashed instead would have the other one."""
+    pipeline = make_image_model(mean=(0.4,), std=(0.2, 0.3, 0.25), image_width=12)
     export_huggingface(pipeline, tmp_path)
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
-    processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
-    hf_model = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, use_fast=False)
+    smooth = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
+    image = Image.fromarray(smooth).resize(size, Image.Resampling.BICUBIC)
+    pixels = processor(image, return_tensors="pt")["pixel_values"]
+    own = torch.tensor(pipeline.preprocess(image)).permute(2, 0, 1) / 255
+    expected = (own - 0.4) / torch.tensor([0.2, 0.3, 0.25])[:, None, None]
+    # The crop starts at a whole pixel in transformers.
+    step = (expected.diff(dim=1).abs().max() + expected.diff(dim=2).abs().max()) / 2
+    assert (pixels[0] - expected).abs().max() <= (1e-5 if size[0] == size[1] else step)
     with torch.no_grad():
-        probabilities = hf_model(processor(image, return_tensors="pt")["pixel_values"]).logits.softmax(-1)[0]
-    assert list(pipeline.classify([image])[0].probabilities.values()) == pytest.approx(probabilities.tolist(), abs=1e-5)
+        hf_model = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
+        probabilities = hf_model(pixels).logits.softmax(-1)[0]
+    found = pipeline.classify([image])[0].probabilities
+    assert list(found.values()) == pytest.approx(probabilities.tolist(), abs=1e-5 if size[0] == size[1] else 0.05)
+
+
+def test_input_sizes_that_transformers_cannot_cover_are_reported(transformers, tmp_path, caplog):
+    export_huggingface(make_image_model(), tmp_path)
+    assert "changes the aspect ratio of images to resize them to (12, 16)" in caplog.text
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)).convert("RGBA")
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, use_fast=False)
+    assert processor(image, return_tensors="pt")["pixel_values"].shape == (1, 3, 12, 16)
 
 
 # -- export of models of Regard ---------------------------------------------------------------------------------------
