@@ -26,7 +26,7 @@ CHOSEN: dict[str, set[str]] = {
         *("width", "heads", "feedforward", "encoder_layers", "decoder_layers", "dropout"),
         *("positions", "max_len"),
     },
-    "gpt": {"width", "layers", "feedforward", "dropout", "max_len"},
+    "gpt": {"width", "layers", "feedforward", "dropout", "activation", "max_len"},
     "bert": {"width", "layers", "feedforward", "dropout", "norm", "norm_eps", "positions", "max_len"},
     "vit": {
         *("width", "heads", "layers", "feedforward", "drop_path", "channels", "patch", "patches", "positions"),

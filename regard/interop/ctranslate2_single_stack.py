@@ -39,8 +39,7 @@ DECODER_VALUES: dict[str, tuple] = {
 ENCODER_VALUES: dict[str, tuple] = {
     "norm_kind": ("layer", "rms"),
     "first_norm": (True,),
-    # The first one is nearest to that of ModernBERT, the form of suggested encoders.
-    "activation": ("geglu", *(name for name in ACTIVATIONS if name != "geglu")),
+    "activation": tuple(ACTIVATIONS),
     "bias": ("all",),
     "relative": ("none",),
     "rotary_base": (10000.0,),

@@ -140,11 +140,8 @@ class BertConfig:
 
 
 def bert_tiny(**changes) -> BertConfig:
-    """3 layers of width 128 in the form of ModernBERT, for little training text: pre-norm, rotary positions, GEGLU."""
-    modern: dict[str, Any] = dict(
-        **dict(width=128, layers=3, feedforward=344, norm="pre", norm_eps=1e-5, first_norm=False, segments=0),
-        **dict(activation="geglu_exact", positions="rotary", head_transform=True),
-    )
+    """3 layers of width 128 with pre-norm and rotary positions, for little training text."""
+    modern: dict[str, Any] = dict(width=128, layers=3, feedforward=512, norm="pre", norm_eps=1e-5, positions="rotary")
     return BertConfig(**(modern | changes))
 
 

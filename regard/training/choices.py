@@ -22,10 +22,6 @@ _REASONS: dict[str, str] = {
     "activation": "as in T5 1.1",
     "bias": "as in T5 1.1",
     "gpt.activation": "as in Qwen3, so that transformers can run the model",
-    **dict.fromkeys(
-        (f"bert.{field}" for field in ("activation", "first_norm", "segments", "head_transform")),
-        "as in ModernBERT, so that transformers can run the model",
-    ),
     "transformer.positions": "0.9 to 1.4 BLEU better than sinusoidal on small corpora; extrapolate beyond max_len",
     "text2text.positions": "as in T5 1.1; extrapolate beyond max_len",
     "vit.positions": "work for any image size without interpolating a table",

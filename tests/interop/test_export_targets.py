@@ -151,40 +151,42 @@ def test_refusals_name_the_setting_and_not_the_head(tmp_path, config, message):
     ("task", "name"),
     [
         ("language", "Qwen3ForCausalLM"),
-        ("mask", "ModernBertForMaskedLM"),
-        ("classify", "ModernBertForSequenceClassification"),
-        ("tag", "ModernBertForTokenClassification"),
-        ("answer", "ModernBertForQuestionAnswering"),
+        ("mask", "BertForMaskedLM"),
+        ("classify", "BertForSequenceClassification"),
+        ("tag", "BertForTokenClassification"),
+        ("answer", "BertForQuestionAnswering"),
         ("classify-images", "ViTForImageClassification"),
     ],
 )
 def test_suggested_models_open_in_transformers_and_give_the_same_logits(transformers, tmp_path, task, name):
-    """The default form of each task; images with --for huggingface."""
+    """With --for huggingface; language models also without."""
     is_image_task = task == "classify-images"
     data = (toy_images if is_image_task else toy_tasks).toy(task, tmp_path).data.files
     sizes: dict[str, Any] = dict(width=16, heads=2, layers=2, feedforward=24, steps=2, device="cpu", workers=1)
-    export_for: ExportTarget | None = "huggingface" if is_image_task else None
+    export_for: ExportTarget | None = None if task == "language" else "huggingface"
     pipeline = regard.train(data, tmp_path / "model", task=task, export_for=export_for, quiet=True, **sizes)
     assert export_huggingface(pipeline, tmp_path / "out") == name
     hf_model, report = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
-    batch: Any
+    batch: tuple[Any, ...]
     if is_image_task:
         image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*pipeline.size, 3), np.uint8))
         inputs = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")(image, return_tensors="pt")
-        batch = torch.tensor(pipeline.preprocess(image)).permute(2, 0, 1)[None] / 255
+        batch = (torch.tensor(pipeline.preprocess(image)).permute(2, 0, 1)[None] / 255,)
     else:
         first, *others = ["who likes it", "the cat sees the dog"] if task == "answer" else ["the owl hears the bee"]
         inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(first, *others, return_tensors="pt")
         ids = pipeline.special.add_special_tokens(pipeline.tokenizer.encode(first))
+        segments = [0] * len(ids)
         for other in others:
             ids += pipeline.special.add_special_tokens_to_second(pipeline.tokenizer.encode(other))
+            segments += [1] * (len(ids) - len(segments))
         assert inputs["input_ids"].tolist() == [ids]
-        batch = pack([ids])
+        batch = (pack([ids]), *([] if task == "language" else [torch.tensor(segments)]))
     with torch.no_grad():
         output = hf_model.eval()(**inputs)
         logits = torch.stack([output.start_logits, output.end_logits], -1) if task == "answer" else output.logits
-        torch.testing.assert_close(pipeline.model(batch), logits.flatten(0, -2), atol=1e-4, rtol=0)
+        torch.testing.assert_close(pipeline.model(*batch), logits.flatten(0, -2), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

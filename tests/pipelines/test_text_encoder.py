@@ -245,7 +245,7 @@ def test_empty_answers_require_the_empty_option():
     pipeline.model.output.weight.zero_()
     pipeline.model.output.bias.zero_()
     # The first token, which is outside the context, has by far the highest score.
-    direction = pipeline.model.features(
+    direction = pipeline.model.encode(
         pack([[*with_special_tokens(pipeline, "a"), *with_special_tokens(pipeline, "cat sees")[1:]]])
     )[0]
     pipeline.model.output.weight += direction

@@ -24,7 +24,6 @@ from regard.training.tasks.task import (
     EncodedDataset,
     Task,
     Tokenizers,
-    gated_width,
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
@@ -66,7 +65,7 @@ class ClassifyTask(Task):
         return Recipe(
             task="classify",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=suggest_vocab_size(texts)),
-            model=bert_tiny(layers=2, feedforward=gated_width(256), dropout=0.3, max_len=256),
+            model=bert_tiny(layers=2, feedforward=256, dropout=0.3, max_len=256),
             train=suggested_training(
                 steps,
                 batch,

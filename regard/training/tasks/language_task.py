@@ -16,7 +16,6 @@ from regard.training.tasks.task import (
     EncodedDataset,
     Task,
     Tokenizers,
-    gated_width,
     has_gpu,
     set_vocab_size,
     suggested_training,
@@ -59,7 +58,7 @@ class LanguageTask(Task):
             model=GPTConfig(
                 width=width,
                 layers=layers,
-                feedforward=gated_width(4 * width),
+                feedforward=-(-width // 3) * 8,  # as many weights as without gates and 4 × width
                 dropout=0.2,
                 activation="swiglu",
                 max_len=context,

@@ -23,7 +23,6 @@ from regard.training.tasks.task import (
     Task,
     Tokenizers,
     features_loss,
-    gated_width,
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
@@ -57,7 +56,7 @@ class MaskTask(Task):
         return Recipe(
             task="mask",
             tokenizer=TokenizerConfig(kind="bpe", vocab_size=suggest_vocab_size(dataset.sample, len(dataset.training))),
-            model=bert_tiny(width=width, layers=layers, feedforward=gated_width(4 * width)),
+            model=bert_tiny(width=width, layers=layers, feedforward=4 * width),
             train=suggested_training(steps, batch, 2e-4 if fine_tune else 1e-3),
         )
 

@@ -136,15 +136,6 @@ def set_vocab_size(config: Any, tokenizers: Tokenizers, **changes: Any) -> Any:
     return dataclasses.replace(config, vocab=max(config.vocab, tokenizers[0].vocab_size), **changes)
 
 
-def gated_width(feedforward: int) -> int:
-    """The hidden width of a gated feed-forward layer with as many weights as an ungated one: a multiple of 8.
-
-    >>> gated_width(512), gated_width(1024)
-    (344, 688)
-    """
-    return -(-2 * feedforward // 24) * 8
-
-
 def has_gpu() -> bool:
     """Whether training can use a GPU."""
     return find_device("auto").type != "cpu"

@@ -352,12 +352,12 @@ def test_exported_model_gives_the_same_output_in_transformers(transformers, tmp_
         (dict(norm="post"), "norm = 'post'"),
         (dict(activation="swiglu"), "activation = 'swiglu'"),
         (dict(score="cosine"), "score = 'cosine'"),
-        (dict(head="segment"), "head = 'segment'"),
-        (dict(head="pixels"), "head = 'pixels'"),
+        (dict(head="segment"), "has the head 'segment'"),
+        (dict(head="pixels"), "has the head 'pixels'"),
     ],
 )
 def test_unsupported_fields_are_named_and_nothing_is_written(tmp_path, changes, message):
-    with pytest.raises(RegardError, match="No class of transformers computes what this model does") as caught:
+    with pytest.raises(RegardError, match="No class of transformers ") as caught:
         export_huggingface(make_image_model(**changes), tmp_path / "out")
     assert message in str(caught.value)
     assert not (tmp_path / "out").exists()
