@@ -83,7 +83,7 @@ def assert_equal_search(engine, plain, tolerance=1e-5):
                 close = [h for h in (*ours, *theirs) if abs(h.score - b.score) < 2 * tolerance]
                 assert len(close) > 1, (a, b)
                 continue
-            assert abs(a.logprob - b.logprob) < 1e-3 + 1e-5 * abs(b.logprob)
+            assert abs(a.logprob - b.logprob) < 1e-3 + tolerance * len(b.token_logprobs)
             assert len(a.token_logprobs) == len(b.token_logprobs)
             torch.testing.assert_close(
                 torch.tensor(a.token_logprobs), torch.tensor(b.token_logprobs), atol=1e-3, rtol=0
