@@ -19,7 +19,7 @@ from regard.layers.int8_linear import Int8Linear
 
 # The share of the time that may be spent on reading all weights, to find changes that PyTorch does not count.
 CHECK_SHARE = 0.05
-# Every call reads one cache line of weights in so many.
+# Every call reads one cache line of weights out of this many.
 SAMPLE_STRIDE = 65
 # The latest copy of each model, with the versions of the weights that it was made from.
 _copies: "WeakKeyDictionary[nn.Module, tuple[Any, nn.Module]]" = WeakKeyDictionary()
