@@ -53,7 +53,7 @@ def test_train_from_files_only(pairs, tmp_path, capfd):
 def test_output_folder_is_checked_before_reading_data(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert main(["train", "--data", str(tmp_path / "missing.tsv"), "--out", str(tmp_path)]) == 2
-    assert "holds files that this run would overwrite: config.json" in capsys.readouterr().err
+    assert "already contains a model (config.json)" in capsys.readouterr().err
 
 
 def test_command_line_overrides_recipe_and_recipe_overrides_suggestion(pairs, tmp_path):

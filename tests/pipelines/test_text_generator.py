@@ -44,7 +44,8 @@ class Scripted(nn.Module):
 
     def __init__(self, ids: list[int], vocab: int, max_len: int = 10_000) -> None:
         super().__init__()
-        self.ids, self.vocab, self.config = [*ids, CAUSAL_LM_TOKENS.eos], vocab, SimpleNamespace(max_len=max_len)
+        self.ids, self.vocab = [*ids, CAUSAL_LM_TOKENS.eos], vocab
+        self.config = SimpleNamespace(max_len=max_len, vocab=vocab)
         self.unused = nn.Parameter(torch.zeros(()))  # determines the device
 
     def start(self, source) -> int:
@@ -207,7 +208,9 @@ def test_scores_of_generated_text_match_the_forward_pass():
     for config in (SAMPLE, DecodeConfig(method="beam", beam=3, max_len=5)):
         for prompt, [result] in zip(PROMPTS, generator.generate(PROMPTS, config)):
             before = generator.encode_prompt(prompt)
-            ids = [*before, *result.hypothesis.ids, CAUSAL_LM_TOKENS.eos]
+            ids = [*before, *result.hypothesis.ids]
+            if len(result.hypothesis.ids) < config.max_len:  # at the maximum length, texts have no <eos>
+                ids.append(CAUSAL_LM_TOKENS.eos)
             rows = generator.model(pack([ids[:-1]])).double().log_softmax(-1)[len(before) - 1 :]
             expected = rows.gather(1, torch.tensor(ids[len(before) :])[:, None]).sum().item()
             assert result.hypothesis.logprob == pytest.approx(expected, rel=1e-5, abs=1e-4)

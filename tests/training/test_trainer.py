@@ -5,7 +5,6 @@ import gc
 import json
 import shutil
 import signal
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -152,8 +151,8 @@ def test_resumed_run_has_the_same_weights(stochastic, tmp_path, monkeypatch, ste
 def test_crash_between_saving_the_model_and_the_checkpoint_is_resumed(plain, tmp_path, monkeypatch):
     """The folder holds a model of this run that is newer than the checkpoint."""
     with monkeypatch.context() as patch:
-        patch.setattr(run_saver, "save", lambda *arguments: (loop_save(*arguments), crash()))
-        loop_save = sys.modules["regard.pipelines"].save
+        write_model = run_saver.write_model
+        patch.setattr(run_saver, "write_model", lambda *arguments: (write_model(*arguments), crash()))
         with pytest.raises(CrashError):
             run(small_recipe(train={"save_every": 100}), tmp_path)
     assert (tmp_path / "config.json").exists()

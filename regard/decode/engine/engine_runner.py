@@ -14,7 +14,7 @@ from jaxtyping import Int
 from regard.attention import dispatch
 from regard.attention.offsets import Offsets
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.engine import workers
+from regard.decode.engine import decoding_workers
 from regard.decode.engine.captured.cuda_decoder import CudaDecoder
 from regard.decode.engine.captured.graph_decoder import GraphSlotDecoder
 from regard.decode.engine.model_precision import convert_model, iterate_modules, weight_versions
@@ -149,10 +149,10 @@ def decode_sentences(
     converted = convert_model(model, config.precision)
     with single_threaded(device) as threads, torch.inference_mode():
         processes = min(threads, len(sources) // MIN_SENTENCES) if on_token is None else 1
-        if processes > 1 and _decoded >= WORKER_SENTENCES and workers.can_start():
+        if processes > 1 and _decoded >= WORKER_SENTENCES and decoding_workers.can_start():
             members = member_models(converted)
             key = tuple((id(member), *weight_versions(member)) for member in members)
-            workers.decode_in_parallel(converted, key, members[0], job, budget, processes - 1, run_job)
+            decoding_workers.decode_in_parallel(converted, key, members[0], job, budget, processes - 1, run_job)
         else:
             run_job(converted, job, budget)
     return results

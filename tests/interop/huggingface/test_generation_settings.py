@@ -2,6 +2,7 @@
 
 import json
 import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,9 @@ def import_with(folder: Path, settings: dict[str, Any]) -> Any:
     table = {"eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 0}
     (folder / "generation_config.json").write_text(json.dumps(table | settings))
     pipeline = import_huggingface(folder)
-    pipeline.save(folder / "saved")
-    saved = load(folder / "saved", "cpu")
+    saved_folder = Path(tempfile.mkdtemp(dir=folder))
+    pipeline.save(saved_folder)
+    saved = load(saved_folder, "cpu")
     assert saved.decoding == pipeline.decoding
     return saved
 

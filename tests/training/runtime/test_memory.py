@@ -46,7 +46,7 @@ def test_tensor_size_beyond_64_bits_is_an_error():
         (["--model.width", "102"], "it must be a multiple of model.heads"),
         (["--model.heads", "128"], "rotary positions need an even number"),
         (["--model.kv-heads", "3"], "it must divide model.heads"),
-        (["--train.lr", "nan"], "train.lr must be above 0 (got nan)."),
+        (["--train.lr", "nan"], "train.lr must be above 0 and at most 100 (got nan)."),
         (["--train.steps", "0"], "train.steps must be at least 1 (got 0)."),
         (["--train.workers", "-1"], "train.workers must be between 0 and 256 (got -1)."),
     ],

@@ -399,7 +399,7 @@ def test_browser_opens_if_there_is_a_display(opened, monkeypatch, capsys, transf
         ([], "The input text is missing"),
         (["--live", "--target", "un"], "The input text is missing"),
         (["one", "--live", "--attention", "decoder.9.cross"], "no attention 'decoder.9.cross'"),
-        (["--live", "--port", "70000"], "port 70000 is not available"),
+        (["--live", "--port", "70000"], "--port must be between 0 and 65,535 (got 70000)"),
     ],
 )
 def test_invalid_options_raise_errors(opened, capsys, transformer_folder, options, message):

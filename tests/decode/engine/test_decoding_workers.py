@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from regard.decode import Ensemble, decode_all
-from regard.decode.engine import engine_runner, workers
+from regard.decode.engine import decoding_workers as workers
+from regard.decode.engine import engine_runner
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from tests.decode.engine.helpers import (
@@ -177,10 +178,11 @@ FORKED = """
 import multiprocessing, os
 import torch
 from regard.decode import DecodeConfig, decode_all
-from regard.decode.engine import engine_runner, workers
+from regard.decode.engine import decoding_workers as workers
+from regard.decode.engine import engine_runner
 from regard.layers.packed import pack
 from tests.decode.engine.helpers import make_sources, transformer
-from tests.decode.engine.test_workers import wait_until_ready
+from tests.decode.engine.test_decoding_workers import wait_until_ready
 
 torch.set_num_threads(2)
 engine_runner.WORKER_SENTENCES = 0
@@ -239,7 +241,7 @@ def test_workers_end_with_their_process():
     """Also if it is killed."""
     code = """
 import os, signal
-from tests.decode.engine.test_workers import wait_until_ready
+from tests.decode.engine.test_decoding_workers import wait_until_ready
 print(wait_until_ready(1)[0].process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -40,7 +40,7 @@ KEPT_MODELS = 2
 MIN_SHARE = 4
 # Tensors in shared memory begin at multiples of this many bytes.
 _ALIGNMENT = 64
-_CODE = "import sys; sys.path[:] = {path}; from regard.decode.engine.workers import main; main({descriptor})"
+_CODE = "import sys; sys.path[:] = {path}; from regard.decode.engine.decoding_workers import main; main({descriptor})"
 
 
 class SharedModel:
