@@ -153,8 +153,8 @@ def test_invalid_images_raise_with_their_name(tmp_path):
 @pytest.mark.parametrize("head", ["none", "classify", "segment", "pixels"])
 def test_loaded_model_equals_the_saved_one(tmp_path, head):
     model, images = make_image_model(head), pixels((12, 16), (30, 20))
+    (tmp_path / "tokenizer.json").write_text("left by another model")
     with pytest.raises(RegardError, match="already contains a tokenizer"):
-        (tmp_path / "tokenizer.json").write_text("left by another model")
         regard.save(tmp_path, model)
     (tmp_path / "tokenizer.json").unlink()
     regard.save(tmp_path, model)

@@ -86,5 +86,5 @@ def assert_equal_search(engine, plain, tolerance=1e-5):
             assert abs(a.logprob - b.logprob) < 1e-3 + tolerance * len(b.token_logprobs)
             assert len(a.token_logprobs) == len(b.token_logprobs)
             torch.testing.assert_close(
-                torch.tensor(a.token_logprobs), torch.tensor(b.token_logprobs), atol=max(1e-3, 10 * tolerance), rtol=0
+                torch.tensor(a.token_logprobs), torch.tensor(b.token_logprobs), atol=1e-3, rtol=0
             )
