@@ -43,6 +43,10 @@ def require_package(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        needed = [one for one in declared_requirements() if one.marker and f'extra == "{extra}"' in str(one.marker)]
+        needed = [
+            requirement
+            for requirement in declared_requirements()
+            if requirement.marker and f'extra == "{extra}"' in str(requirement.marker)
+        ]
         command = install_command(needed or [Requirement(name.partition(".")[0])])
         raise RegardError(f"{name} is not installed.", f"Install it with: {command}") from None

@@ -127,7 +127,7 @@ def check_extras() -> Iterator[MachineCheck]:
             missing.setdefault(extra, []).append(requirement)
     for extra, packages in sorted(missing.items()):
         purpose = EXTRAS.get(extra, "optional features")
-        message = f"{' and '.join(one.name for one in packages)} not installed (optional): {purpose}"
+        message = f"{' and '.join(package.name for package in packages)} not installed (optional): {purpose}"
         yield MachineCheck(f"regard[{extra}]", "ok", message, f"For it: {install_command(packages)}")
 
 

@@ -42,7 +42,7 @@ class DecodingRequest(Generic[R]):
         """Check the options that depend on the model: token ids, and the precision that its device supports."""
         model = getattr(self.model, "models", [self.model])[0]
         vocab = getattr(model.config, "target_vocab", None) or model.config.vocab
-        sequences = {"suppress_sequences": [token for one in self.config.suppress_sequences for token in one]}
+        sequences = {"suppress_sequences": [token for sequence in self.config.suppress_sequences for token in sequence]}
         sequences["begin_suppress_tokens"] = [*self.config.begin_suppress_tokens]
         for name, ids in sequences.items():
             if max(ids, default=0) >= vocab:

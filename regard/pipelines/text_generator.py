@@ -308,7 +308,7 @@ class TextGenerator(TextPipeline):
             for i, text in enumerate(texts, 1)
         ]
         scores = self.score_tokens(encoded, batch_tokens=batch_tokens)
-        return [SequenceScore(float(one.logprobs.double().sum()), len(one.logprobs)) for one in scores]
+        return [SequenceScore(float(score.logprobs.double().sum()), len(score.logprobs)) for score in scores]
 
     @torch.no_grad()
     def score_tokens(self, encoded: Sequence[Sequence[int]], *, batch_tokens: int = 4096) -> list[TokenScores]:

@@ -190,7 +190,7 @@ def _checksum(table: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:
         blocks += [name.encode(), *tensor.reshape(-1).view(torch.uint8).split(_CHECKSUM_BLOCK)]
     with ThreadPoolExecutor() as pool:  # zlib releases the interpreter lock
         sums = pool.map(lambda block: zlib.crc32(block if isinstance(block, bytes) else block.numpy()), blocks)
-        return f"{zlib.crc32(b''.join(one.to_bytes(4, 'big') for one in sums)):08x}"
+        return f"{zlib.crc32(b''.join(checksum.to_bytes(4, 'big') for checksum in sums)):08x}"
 
 
 def _check_checksum(folder: Path, weights: Mapping[str, Tensor]) -> None:

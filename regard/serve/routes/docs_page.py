@@ -88,7 +88,7 @@ def _type(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     part = _resolve(part, schema)
     choices = part.get("anyOf", part.get("oneOf"))
     if choices:
-        return " or ".join(_type(one, schema) for one in choices if one.get("type") != "null")
+        return " or ".join(_type(choice, schema) for choice in choices if choice.get("type") != "null")
     if "enum" in part or "const" in part:
         return " or ".join(map(_value, part.get("enum", [part.get("const")])))
     if part.get("type") == "array":

@@ -86,7 +86,7 @@ def make_native_router(service: Service) -> APIRouter:
             inputs = await _decode_images(service, body.images)
         results = await service.classify(model, inputs, body.truncate, timeout)
         columns = ("label", "probability", "probabilities")
-        rows = [{name: getattr(one, name) for name in columns} for one in results]
+        rows = [{name: getattr(result, name) for name in columns} for result in results]
         return await json_response({"model": model.name, "results": rows})
 
     @router.post("/segment")

@@ -68,7 +68,7 @@ def make_openai_router(service: Service) -> APIRouter:
         if max_tokens > 0:
             results = await service.decode(model, call.request, timeout)
         outputs = await _in_thread(body, lambda: call.finish_all(results))
-        sequences = [[*call.request.sources[one.source], *one.ids] for one in outputs]
+        sequences = [[*call.request.sources[output.source], *output.ids] for output in outputs]
         scores: list[TokenScores | None] = [None] * len(outputs)
         if body.logprobs is not None and (body.echo or body.logprobs):
             scores = await service.score_tokens(model, sequences, timeout)

@@ -77,7 +77,7 @@ def _dump(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:  # JSON has no infinite numbers
         is_finite = lambda one: not isinstance(one, float) or math.isfinite(one)  # noqa: E731
-        return _dump([one if is_finite(one) else None for one in value] if isinstance(value, list) else None)
+        return _dump([item if is_finite(item) else None for item in value] if isinstance(value, list) else None)
 
 
 async def event_stream(request: Request, events: AsyncIterator[Any]) -> StreamingResponse:

@@ -92,7 +92,7 @@ def compute_logit_lens(
                 if first <= one.sequence < first + len(inputs)
             ]
     probabilities = torch.stack([torch.stack(rows) for rows in per_layer])
-    targets = [one.column for one in steps]
+    targets = [step.column for step in steps]
     best, columns = probabilities.topk(min(LENS_TOP_K, probabilities.shape[-1]))
     own = probabilities[:, range(len(steps)), targets]
     names = column_names(look, sorted(set(columns.flatten().tolist())))
