@@ -20,9 +20,9 @@ class Options:
 
     onnx: graphs for ONNX Runtime, any model family. ctranslate2: translators, language models, and encoders without a
     task head. huggingface: a folder for transformers, as the class with exactly the same computation. argos: a package
-    for Argos Translate and LibreTranslate, of a translator with one sentencepiece tokenizer. int8: a model folder of a
-    quarter of the size, any family. A model that the format does not support is an error, and nothing is written;
-    `regard train --for` trains a model that the format supports.
+    for Argos Translate and LibreTranslate, of a translator with one sentencepiece tokenizer or word tokenizers. int8:
+    a model folder of a quarter of the size, any family. A model that the format does not support is an error, and
+    nothing is written; `regard train --for` trains a model that the format supports.
     """
 
     model: Model

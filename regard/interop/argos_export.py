@@ -13,11 +13,12 @@ import zipfile
 from pathlib import Path
 
 from regard.config_reader import json_bytes
-from regard.data.text.tokenizer import FOREIGN_KIND
+from regard.data.text.special_tokens import SPECIAL_TOKEN_NAMES
+from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import check_output_file, write_atomically
 from regard.interop.ctranslate2_export import export_ctranslate2
-from regard.interop.sentencepiece_files import write_sentencepiece
+from regard.interop.sentencepiece_files import UNIGRAM, UNKNOWN, Piece, PieceModel, to_piece_model, write_pieces
 from regard.pipelines import Translator
 
 # Version of Argos Translate whose format this is.
@@ -46,8 +47,10 @@ _NAMES = {
 def export_argos(translator: Translator, path: str | Path) -> None:
     """Write a package (.argosmodel) for Argos Translate and LibreTranslate.
 
-    The model must have one language pair, and one tokenizer for both sides that sentencepiece can represent exactly. If
-    not, an error is raised and nothing is written. Argos Translate uses a beam of 4 and a length penalty of 0.2.
+    The model must have one language pair, and one tokenizer for both sides that sentencepiece can represent exactly, or
+    word tokenizers. If not, an error is raised and nothing is written. With word tokenizers, a word that the vocabulary
+    lacks may become several known ones instead of `<unk>`. Argos Translate uses a beam of 4 and a length penalty of
+    0.2.
 
     >>> export_argos(translator, "en_de.argosmodel")  # doctest: +SKIP
     """
@@ -62,20 +65,14 @@ def export_argos(translator: Translator, path: str | Path) -> None:
             "Train with --data.languages, such as: --data.languages en de",
         )
     source, target = translator.languages
-    tokenizer = translator.source_tokenizer
-    if tokenizer.kind not in (FOREIGN_KIND, "sentencepiece") or tokenizer is not translator.target_tokenizer:
-        problem = f"is of the kind {tokenizer.kind}" if tokenizer is translator.target_tokenizer else "is not shared"
-        raise RegardError(
-            f"Argos Translate needs one sentencepiece tokenizer for both languages; that of this model {problem}.",
-            "Train with --tokenizer.kind sentencepiece, or export to ctranslate2.",
-        )
+    pieces = _make_pieces(translator, path)
     if translator.special.begin is not None or translator.special.forced is not None:
         raise RegardError(
             "Argos Translate does not add start tokens, which this model needs.", "Export to ctranslate2."
         )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_sentencepiece(tokenizer.backend_tokenizer, folder / "sentencepiece.model")
+        write_pieces(pieces, folder / "sentencepiece.model")
         export_ctranslate2(translator, folder / "model")
         for name in ("tokenizer.json", "target_tokenizer.json"):
             (folder / "model" / name).unlink(missing_ok=True)
@@ -94,3 +91,25 @@ def export_argos(translator: Translator, path: str | Path) -> None:
             for file in sorted(file for file in folder.rglob("*") if file.is_file()):
                 archive.write(file, f"{top}/{file.relative_to(folder)}")
     write_atomically(path, content.getvalue())
+
+
+def _make_pieces(translator: Translator, path: Path) -> PieceModel:
+    """One vocabulary of sentencepiece for both sides of a translator."""
+    source, target = tokenizers = translator.source_tokenizer, translator.target_tokenizer
+    if source is target and source.kind in (FOREIGN_KIND, "sentencepiece"):
+        return to_piece_model(source.backend_tokenizer, path)
+    if all(_marks_words(tokenizer) for tokenizer in tokenizers):
+        # Pieces of equal scores: the fewest win, so that words of the vocabulary are never divided.
+        names = [tokenizer.backend_tokenizer.get_vocab() for tokenizer in tokenizers]
+        words = sorted({*names[0], *names[1]} - {*SPECIAL_TOKEN_NAMES})
+        return PieceModel([Piece("<unk>", kind=UNKNOWN), *(Piece(word, -1.0) for word in words)], UNIGRAM)
+    problem = f"is of the kind {source.kind}" if source is target else "is not shared"
+    raise RegardError(
+        f"Argos Translate needs one sentencepiece tokenizer for both languages; that of this model {problem}.",
+        "Train with --tokenizer.kind sentencepiece, or export to ctranslate2.",
+    )
+
+
+def _marks_words(tokenizer: Tokenizer) -> bool:
+    """Whether the tokens are words as they stand in a text, with a mark for the space before them."""
+    return tokenizer.kind == "word" and tokenizer.backend_tokenizer.normalizer.normalize_str("A b") == "A b"

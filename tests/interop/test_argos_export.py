@@ -19,6 +19,7 @@ from regard.errors import RegardError
 from regard.interop import export_argos
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pipelines import Translator, load
+from regard.training import DataConfig, read_dataset
 from tests.interop.sentencepiece_models import TEXTS, load_sentencepiece
 
 # The sentence splitters of Argos Translate download models: one sentence per call, without them.
@@ -88,11 +89,27 @@ def test_argos_translate_gives_the_same_translations(translator, tmp_path):
     assert len(set(translations)) > 3
 
 
+def test_word_tokenizers_become_one_sentencepiece_vocabulary(tmp_path):
+    """The demo has such tokenizers."""
+    sides = list(zip(*read_dataset("translate", DataConfig(phrasebook_size=200)).training))
+    tokenizers = [Tokenizer.train(texts, "word") for texts in sides]
+    sizes = dict(source_vocab=tokenizers[0].vocab_size, target_vocab=tokenizers[1].vocab_size)
+    model = Transformer(TransformerConfig(width=8, heads=2, encoder_layers=1, decoder_layers=1, **sizes))
+    export_argos(Translator(model, *tokenizers, language_pairs=(LanguagePair("en", "fr"),)), tmp_path / "x.argosmodel")
+    with zipfile.ZipFile(tmp_path / "x.argosmodel") as archive:
+        pieces = load_sentencepiece(archive.read("translate-en_fr-1_0/sentencepiece.model"))
+    for tokenizer, texts in zip(tokenizers, sides):
+        tokens = [[tokenizer.backend_tokenizer.id_to_token(i) for i in tokenizer.encode(text)] for text in texts]
+        assert [pieces.encode(text, out_type=str) for text in texts] == tokens
+        assert [pieces.decode(line) for line in tokens] == list(texts)
+
+
 def test_models_that_argos_cannot_express_are_errors(translator, transformer, tmp_path):
     path = tmp_path / "x.argosmodel"
     with pytest.raises(RegardError, match="this model names 0"):
         export_argos(transformer, path)
-    named = replace(transformer, language_pairs=(LanguagePair("en", "fr"),))
+    lowercase = Tokenizer.train(["the cat"], "word", lowercase=True)
+    named = replace(transformer, language_pairs=(LanguagePair("en", "fr"),), source_tokenizer=lowercase)
     with pytest.raises(RegardError, match="needs one sentencepiece tokenizer"):
         export_argos(named, path)
     with pytest.raises(RegardError, match="does not add start tokens"):
