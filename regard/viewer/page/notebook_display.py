@@ -7,8 +7,8 @@ from typing import Any
 
 from regard.errors import RegardError
 
-# Published before the widget. JupyterLab shows an error, an element without children, instead of a widget whose kernel is
-# gone: it then shows this picture. Elsewhere, and in notebooks that are not trusted, the picture is hidden.
+# Published before the widget. Where its kernel is gone, JupyterLab shows an error instead of the widget, in an element
+# without children, and then this picture. Elsewhere, and in notebooks that are not trusted, the picture is hidden.
 _PICTURE = """\
 <style>
 .jp-OutputArea-output > .regard-picture { display: block; max-width: 100%%; background: white; }
