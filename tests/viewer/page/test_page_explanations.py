@@ -84,7 +84,7 @@ def test_numbers_that_do_not_fit_are_not_computed(monkeypatch):
     complete = build_scene(look, walk=False, explain=True).header["explained"]
     counts = {name: page_explanations._costs(look, explain_output(look), name)[1] for name in complete["measures"]}
     sizes = {name: len(re.findall(r"[-\d.e]+", json.dumps(list(complete[name].values())))) for name in counts}
-    assert counts["effects"] == sizes["effects"] and counts["attribution"] == sizes["attribution"]
+    assert sizes | counts == counts | {name: sizes[name] for name in ("effects", "attribution")}
     monkeypatch.setattr(page_explanations, "MAX_NUMBERS", counts["attribution"] - 1)
     monkeypatch.delitem(page_explanations.MEASURES, "attribution")
     assert build_scene(look, walk=False, explain=None).header["explained"]["attribution"] is None
