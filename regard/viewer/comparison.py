@@ -22,6 +22,7 @@ from regard.viewer.page.text_scene import (
     axis_headers,
     gold_links,
     initial_view,
+    length_warning,
     shorten_title,
 )
 from regard.viewer.text_look import PAGE_FORMAT, AttentionMap, Look, check_format, look
@@ -104,6 +105,7 @@ class Comparison(NotebookDisplay):
                 "source": _common(one.source for one in looks),
                 "target": _common(one.translation for one in looks),
             },
+            "warning": next(filter(None, map(length_warning, looks)), None),
             "similarity": _similarity(looks),
             "initial": initial_view(looks[0], attention, head),
             **parts[0],

@@ -218,6 +218,7 @@ def _serve(handler: TextRequestHandler, scene: Scene | None, options: Options) -
     with LiveServer(handler, scene, options.port) as live:
         print(f"Live page: {live.address}\nStop with Ctrl-C.", file=sys.stderr, flush=True)
         if not options.no_browser and _has_display():
+            live.open_browser = webbrowser.open
             webbrowser.open(live.address)
         with suppress(KeyboardInterrupt):
             live.serve_forever()

@@ -32,7 +32,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-HTML, BYTES = "text/html; charset=utf-8", "application/octet-stream"
+HTML, TEXT, BYTES = "text/html; charset=utf-8", "text/plain; charset=utf-8", "application/octet-stream"
+OPEN = "/open"
 
 _LOG = logging.getLogger("regard")
 
@@ -41,9 +42,12 @@ class LiveServer(ThreadingHTTPServer):
     """The server of a live page. The constructor binds the port; `serve_forever` responds to requests.
 
     Paths: the page itself, `scene` (the initial scene, JSON), `blob/N` (bytes), `request` (requests: POST, JSON).
+    Only `/open`, to which a page links whose server was restarted, needs no token.
     """
 
     daemon_threads = True
+    open_browser: Callable[[str], Any] | None = None
+    """opens an address in the browser of the user, if there is a display"""
 
     def __init__(self, handler: TextRequestHandler, scene: Scene | None = None, port: int = 0) -> None:
         self.handler, self.token = handler, secrets.token_urlsafe(24)
@@ -106,6 +110,14 @@ class _HttpHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._respond(self._post)
 
+    def _open(self) -> _HttpResponse:
+        """Open the page, with its token, in the browser of the user: who follows the link does not get the address."""
+        self._require_own_page()
+        if self.server.open_browser is None:
+            return _HttpResponse(TEXT, b"The address has a new token. Open the address that the server printed.")
+        self.server.open_browser(self.server.address)
+        return _HttpResponse(TEXT, b"The live page opens in a new tab. This tab can be closed.")
+
     def _get(self, path: str) -> _HttpResponse:
         if path == "":
             return _HttpResponse(HTML, render_live_page(self.server.initial.header["scene"]["title"]))
@@ -139,7 +151,9 @@ class _HttpHandler(BaseHTTPRequestHandler):
 
     def _respond(self, handle: Callable[[str], _HttpResponse]) -> None:
         try:
-            self._send(200, handle(self._checked_path()))
+            check_host(self.headers.get_all("Host", []), self.server.hosts.__contains__)
+            is_open = self.command == "GET" and self.path == OPEN
+            self._send(200, self._open() if is_open else handle(self._checked_path()))
             return
         except RefusedRequest as error:
             status, message = error.status, str(error)
@@ -153,8 +167,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
         self._send_failure(status, message)
 
     def _checked_path(self) -> str:
-        """The path after the token; raises an error for a wrong Host header or token."""
-        check_host(self.headers.get_all("Host", []), self.server.hosts.__contains__)
+        """The path after the token; raises an error for a wrong token."""
         empty, _, rest = self.path.partition("?")[0].partition("/")
         token, slash, path = rest.partition("/")
         is_valid = secrets.compare_digest(token.encode("latin-1"), self.server.token.encode())

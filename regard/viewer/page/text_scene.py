@@ -27,6 +27,7 @@ from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import mutual_information
+from regard.pipelines import Translator
 from regard.version import __version__
 from regard.viewer.outcomes import compute_outcome, output_header
 from regard.viewer.page.page_explanations import explanation_header
@@ -110,6 +111,7 @@ def build_scene(
         "title": shorten_title(look.title),
         "model": {"family": look.family, "name": look.name, "regard": __version__},
         "texts": _text_headers(look),
+        "warning": length_warning(look),
         "output": None if outcome is None else output_header(outcome),
         "explained": None if outcome is None else explanation_header(look, outcome, explain),
         "initial": initial,
@@ -125,6 +127,21 @@ def build_scene(
 def _text_headers(look: Look) -> dict[str, str]:
     texts = {"source": look.source, "target": look.translation}
     return texts | ({"context": look.context} if look.context else {})
+
+
+def length_warning(look: Look) -> str | None:
+    """A warning if a text is longer than any in training, or if only a part of the source was read; otherwise None."""
+    if look.pipeline is None:
+        return None
+    trained, special, longest = look.pipeline.trained_length, look.pipeline.special, max(map(len, look.ids))
+    if longest > trained:
+        return f"The text has {longest} tokens, more than any in training ({trained}): the output may be worse."
+    is_translator = isinstance(look.pipeline, Translator)
+    added = [*special.prefix, *special.suffix] if is_translator else special.add_special_tokens([])
+    tokens, read = len(look.pipeline.tokenizers[0].encode(look.source)), len(look.ids[0]) - len(added)
+    if len(look.ids[0]) == trained and tokens > read:
+        return f"The text has {tokens} tokens; the model reads only {read} of them."
+    return None
 
 
 def initial_view(

@@ -37,26 +37,36 @@ import { Lecture } from "./lecture/lecture.js";
 async function render({ model, el }) {
   el.append(h("style", {}, PAGE_STYLE + REQUEST_FORM_STYLE + COMPARISON_STYLE));
   let now = null;
-  /** Replaces the rendered scene. @param {() => Host} makeHost @param {Record<string, string>} [texts] of the request, if it is a response */
-  const show = async (makeHost, texts) => {
+  /** Replaces the rendered scene. @param {() => Host} makeHost @param {() => Record<string, string>} [contents] of the form, if it is a response */
+  const show = async (makeHost, contents) => {
+    const texts = contents?.();
     const previousView = texts && (now?.view ?? {});
-    now?.end();
-    now = null;
+    const focused = /** @type {any} */ (el.contains(document.activeElement) ? document.activeElement : null);
     const root = h("div", { class: "regard", "data-busy": true });
     el.append(root);
     try {
       const host = makeHost();
       if (!host.ownsAddress) keepKeys(root);
-      const showResponse = (/** @type {Host} */ next, /** @type {Record<string, string>} */ values) => show(() => next, values);
+      const showResponse = (/** @type {Host} */ next, /** @type {() => Record<string, string>} */ values) => (shown = shown.catch(() => {}).then(() => show(() => next, values)));
       const form = !host.request ? null : host.scene.image ? imageForm(host, showResponse) : requestForm(host, texts, showResponse);
-      now = host.scene.attentions.length || host.scene.walk ? await open(host, root, form, previousView) : welcome(host, root, form);
-      if (texts) /** @type {any} */ (form.elements.namedItem(host.fields[0])).focus({ preventScroll: true });
+      // The new form replaces the old one at once: nothing that is typed is lost.
+      root.append(form ?? "");
+      if (texts) {
+        const field = /** @type {any} */ (form.elements.namedItem(focused?.form ? focused.name : "") ?? form.elements.namedItem(host.fields[0]));
+        field.focus({ preventScroll: true });
+        if (focused?.name === field.name && field.setSelectionRange) field.setSelectionRange(focused.selectionStart, focused.selectionEnd);
+      }
+      now?.end();
+      now = null;
+      now = host.scene.attentions.length || host.scene.walk ? await open(host, root, form, previousView) : welcome(host, root);
     } catch (error) {
       root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
       throw error;
     }
   };
-  await show(() => createHost(model));
+  /** Scenes are shown one after the other. */
+  let shown = show(() => createHost(model));
+  await shown;
   return () => now?.end();
 }
 
@@ -137,9 +147,8 @@ async function open(host, root, form, previousView) {
   const help = helpDialog();
   const embed = host.ownsAddress ? embedDialog(announcer, root) : null;
   const lecture = new Lecture(context, root);
+  root.prepend(topBar(scene, tabs?.element ?? null, tools(context, page, current, help, embed)));
   root.append(
-    topBar(scene, tabs?.element ?? null, tools(context, page, current, help, embed)),
-    form ?? "",
     page,
     help,
     announcer.element,

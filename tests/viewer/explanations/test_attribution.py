@@ -105,7 +105,7 @@ def test_attribution_equals_autograd_by_hand():
 def test_occlusion_is_the_change_without_the_embedding(form):
     look = text_models.cached_look(form)
     output, found = explain_output(look), look.attribution("occlusion")
-    for side, (name, values) in enumerate(found.values.items()):
+    for side, values in enumerate(found.values.values()):
         for step in {0, len(output.steps) - 1}:
             for token in range(len(output.inputs[output.steps[step].sequence][side])):
                 with_, without = (scaled_logprob(look, output, step, side, token, factor) for factor in (1, 0))

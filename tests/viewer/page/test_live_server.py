@@ -224,6 +224,17 @@ def test_cross_origin_requests_are_refused(live, method, endpoint, body, headers
     assert "Another page" in refused(live, method, endpoint, body, **headers, status=403)
 
 
+@pytest.mark.parametrize("headers", [*CROSS, {"Host": "evil.example"}])
+def test_only_its_own_page_opens_the_browser(live, headers):
+    opened = []
+    live.open_browser = opened.append
+    headers = {name: value.format(port=live.server_port) for name, value in headers.items()}
+    assert send(live, path="/open", **headers)[0] in (400, 403)
+    assert opened == []
+    assert live.token.encode() not in send(live, path="/open")[2]
+    assert opened == [live.address]
+
+
 def test_same_origin_requests_are_accepted(live):
     own = {"Origin": f"http://127.0.0.1:{live.server_port}", "Sec_Fetch_Site": "same-origin"}
     assert send(live, "POST", "request", REQUEST, **own)[0] == 200

@@ -33,6 +33,15 @@ SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]
 
 
+def test_warnings_of_long_and_of_truncated_texts(transformer, monkeypatch):
+    monkeypatch.setattr(Translator, "trained_length", 5)
+    long = build_scene(look(transformer, "one two three four five", "un")).header["warning"]
+    assert long == "The text has 6 tokens, more than any in training (5): the output may be worse."
+    cut = build_scene(look(transformer, "one two three four five", "un", truncate=True)).header["warning"]
+    assert cut == "The text has 5 tokens; the model reads only 4 of them."
+    assert build_scene(look(transformer, "one two three four", "un")).header["warning"] is None
+
+
 def make_look(*calls: Call, kind: str = "self", name: str = "blocks.0.attention") -> Look:
     """A look with recorded calls of one attention."""
     recorded = Recorded(name, kind, calls=list(calls))

@@ -3,7 +3,7 @@
 import base64
 import shutil
 from collections.abc import Callable, Iterator
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +12,7 @@ import pytest
 
 from regard.pipelines import Translator
 from regard.viewer import look
+from regard.viewer.page import live_server, text_requests
 from regard.viewer.page.live_server import LiveServer
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
@@ -26,10 +27,9 @@ def served(transformer) -> Iterator[Callable[..., LiveServer]]:
     """Serves looks, and closes the servers at the end."""
     running = []
 
-    def serve(*texts: str) -> LiveServer:
-        live = LiveServer(
-            TextRequestHandler(transformer, "numbers"), build_scene(look(transformer, *texts)) if texts else None
-        )
+    def serve(*texts: str, port: int = 0) -> LiveServer:
+        scene = build_scene(look(transformer, *texts)) if texts else None
+        live = LiveServer(TextRequestHandler(transformer, "numbers"), scene, port)
         thread = Thread(target=live.serve_forever, args=(0.01,))
         thread.start()
         running.append((live, thread))
@@ -154,6 +154,73 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
     submit(page, "two")
     page.wait_for_selector("form[data-failed]")
     assert page.locator(".request-status").text_content().startswith("The Regard server does not respond.")
+    opened.console_messages.clear()
+
+
+def test_last_submission_is_shown_and_typing_is_kept(opened, served, monkeypatch):
+    """A second sentence is submitted and a third typed while the model runs on the first."""
+    gate, run = Event(), text_requests.REQUESTS["look"]
+
+    def wait_for_gate(handler, arguments):
+        gate.wait(60)
+        return run(handler, arguments)
+
+    monkeypatch.setitem(text_requests.REQUESTS, "look", wait_for_gate)
+    page = opened(served("one two", "deux un").address)
+    page.wait_for_selector(QUIET)
+    page.evaluate("""() => {
+      window.shown = [];
+      const note = () => window.shown.push(document.querySelector("h1 .source")?.textContent);
+      new MutationObserver(note).observe(document.body, { childList: true, subtree: true });
+    }""")
+    submit(page, "one two three")
+    submit(page, "four five")
+    field = page.get_by_role("textbox", name="Sentence")
+    field.fill("six seven")
+    field.press("ArrowLeft")
+    gate.set()
+    page.wait_for_selector("h1 .source:text-is('four five')", state="attached")
+    page.wait_for_selector(QUIET)
+    assert "one two three" not in page.evaluate("window.shown")
+    page.keyboard.type("x")
+    assert field.input_value() == "six sevexn"
+    page.reload()
+    page.wait_for_selector("h1 .source:text-is('four five')", state="attached")
+
+
+def test_overlong_input_gives_a_warning(opened, served, monkeypatch):
+    page = opened(served("one two", "deux un").address)
+    page.wait_for_selector(QUIET)
+    assert page.locator(".request-status").text_content() == ""
+    monkeypatch.setattr(Translator, "trained_length", 5)
+    submit(page, "one two three four five", "un")
+    page.wait_for_selector("h1 .source:text-is('one two three four five')", state="attached")
+    assert page.locator(".request-status").text_content().startswith("The text has 6 tokens, more than any in training")
+
+
+def test_restarted_server_is_reported_with_a_link(opened, served, monkeypatch):
+    monkeypatch.setattr(live_server._HttpHandler, "timeout", 0.2)  # the end of a process closes its connections
+    old = served("one two", "deux un")
+    page = opened(old.address)
+    page.wait_for_selector(QUIET)
+    port = old.server_port
+    old.shutdown()
+    old.server_close()
+    page.wait_for_timeout(1000)
+    live = served("three", "trois", port=port)
+    addresses: list[str] = []
+    live.open_browser = addresses.append
+    submit(page, "one")
+    page.wait_for_selector("form[data-failed]")
+    assert page.locator(".request-status").text_content().startswith("The Regard server was restarted")
+    page.locator(".request-status a").click()
+    page.wait_for_url("**/open")
+    assert "opens in a new tab" in page.content()
+    assert addresses == [live.address]
+    live.open_browser = None
+    page.reload()
+    assert "that the server printed" in page.content()
+    assert live.token not in page.content()
     opened.console_messages.clear()
 
 

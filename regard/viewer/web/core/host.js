@@ -74,11 +74,14 @@ async function readInlineBlob(n) {
 
 async function fetchLiveValues() {
   const initial = await requestServer("scene");
+  /** The latest input. @type {any} */
+  let newest = null;
   const headers = { "Content-Type": "application/json" };
   /** @param {any} content */
   const request = async (content) => {
+    if (content.look) newest = content;
     const response = await requestServer("request", { method: "POST", headers, body: JSON.stringify(content) });
-    if (content.look) sessionStorage.setItem(location.pathname, JSON.stringify(content));
+    if (content === newest) sessionStorage.setItem(location.pathname, JSON.stringify(content));
     return response;
   };
   // After reloading, a tab shows its own latest input again.
@@ -99,6 +102,8 @@ async function fetchOk(path, options) {
     throw new Error("The Regard server does not respond. Start it again and open the address that it prints.");
   });
   if (response.ok) return response;
+  // Its own page has the right origin: only the token can be wrong.
+  if (response.status === 403) throw Object.assign(new Error("The Regard server was restarted and has a new address."), { link: "/open" });
   const body = await response.json().catch(() => null);
   throw new Error(body?.error ?? `The Regard server responded with status ${response.status}. Reload the page.`);
 }

@@ -1,7 +1,7 @@
 /** Input fields of the model, where there is a model to send requests to. */
 
 import { hostForResponse } from "./host.js";
-import { h, setAttributes, uniqueId } from "./dom.js";
+import { h, setChildren, uniqueId } from "./dom.js";
 import { dropDown, icon, topBar } from "./shell.js";
 
 /** @typedef {import("./host.js").Host} Host */
@@ -14,7 +14,7 @@ const SEARCHES = { beam: "Beam search", greedy: "Greedy search", sample: "Sampli
 /**
  * Fields for the texts that the model takes, and a submit button. The response replaces the scene.
  * @param {Host} host @param {Record<string, string> | undefined} texts contents of the fields; by default the scene's texts
- * @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
+ * @param {(host: Host, contents: () => Record<string, string>) => Promise<void>} show
  */
 export function requestForm(host, texts = requestTexts(host.scene), show) {
   const status = h("p", { class: "request-status", id: uniqueId("status"), role: "status" });
@@ -35,27 +35,30 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
     }),
   );
   for (const field of fields) field.value = texts[field.name] ?? "";
+  status.textContent = host.scene.warning ?? "";
+  // Texts may be edited and submitted while the model runs: the response to the last one is shown.
+  let submissions = 0;
   const button = h("button", { type: "submit" }, "Run");
   // A translator in the page itself: its search can be chosen.
   const search = host.note && host.fields.includes("target") ? h("select", { name: "search", "aria-label": "Search" }, Object.entries(SEARCHES).map(([value, name]) => h("option", { value }, name))) : null;
   if (search) search.value = texts.search ?? "beam";
 
+  /** @returns {Record<string, string>} */
+  const contents = () => Object.fromEntries([...fields, ...(search ? [search] : [])].map((field) => [field.name, field.value]));
   const submit = async () => {
-    const values = Object.fromEntries(fields.map((field) => [field.name, field.value]));
-    if (button.disabled) return;
-    setAttributes(button, { disabled: true });
+    const number = ++submissions;
+    const values = contents();
     status.textContent = "Running …";
     delete form.dataset.failed;
     try {
-      const inputs = Object.fromEntries(Object.entries(values).filter(([name, text]) => name === "source" || text.trim()));
+      const inputs = Object.fromEntries(host.fields.map((name) => [name, values[name]]).filter(([name, text]) => name === "source" || text.trim()));
       const options = search && search.value !== "beam" ? { search: { method: search.value, seed: Date.now() % 2 ** 31 } } : {};
-      if (search) values.search = search.value;
-      await show(hostForResponse(host, await host.request({ look: { ...inputs, ...options } })), values);
+      const response = await host.request({ look: { ...inputs, ...options } });
+      if (number === submissions) await show(hostForResponse(host, response), contents);
     } catch (error) {
+      if (number !== submissions) return;
       form.dataset.failed = "";
-      status.textContent = error.message;
-    } finally {
-      setAttributes(button, { disabled: false });
+      setChildren(status, error.message, error.link ? [" ", h("a", { href: error.link }, "Open it")] : "");
     }
   };
   const form = h(
@@ -87,9 +90,10 @@ function requestTexts(scene) {
   return { source: first, beside: second ?? "", context: scene.texts?.context ?? "" };
 }
 
-/** The page before the first request. @param {Host} host @param {HTMLElement} root @param {HTMLElement} form */
-export function welcome(host, root, form) {
-  root.append(topBar(host.scene, null, []), form, h("h1", { class: "welcome" }, "Enter a sentence to see what the model attends to."));
+/** The page before the first request. @param {Host} host @param {HTMLElement} root with the form */
+export function welcome(host, root) {
+  root.prepend(topBar(host.scene, null, []));
+  root.append(h("h1", { class: "welcome" }, "Enter a sentence to see what the model attends to."));
   root.removeAttribute("data-busy");
   return { view: {}, end: () => root.remove() };
 }

@@ -11,7 +11,7 @@ import { readPixels } from "./image_file.js";
 /**
  * A field for image files (a page with its model), or a select element of the images that can be requested; null if there
  * is only one.
- * @param {Host} host @param {(host: Host, texts: Record<string, string>) => Promise<void>} show
+ * @param {Host} host @param {(host: Host, contents: () => Record<string, string>) => Promise<void>} show
  */
 export function imageForm(host, show) {
   if (host.note) return fileForm(host, show);
@@ -31,7 +31,7 @@ export function imageForm(host, show) {
     status.textContent = "Running …";
     delete form.dataset.failed;
     try {
-      await show(hostForResponse(host, await host.request({ look: { image } })), { image });
+      await show(hostForResponse(host, await host.request({ look: { image } })), () => ({ image }));
     } catch (error) {
       form.dataset.failed = "";
       status.textContent = error.message;
@@ -49,7 +49,7 @@ export function imageForm(host, show) {
   return form;
 }
 
-/** A field for an image file, which can also be dropped. @param {Host} host @param {(host: Host, texts: Record<string, string>) => Promise<void>} show */
+/** A field for an image file, which can also be dropped. @param {Host} host @param {(host: Host, contents: () => Record<string, string>) => Promise<void>} show */
 function fileForm(host, show) {
   const { shape } = host.scene.image.pixels;
   const status = h("p", { class: "request-status", id: uniqueId("status"), role: "status" });
@@ -62,7 +62,7 @@ function fileForm(host, show) {
     delete form.dataset.failed;
     try {
       const pixels = await readPixels(file, shape);
-      await show(hostForResponse(host, await host.request({ look: { image: file.name, pixels } })), { image: file.name });
+      await show(hostForResponse(host, await host.request({ look: { image: file.name, pixels } })), () => ({ image: file.name }));
     } catch (error) {
       form.dataset.failed = "";
       status.textContent = error.message;
