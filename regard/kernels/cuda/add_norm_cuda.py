@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.kernels.cuda.column_sums_cuda import column_sums
 from regard.kernels.triton_support import contiguous_rows, next_power_of_two, operator, triton_available
 
 MAX_WIDTH = 4096
@@ -104,8 +103,8 @@ def add_norm_backward(
         HAS_Y_GRAD=dy.numel() > 0,
         **blocks,
     )
-    norm_grads = column_sums(partial_sums, gain.dtype)
-    return dx, dy, norm_grads[0], norm_grads[1] if is_centered else gain.new_empty(0)
+    norm_grads = partial_sums.sum(1).to(gain.dtype)
+    return dx, dy, norm_grads[0], norm_grads[1].clone() if is_centered else gain.new_empty(0)
 
 
 @add_norm_forward.register_fake
