@@ -98,9 +98,9 @@ def _probe_gpu() -> None:
 
     if triton_available():
         _report(step="Triton kernel")
-        from regard.kernels.cuda.column_sums_cuda import column_sums
+        from regard.kernels.cuda.linear_relu_cuda import relu_backward
 
-        column_sums(torch.ones(1, 64, 64, device="cuda"), torch.float32)[0].cpu()
+        relu_backward(x, x)[1].cpu()
 
 
 def _driver_cuda_version() -> str:

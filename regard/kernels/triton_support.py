@@ -1,11 +1,14 @@
-"""Availability of Triton, and helpers for operators whose kernels are written in it.
+"""Availability of Triton, stand-ins for its names, and helpers for operators whose kernels are written in it.
 
 Kernels run on a CUDA device or, for tests without one, in Triton's interpreter (`TRITON_INTERPRET=1`).
 """
 
 import importlib.util
+import inspect
 import os
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,6 +28,56 @@ def triton_available() -> bool:
 def is_interpreted() -> bool:
     """Whether Triton runs kernels in its interpreter, on the CPU."""
     return _INTERPRETED
+
+
+class StandIn:
+    """Stands for an object of Triton in a module with kernels, until their first launch replaces it there.
+
+    Such a module is imported on machines without Triton too, and by programs that launch no kernel.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = cache(make)
+
+
+class constexpr(StandIn):
+    """`tl.constexpr`: a constant of the module, or the annotation of a parameter, which Triton knows by this name."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(lambda: tl.make().constexpr(value))
+
+
+class Kernel(StandIn):
+    """A function with the decorator `triton.jit`."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.function = inspect.unwrap(function)  # Triton compiles its source, without the shape checks of tests
+        super().__init__(lambda: triton.make().jit(**options)(self.function))
+
+    def __getitem__(self, grid: Any) -> Any:
+        self.import_names()
+        return self.make()[grid]
+
+    def import_names(self) -> None:
+        """Replace all stand-ins in the module of this kernel, and in those from which it imports other kernels."""
+        names = self.function.__globals__
+        stand_ins = {name: value for name, value in names.copy().items() if isinstance(value, StandIn)}
+        for value in stand_ins.values():
+            if isinstance(value, Kernel) and value.function.__globals__ is not names:
+                value.import_names()
+        names.update({name: value.make() for name, value in stand_ins.items()})
+
+
+def _jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    return Kernel(function) if function else lambda function: Kernel(function, **options)
+
+
+triton: Any = StandIn(lambda: import_module("triton"))
+triton.jit = _jit
+tl: Any = StandIn(lambda: import_module("triton.language"))
+tl.constexpr = constexpr
+gdc_wait: Any = StandIn(lambda: import_module("triton.language.extra.cuda").gdc_wait)
+gdc_launch_dependents: Any = StandIn(lambda: import_module("triton.language.extra.cuda").gdc_launch_dependents)
 
 
 def dependent_launch(x: Tensor) -> dict[str, bool]:

@@ -27,6 +27,7 @@ from regard.kernels.cuda import (
     linear_relu_cuda,
     search_update_cuda,
     skinny_linear_cuda,
+    start_step_cuda,
     topk_log_softmax_cuda,
 )
 
@@ -127,6 +128,10 @@ def launch_search_updates() -> None:
         enough=config.enough,
         early_stopping=config.early_stopping,
     )
+    tables = start_step_cuda.StepTables(torch.zeros(9, 64), torch.zeros(9, 64), 1.0, 0, special.eos, 0)
+    start_step_cuda.start_step(
+        state.last, state.step, state.done, positions, constraints.limit, top[..., 0].long(), tables
+    )
     greedy = StepwiseState(3, 20, DecodeConfig(method="greedy"), constraints, device)
     names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
     tensors = {name: getattr(greedy, name) for name in names}
@@ -136,6 +141,12 @@ def launch_search_updates() -> None:
 if __name__ == "__main__":
     driver.set_active(CompileOnlyDriver())
     JITFunction.__getitem__ = compile_only
-    for module in (decode_attention_cuda, search_update_cuda, skinny_linear_cuda, topk_log_softmax_cuda):
+    for module in (
+        decode_attention_cuda,
+        search_update_cuda,
+        skinny_linear_cuda,
+        start_step_cuda,
+        topk_log_softmax_cuda,
+    ):
         module.dependent_launch = lambda x: {"PDL": True, "launch_pdl": True}
     launch_every_kernel()

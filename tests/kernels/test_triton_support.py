@@ -1,4 +1,10 @@
-"""Custom operators: a dispatcher operator for torch.compile and fake tensors, a plain function in eager mode."""
+"""Custom operators: a dispatcher operator for torch.compile and fake tensors, a plain function in eager mode.
+
+Modules with kernels are imported without Triton.
+"""
+
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -89,3 +95,26 @@ def test_dependent_launch_needs_a_gpu_of_compute_capability_9(monkeypatch):
         assert dependent_launch(x)["PDL"] == is_supported
         assert dependent_launch(x).get("launch_pdl", False) == is_supported
     assert dependent_launch(torch.zeros(1)) == {"PDL": False}
+
+
+WITHOUT_TRITON = """
+import inspect, pkgutil, sys
+from importlib import import_module
+sys.modules["triton"] = None  # now its import fails
+import torch
+import regard.attention
+from regard.kernels import cuda as kernels
+for _, name, _ in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}."):
+    module = import_module(name)
+    if hasattr(module, "supports"):
+        count = len(inspect.signature(module.supports).parameters)
+        print(name, module.supports(*[torch.zeros(1, 1)] * count))
+"""
+
+
+def test_kernels_are_imported_without_triton():
+    result = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    supported = dict(line.split() for line in result.stdout.splitlines())
+    assert len(supported) > 9
+    assert set(supported.values()) == {"False"}

@@ -1,1 +1,1 @@
-"""GPU kernels: custom operators that launch the Triton sources of `kernels.triton`."""
+"""Triton kernels and the functions or custom operators that launch them."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.kernels.triton_support import contiguous_rows, operator, triton_available
+from regard.kernels.triton_support import contiguous_rows, operator, tl, triton, triton_available
 
 # Rows and columns per tile of the backward pass, and the maximum number of programs along the rows.
 BLOCK_R, BLOCK_C, MAX_ROW_PROGRAMS = 16, 256, 66
@@ -48,14 +48,12 @@ def linear_relu_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @operator("regard::relu_backward")
 def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient where `out` is positive, and its sum over the rows."""
-    from regard.kernels.triton import linear_relu_triton
-
     grad = contiguous_rows(grad)
     rows, columns = out.shape
     masked_grad = torch.empty_like(out)
     row_programs = max(1, min(MAX_ROW_PROGRAMS, -(-rows // BLOCK_R)))
     partial_sums = torch.empty(1, row_programs, columns, dtype=torch.float32, device=out.device)
-    linear_relu_triton.relu_backward[(-(-columns // BLOCK_C), row_programs)](
+    relu_backward_kernel[(-(-columns // BLOCK_C), row_programs)](
         *(grad, out, masked_grad, partial_sums, rows, columns, grad.stride(0), out.stride(0), -(-rows // row_programs)),
         BLOCK_R=BLOCK_R,
         BLOCK_C=BLOCK_C,
@@ -86,3 +84,24 @@ def _backward(ctx, grad: Tensor):
 
 
 linear_relu_forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+@triton.jit
+def relu_backward_kernel(
+    grad, out, masked_grad, partial_sums, rows, columns, grad_row, out_row, rows_per_program,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Each program handles BLOCK_C columns of `rows_per_program` rows and writes one row of `partial_sums`."""
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    first = tl.program_id(1) * rows_per_program
+    for begin in range(first, tl.minimum(first + rows_per_program, rows), BLOCK_R):
+        r = begin + tl.arange(0, BLOCK_R)
+        in_bounds = (r[:, None] < tl.minimum(first + rows_per_program, rows)) & (c[None, :] < columns)
+        row = r.to(tl.int64)[:, None]
+        dy = tl.load(grad + row * grad_row + c[None, :], mask=in_bounds, other=0.0)
+        is_active = tl.load(out + row * out_row + c[None, :], mask=in_bounds, other=0.0) > 0
+        dy = tl.where(is_active, dy, 0.0)
+        tl.store(masked_grad + row * columns + c[None, :], dy, mask=in_bounds)
+        total += dy.to(tl.float32)
+    tl.store(partial_sums + tl.program_id(1) * columns + c, tl.sum(total, 0), mask=c < columns)

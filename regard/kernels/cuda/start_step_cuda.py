@@ -10,7 +10,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.kernels.triton_support import dependent_launch, next_power_of_two
+from regard.kernels.triton_support import (
+    dependent_launch,
+    gdc_launch_dependents,
+    gdc_wait,
+    next_power_of_two,
+    tl,
+    triton,
+)
 
 
 class StepStart(NamedTuple):
@@ -46,8 +53,6 @@ def start_step(
     tables: StepTables,
 ) -> StepStart:
     """Embed the last token of each hypothesis at its position offsets + step, and determine its constraints."""
-    from regard.kernels.triton import start_step_triton
-
     B, K = last.shape
     E = tables.tokens.shape[1]
     device = last.device
@@ -57,7 +62,7 @@ def start_step(
         torch.empty(B * K, dtype=torch.int32, device=device),
         torch.empty(B * K, dtype=torch.bool, device=device),
     )
-    start_step_triton.start_step[(B * K,)](
+    start_step_kernel[(B * K,)](
         *(last, step, done, offsets, limit, prefix, tables.tokens, tables.positions, *start),
         *(tables.scale, tables.min_len, prefix.shape[1], tables.position_offset),
         K=K,
@@ -92,3 +97,37 @@ def plain_start_step(
     ban_eos = step < tables.min_len
     positions = torch.where(done, -1, position)
     return StepStart(x, positions, forced.int().repeat_interleave(K), ban_eos.repeat_interleave(K))
+
+
+@triton.jit
+def start_step_kernel(
+    last, step, done, offsets, limit, prefix, tokens, position_table, x, positions, forced, ban_eos,
+    scale, min_len, prefix_len, position_offset,
+    K: tl.constexpr, E: tl.constexpr, EOS: tl.constexpr, HAS_POSITIONS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0)
+    slot = row // K
+    now, is_done = tl.load(step + slot), tl.load(done + slot) != 0
+    # The position after the last token of a finished sentence may not exist.
+    position = tl.where(is_done, 0, tl.load(offsets + slot) + now)
+    only = tl.where(now >= tl.load(limit + slot), EOS, -1).to(tl.int64)
+    if prefix_len > 0:
+        token = tl.load(prefix + slot * prefix_len + tl.minimum(now, prefix_len - 1))
+        only = tl.where((now < prefix_len) & (token >= 0), token, only)
+    tl.store(forced + row, only)
+    tl.store(ban_eos + row, now < min_len)
+    if row % K == 0:
+        tl.store(positions + slot, tl.where(is_done, -1, position))
+    e = tl.arange(0, BLOCK_E)
+    in_bounds = e < E
+    value = tl.load(tokens + tl.load(last + row) * E + e, mask=in_bounds, other=0.0)
+    # Rounded as separate operations would be.
+    value = (value.to(tl.float32) * scale).to(x.dtype.element_ty)
+    if HAS_POSITIONS:
+        encoding = tl.load(position_table + (position + position_offset) * E + e, mask=in_bounds, other=0.0)
+        value = value.to(tl.float32) + encoding.to(x.dtype.element_ty).to(tl.float32)
+    tl.store(x + row.to(tl.int64) * E + e, value, mask=in_bounds)

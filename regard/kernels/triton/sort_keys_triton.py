@@ -1,7 +1,6 @@
 """Triton functions that select the largest elements: integer keys that order (value, index) pairs."""
 
-import triton
-import triton.language as tl
+from regard.kernels.triton_support import tl, triton
 
 LOWEST_KEY = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 
