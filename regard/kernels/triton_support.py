@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -69,7 +69,7 @@ class Kernel(StandIn):
 
 
 def _jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    return Kernel(function) if function else lambda function: Kernel(function, **options)
+    return Kernel(function) if function else partial(Kernel, **options)
 
 
 triton: Any = StandIn(lambda: import_module("triton"))
