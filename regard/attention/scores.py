@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
-from regard.kernels.cuda import l2_normalize_cuda
+from regard.kernels.triton import l2_normalize
 from regard.ranges import OneOf, check_value
 
 
@@ -142,8 +142,8 @@ def _normalize_rows(
 ) -> tuple[Float[Tensor, "*b T D"], Float[Tensor, "*g S D"]]:
     """L2-normalize the rows of q and k, and scale q; a zero vector stays zero."""
     eps = _MIN_NORM.get(q.dtype, 1e-6)
-    if l2_normalize_cuda.supports(q, k):
-        return l2_normalize_cuda.l2_normalize(q, k, log_scale, eps)
+    if l2_normalize.supports(q, k):
+        return l2_normalize.l2_normalize(q, k, log_scale, eps)
     # In float16 a norm may overflow where no element does.
     q, k = (
         nn.functional.normalize(

@@ -94,11 +94,11 @@ def _probe_gpu() -> None:
         x = torch.ones(64, 64, dtype=dtype, device="cuda")
         if not bool((x @ x == 64).all()):
             raise ValueError(f"the {dtype} product of ones is wrong")
-    from regard.kernels.triton_support import triton_available
+    from regard.kernels.triton.support import triton_available
 
     if triton_available():
         _report(step="Triton kernel")
-        from regard.kernels.cuda.linear_relu_cuda import relu_backward
+        from regard.kernels.triton.linear_relu import relu_backward
 
         relu_backward(x, x)[1].cpu()
 

@@ -8,8 +8,8 @@ from importlib import import_module
 
 import pytest
 
-from regard.kernels import cuda as kernels
-from regard.kernels.triton_support import triton_available
+from regard.kernels import triton as kernels
+from regard.kernels.triton.support import triton_available
 
 # Shared memory per program, in bytes, on the GPUs with the least of it (compute capability 8.6 and 8.9).
 MAX_SHARED = 99 * 1024

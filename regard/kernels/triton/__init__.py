@@ -1,1 +1,1 @@
-"""Functions that Triton kernels share."""
+"""GPU kernels in Triton, and the functions or custom operators that launch them."""

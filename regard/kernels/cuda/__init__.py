@@ -1,1 +1,0 @@
-"""Triton kernels and the functions or custom operators that launch them."""
