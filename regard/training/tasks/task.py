@@ -127,7 +127,7 @@ class Task(ABC):
 
 def train_shared_tokenizer(texts: Sequence[str], config: TokenizerConfig, **options: Any) -> Tokenizers:
     """Train one tokenizer for source and target."""
-    tokenizer = Tokenizer.train(list(texts), config.kind, config.vocab_size, config.lowercase, **options)
+    tokenizer = Tokenizer.train(texts, config.kind, config.vocab_size, config.lowercase, **options)
     return tokenizer, tokenizer
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from regard.data import SpecialTokens, Tokenizer, encode_documents, read_documents, split_documents
 from regard.data.batching.sequences import Sequences
+from regard.data.text import tokenizer as tokenizer_module
 from regard.data.text.examples import documents
 from regard.data.text.tokenizer import TOKENIZER_KINDS
 from regard.errors import RegardError
@@ -155,7 +156,7 @@ def test_encoding_in_parts_equals_encoding_at_once(kind, text, short_parts, toke
 def short_parts():
     """Encode in parts of a few characters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "PART_CHARS", 3)
+        patch.setattr(tokenizer_module, "PART_CHARS", 3)
         patch.setattr(documents, "PARTS_PER_BATCH", 2)
         yield
 
@@ -170,9 +171,3 @@ def tokenizers():
         return Tokenizer.train(texts, kind, vocab_size=300 if kind == "bytes" else 40)
 
     return make
-
-
-def test_parts_are_split_between_words(monkeypatch):
-    monkeypatch.setattr(documents, "PART_CHARS", 3)
-    assert documents._split_parts("one two 3 four. five\nsix seven") == ["one", " two 3 four. five\nsix", " seven"]
-    assert documents._split_parts("") == [""]
