@@ -44,7 +44,8 @@ class DataConfig:
     validation: tuple[str, ...] = ()
     """validation files; without them, a part of the training data"""
     columns: tuple[str, ...] = ()
-    """columns of source and target, or of text and label: header names, JSONL fields, or numbers from 1"""
+    """columns of source and target, of text and label, or of word and tag: header names, JSONL fields, or numbers
+    from 1"""
     languages: tuple[str, ...] = ()
     """codes of the source and target languages (en fr), stored in the model folder for exports and servers; for one
     model of several language pairs, the pair of each file (en-de en-fr)"""
