@@ -27,6 +27,7 @@ from regard.training.tasks.task import (
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
+    warn_about_case,
     warn_about_rare_labels,
 )
 
@@ -120,6 +121,5 @@ class ClassifyTask(Task):
         return [f"size and steps: {count}, {labels} labels; model selection by accuracy"]
 
     def warnings(self, dataset: Dataset[Sequence[LabeledText]]) -> list[str]:
-        return warn_about_rare_labels(
-            Counter(example.label for example in dataset.training), "texts", MIN_RECOMMENDED_TEXTS
-        )
+        labels = Counter(example.label for example in dataset.training)
+        return warn_about_case(labels) + warn_about_rare_labels(labels, "texts", MIN_RECOMMENDED_TEXTS)

@@ -25,6 +25,7 @@ from regard.training.tasks.task import (
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
+    warn_about_case,
 )
 
 # Texts of the validation split that are tagged in each validation.
@@ -104,10 +105,11 @@ class TagTask(Task):
         return [f"size and steps: {count}, {len(names)} tags; model selection by {metric}"]
 
     def warnings(self, dataset: Dataset[Sequence[TaggedText]]) -> list[str]:
+        warnings = warn_about_case(tag_names(dataset.training))
         if len(dataset.training) >= MIN_RECOMMENDED_TEXTS:
-            return []
+            return warnings
         count = count_units(len(dataset.training), "texts")
-        return [f"Little data to train from scratch: {count}. Fine-tune an encoder with --from instead."]
+        return [*warnings, f"Little data to train from scratch: {count}. Fine-tune an encoder with --from instead."]
 
 
 def _texts(dataset: Dataset[Sequence[TaggedText]]) -> list[str]:

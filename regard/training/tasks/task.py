@@ -156,6 +156,20 @@ def warn_about_rare_labels(counts: Mapping[str, int], items: str, min_recommende
     ]
 
 
+def warn_about_case(labels: Iterable[str]) -> list[str]:
+    """A warning if labels differ only in case.
+
+    >>> warn_about_case(["Good", "bad", "good"])
+    ['Labels differ only in case: Good and good. If they mean the same, write them in the same way.']
+    """
+    groups: dict[str, list[str]] = {}
+    for label in sorted(set(labels)):
+        groups.setdefault(label.casefold(), []).append(label)
+    same = [" and ".join(group) for group in groups.values() if len(group) > 1]
+    names = ", ".join(same[:5]) + (", …" if len(same) > 5 else "")
+    return [f"Labels differ only in case: {names}. If they mean the same, write them in the same way."] if same else []
+
+
 def suggested_training(steps: int, batch_tokens: int, lr: float, **changes: Any) -> TrainConfig:
     """The training settings of most tasks: AdamW, 10% of the steps as warm-up, twenty validations, early stopping.
 
