@@ -37,7 +37,7 @@ class DocumentPart(NamedTuple):
 
 
 def read_documents(files: Sequence[str | Path], columns: Sequence[str] = ()) -> list[str]:
-    """Read documents from files, plain or compressed; "-" is stdin.
+    """Read documents from files, plain or compressed, or the `.txt` files of a folder; "-" is stdin.
 
     A file is one document, unchanged except that a BOM is removed and CR LF becomes LF. `.jsonl` and `.parquet` files
     and datasets of the Hugging Face hub have one document per row, in the column "text" or in the one that `columns`
@@ -66,7 +66,7 @@ def stream_documents(
     if len(columns) > 1:
         raise RegardError(f"Documents have one column (got {len(columns)}).", "Name the column of the text.")
     column = columns[0] if columns else "text"
-    for file in files:
+    for file in text_files(files):
         if is_columnar(file):
             for row in table_rows(file, columns=(column,), on_open=on_open):
                 with errors_at_line(file, row.number):
@@ -82,6 +82,26 @@ def stream_documents(
                         yield DocumentPart(text, True)
         else:
             yield from _split_stream(stream_text(file, on_open=on_open))
+
+
+def text_files(files: Sequence[str | Path]) -> list[str | Path]:
+    """The files; in place of a folder its `.txt` files, plain or compressed, and those of its sub-folders.
+
+    >>> text_files(["a.txt", "-"])
+    ['a.txt', '-']
+    """
+    found: list[str | Path] = []
+    for file in files:
+        if not Path(file).is_dir():
+            found.append(file)
+            continue
+        below = [path for path in sorted(Path(file).rglob("*")) if uncompressed_suffix(path).lower() == ".txt"]
+        if not below:
+            raise RegardError(
+                f"{file}: there is no .txt file in this folder.", "Pass files, or a folder of .txt files."
+            )
+        found += below
+    return found
 
 
 def _is_blank(text: str) -> bool:

@@ -1,6 +1,7 @@
 import functools
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from regard.data.text import tokenizer as tokenizer_module
 from regard.data.text.examples import documents
 from regard.data.text.tokenizer import TOKENIZER_KINDS
 from regard.errors import RegardError
+from regard.training import DataConfig
+from regard.training.tasks import read_dataset
 from tests.data.helpers import write
 
 TEXT = "  A tab\tand\u2028a line.\n\n\n\rEnd \x85 "
@@ -80,6 +83,20 @@ def test_stdin_is_one_document(monkeypatch):
 def test_invalid_files_are_errors(folder, name, content, message):
     with pytest.raises(RegardError, match=message):
         read_documents([write(name, content)])
+
+
+def test_text_files_of_a_folder_are_documents(folder):
+    os.makedirs("books/more")
+    for name, text in (("b.txt", "two"), ("more/c.txt.gz", "three"), ("a.txt", "one"), ("notes.md", "no")):
+        write(f"books/{name}", text)
+    assert read_documents(["books", "books/b.txt"]) == ["one", "two", "three", "two"]
+    for task in ("language", "mask"):
+        assert len(read_dataset(task, DataConfig(files=("books",))).validation) == 1
+    with pytest.raises(RegardError, match=r"^books is a folder .* folders of \.txt files are data for --task language"):
+        read_dataset("translate", DataConfig(files=("books",)))
+    os.makedirs("none")
+    with pytest.raises(RegardError, match=r"^none: there is no \.txt file in this folder\."):
+        read_documents(["none"])
 
 
 def test_missing_files_are_errors():
