@@ -189,7 +189,7 @@ def _fixed_ranks(recipe: Recipe) -> int | None:
 
 @contextlib.contextmanager
 def configured_machine(config: TrainConfig) -> Iterator[None]:
-    """Set threads and memory to the fastest settings measured (benchmarks/README.md)."""
+    """Set threads and memory to the fastest settings measured (benchmarks/training.md)."""
     device, threads = find_device(config.device), torch.get_num_threads()
     if device.type == "cpu":
         keep_freed_memory()
