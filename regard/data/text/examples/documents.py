@@ -97,9 +97,7 @@ def text_files(files: Sequence[str | Path]) -> list[str | Path]:
             continue
         below = [path for path in sorted(Path(file).rglob("*")) if uncompressed_suffix(path).lower() == ".txt"]
         if not below:
-            raise RegardError(
-                f"{file}: there is no .txt file in this folder.", "Pass files, or a folder of .txt files."
-            )
+            raise RegardError(f"{file}: there is no .txt file in this folder.", "Pass files, or a folder with some.")
         found += below
     return found
 
