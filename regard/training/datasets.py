@@ -1,7 +1,7 @@
 """Datasets: training examples and a validation split."""
 
 import hashlib
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -145,6 +145,20 @@ def split_dataset(
         splits = split_validation([(key(example), example) for example in examples], seed=0)
         examples, validation = ([example for _, example in split] for split in splits)
     return Dataset(examples, validation, unit)
+
+
+def keep_known_names(dataset: Dataset[Any], names: Callable[[Any], Iterable[str]]) -> Dataset[Any]:
+    """Move validation examples with a label (or tag) that no training example has to the training examples.
+
+    >>> keep_known_names(Dataset(["a", "b"], ["b", "c"], "texts"), list)
+    Dataset(training=['a', 'b', 'c'], validation=['b'], unit='texts', detail='', dropped='')
+    """
+    known = {name for example in dataset.training for name in names(example)}
+    validation = [example for example in dataset.validation if known.issuperset(names(example))]
+    if not validation:
+        raise too_few_examples(dataset.unit)
+    rare = [example for example in dataset.validation if not known.issuperset(names(example))]
+    return Dataset([*dataset.training, *rare], validation, dataset.unit)
 
 
 def too_few_examples(unit: str) -> RegardError:
