@@ -31,8 +31,8 @@ class Recorded:
     heads: Selection = None
     """the heads to record; None: all"""
     queries: Selection = None
-    calls: list[Call] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list, repr=False)
+    outputs: list[Tensor] = field(default_factory=list, repr=False)
     """the output of each call, if gradients are enabled: the autograd graph holds it anyway"""
     head_count: int | None = None
     """number of heads of the module, if not all are recorded"""

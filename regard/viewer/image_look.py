@@ -63,8 +63,8 @@ class PatchMap:
 
     name: str
     kind: str
-    rows: list[str]
-    columns: list[str]
+    rows: list[str] = field(repr=False)
+    columns: list[str] = field(repr=False)
     recorded: Recorded = field(repr=False)
 
     @cached_property

@@ -48,8 +48,8 @@ class AttentionMap:
 
     name: str
     kind: str
-    queries: TokenAxis
-    keys: TokenAxis
+    queries: TokenAxis = field(repr=False)
+    keys: TokenAxis = field(repr=False)
     recorded: Recorded = field(repr=False)
 
     @property
