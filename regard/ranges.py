@@ -70,10 +70,12 @@ class OneOf:
     registry: Mapping[str, Any]
 
 
-def register(registry: MutableMapping[str, Any], kind: str, name: str, entry: Any, define: Callable[[Any], Any]) -> None:
-    """Add an entry to a registry; an entry from the same definition, such as a cell of a notebook run again, replaces it.
+def register(
+    registry: MutableMapping[str, Any], kind: str, name: str, entry: Any, define: Callable[[Any], Any]
+) -> None:
+    """Add an entry to a registry. It replaces one from the same definition: a cell of a notebook that ran again.
 
-    `define` returns the class (or function) that an entry comes from, whose module and name identify the definition.
+    `define` returns the class or function that an entry comes from; its module and name identify the definition.
 
     >>> scores = {"dot": int}
     >>> register(scores, "score", "dot", float, lambda entry: entry)
