@@ -184,6 +184,7 @@ PUBLIC = {
         "Translation",
         "Translator",
         "check_kind",
+        "check_storable",
         "load",
         "load_weights",
         "make_pipeline",
