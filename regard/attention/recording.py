@@ -137,8 +137,9 @@ class Recording(dict[str, Recorded]):
                   [1., 3.]]]])
         """
         called = [recorded for recorded in self.values() if recorded.calls]
-        outputs = [output for recorded in called for output in recorded.outputs]
-        if not outputs or any(output is None for output in outputs) or not scalar.requires_grad:
+        recorded_outputs = [output for recorded in called for output in recorded.outputs]
+        outputs = [output for output in recorded_outputs if output is not None]
+        if not outputs or len(outputs) < len(recorded_outputs) or not scalar.requires_grad:
             raise RegardError(
                 "There are no gradients: the model ran with gradients disabled.",
                 "Run it outside of torch.no_grad, with inputs or parameters that require gradients.",
@@ -248,7 +249,7 @@ def record(
     passes = _Passes()
     thread = threading.get_ident()
 
-    def in_this_thread(action: Callable[..., None], *args: str) -> Callable[..., None]:
+    def in_this_thread(action: Callable[..., Any], *args: str) -> Callable[..., None]:
         def hook(*_) -> None:
             if threading.get_ident() == thread:
                 action(*args)

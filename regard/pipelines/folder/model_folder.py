@@ -73,6 +73,7 @@ logger = logging.getLogger("regard")
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 C = TypeVar("C")
+AnyPipeline = Translator | TextGenerator | TextEncoder | ImageModel
 P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
 
 
@@ -269,7 +270,9 @@ def read_tokenizers(folder: Path, *, foreign: bool = False) -> tuple[Tokenizer, 
 @overload
 def load(path: str | Path | Sequence[str | Path], device: str = "auto", *, expect: type[P]) -> P: ...
 @overload
-def load(path: str | Path | Sequence[str | Path], device: str = "auto") -> Any: ...
+def load(path: str | Path, device: str = "auto") -> AnyPipeline: ...
+@overload
+def load(path: list[Any] | tuple[Any, ...], device: str = "auto") -> Translator: ...
 def load(path, device="auto", *, expect=None):
     """Load a model folder as the pipeline of its family: Translator, TextGenerator, TextEncoder or ImageModel.
 
