@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -69,6 +69,32 @@ class OneOf:
     """
 
     registry: Mapping[str, Any]
+
+
+def register(
+    registry: MutableMapping[str, Any], kind: str, name: str, entry: Any, define: Callable[[Any], Any]
+) -> None:
+    """Add an entry to a registry. It replaces one from the same definition: a cell of a notebook that ran again.
+
+    `define` returns the class or function that an entry comes from; its module and name identify the definition.
+
+    >>> scores = {"dot": int}
+    >>> register(scores, "score", "dot", float, lambda entry: entry)
+    Traceback (most recent call last):
+    regard.errors.RegardError: The score 'dot' is already registered, by builtins.int. Choose another name.
+    """
+    if name in registry and (known := definition(define(registry[name]))) != definition(define(entry)):
+        raise RegardError(f"The {kind} {name!r} is already registered, by {known}.", "Choose another name.")
+    registry[name] = entry
+
+
+def definition(entry: Any) -> str:
+    """Module and name of a class or function: the same for one that is defined again.
+
+    >>> definition(OneOf)
+    'regard.ranges.OneOf'
+    """
+    return f"{entry.__module__}.{entry.__qualname__}"
 
 
 Count = Annotated[int, Range(low=1)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
 from regard.kernels.cuda import l2_normalize_cuda
-from regard.ranges import OneOf, check_value
+from regard.ranges import OneOf, check_value, register
 
 
 class Score(nn.Module):
@@ -394,6 +394,8 @@ S = TypeVar("S", bound=type[Score])
 def register_score(name: str) -> Callable[[S], S]:
     """Class decorator that makes a score available by name, in configs, recipes and model folders.
 
+    A class of the same module and name replaces the earlier one, so that a cell of a notebook can run again.
+
     >>> @register_score("negative_distance")
     ... class NegativeDistance(Score):
     ...     def pair(self, q, k):
@@ -403,13 +405,11 @@ def register_score(name: str) -> Callable[[S], S]:
     >>> del SCORES["negative_distance"]
     """
 
-    def register(score: S) -> S:
-        if SCORES.get(name, score) is not score:
-            raise RegardError(f"The score {name!r} is already registered.", "Choose another name.")
-        SCORES[name] = score
+    def add(score: S) -> S:
+        register(SCORES, "score", name, score, lambda entry: entry)
         return score
 
-    return register
+    return add
 
 
 def make_score(

@@ -90,12 +90,12 @@ class Options:
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json", help_behavior_hint="")] = None
     """output file of the measurements"""
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="")] = None
-    """output file of a plot, .png or .svg"""
+    """output file of a plot, .png, .svg or .pdf"""
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "bench", argv)
-    for path, forms in ((options.out, (".json",)), (options.plot, (".png", ".svg"))):
+    for path, forms in ((options.out, (".json",)), (options.plot, (".png", ".svg", ".pdf"))):
         if path is not None and path.suffix not in forms:  # checked before the measurements, which take minutes
             raise RegardError(f"{path}: expected the extension {' or '.join(forms)}.", "Change the file extension.")
     if options.rounds is not None and options.rounds < 1:

@@ -53,7 +53,7 @@ def test_unsupported_options(capsys, option):
     ("options", "message"),
     [
         (["--out", "rows.csv"], "rows.csv: expected the extension .json"),
-        (["--plot", "plot.json"], "plot.json: expected the extension .png or .svg"),
+        (["--plot", "plot.json"], "plot.json: expected the extension .png, .svg or .pdf"),
         (["--rounds", "0"], "--rounds must be at least 1 (got 0)"),
         (["--scores", "dott"], "No score is called 'dott'"),
     ],
