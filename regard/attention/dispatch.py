@@ -25,7 +25,7 @@ from regard.attention.backends import (
     varlen,
     varlen_short,
 )
-from regard.attention.backends.call import Call
+from regard.attention.backends.call import Call, disable_autocast
 from regard.attention.bias import Bias
 from regard.attention.exact_weights import compute_weights
 from regard.attention.masks import Mask, MaskParts
@@ -33,6 +33,7 @@ from regard.attention.offsets import Offsets
 from regard.attention.reference import reference, reference_packed
 from regard.attention.scores import Location, ScaledDot, Score, too_many_keys_error
 from regard.errors import RegardError
+from regard.kernels.derivatives import check_first_derivative, is_transformed
 
 # In order of preference; chunked supports everything. Packed calls without a PACKED backend are padded.
 PACKED = {"varlen_short": varlen_short, "varlen": varlen, "concat": concat}
@@ -48,6 +49,8 @@ PADDED = {
 BACKENDS = (*dict.fromkeys((*PACKED, *PADDED)), "reference")
 # Backends of plain torch operations, which round scores to the dtype of the inputs. The others accumulate in float32.
 UNFUSED = ("batched_matmul", "chunked", "reference")
+# Backends on torch's kernels, whose own error for second derivatives names only the kernel.
+ONCE_DIFFERENTIABLE = ("sdpa", "varlen")
 
 Observer = Callable[[Call, Tensor], None]
 """Called with each call as the backend received it, and its output."""
@@ -211,6 +214,8 @@ def attend(
     """
     call = _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets)
     state = DispatchState(_traced_backend) if is_dynamo_compiling() else _thread.state
+    if is_transformed():
+        state = state._replace(forced_backend="reference")
     for interceptor in state.interceptors:
         call = interceptor.before(call)
     is_packed = call.q_offsets is not None
@@ -277,16 +282,21 @@ def _reference(call: Call) -> Tensor:
 def _run(name: str, backend: Callable[[Call], Tensor], call: Call, state: DispatchState) -> Tensor:
     """Run a backend and note the choice for `explain`.
 
-    A score may exceed the largest float16, 65504: backends that round scores to float16, and all backends on a CPU,
-    compute in float32 instead.
+    Under autocast the output of all backends has its dtype. A score may exceed the largest float16, 65504: backends
+    that round scores to float16, and all backends on a CPU, compute in float32 instead.
     """
     for choices in state.choices:
         choices.append(Choice(name, tuple(call.q.shape), tuple(call.k.shape)))
     device, dtype = call.q.device.type, call.v.dtype
-    if dtype != torch.float16 or not (name in UNFUSED or device == "cpu"):
-        return backend(call)
-    with torch.autocast(device, enabled=False):
-        return backend(call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())).to(dtype)
+    if dtype == torch.float16 and (name in UNFUSED or device == "cpu"):
+        with disable_autocast(call.q):
+            return backend(call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())).to(dtype)
+    out = backend(call)
+    if name in ONCE_DIFFERENTIABLE and out.requires_grad and not torch.compiler.is_compiling():
+        out.register_hook(check_first_derivative)
+    if out.dtype == torch.float32 and not out.is_meta and torch.is_autocast_enabled(device):
+        out = out.to(torch.get_autocast_dtype(device))
+    return out
 
 
 def _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:

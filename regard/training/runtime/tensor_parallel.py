@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from regard.kernels.derivatives import once_differentiable
 from regard.layers.feedforward import FeedForward
 from regard.layers.multihead import MultiHead
 from regard.layers.positions import RelativeBias, RelativeEmbedding
@@ -163,6 +164,7 @@ class _Sum(torch.autograd.Function):
         return x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         return grad, None
 
@@ -176,6 +178,7 @@ class _Copy(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad, group=ctx.group)
