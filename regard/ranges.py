@@ -61,14 +61,16 @@ class Range:
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """Choices of a text field that are looked up when a value is checked: the keys of a registry.
+    """Choices of a text field that are looked up when a value is checked: the keys of a registry, except some.
 
     >>> check_value(Annotated[str, OneOf({"dot": 1})], "dto", "model.score")
     Traceback (most recent call last):
-    regard.errors.RegardError: model.score must be one of dot (got 'dto'). Did you mean 'dot'?
+    regard.errors.RegardError: model.score must be one of dot (got 'dto'). Did you mean 'dot'? If 'dto' is your own, \
+import the module that registers it first.
     """
 
     registry: Mapping[str, Any]
+    excluded: tuple[str, ...] = ()
 
 
 def register(
@@ -160,7 +162,8 @@ def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of NumPy or PyTorch
         value = value.item()
     if isinstance(limits, OneOf):
-        return _choice(value, tuple(limits.registry), name)
+        choices = tuple(choice for choice in limits.registry if choice not in limits.excluded)
+        return _choice(value, choices, name, is_open=True)
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         if value is None and NoneType in parts:
@@ -230,11 +233,14 @@ def _number(value: Any, limits: Range, name: str, hint: str) -> float:
     return value if isinstance(value, float) else number
 
 
-def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
+def _choice(value: Any, choices: tuple[Any, ...], name: str, is_open: bool = False) -> Any:
+    """The value if it is a choice; `is_open`: users can register others."""
     if isinstance(value, str) and value in choices:
         return value
     near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
     hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of these {len(choices)}."
+    if is_open and isinstance(value, str):
+        hint += f" If {format_value(value)} is your own, import the module that registers it first."
     raise _invalid(name, f"one of {', '.join(choices)}", value, hint)
 
 

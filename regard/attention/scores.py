@@ -7,9 +7,10 @@ definition.
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -43,6 +44,7 @@ class Score(nn.Module):
         `hidden` is the width of a hidden layer, `max_keys` the maximum number of keys, and `heads` the number of heads,
         or None if one set of parameters serves all heads.
         """
+        check_constructor(cls)
         return cls()
 
     def forward(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
@@ -369,6 +371,17 @@ class Disentangled(Score):
 
     def select_heads(self, heads: Sequence[int]) -> "Disentangled":
         return Disentangled(self.keys[list(heads)], self.queries[list(heads)], self.index)
+
+
+def check_constructor(cls: type[nn.Module], *arguments: Any) -> None:
+    """Raise an error unless a class can be constructed from these arguments, as its inherited `build` does."""
+    try:
+        inspect.signature(cls).bind(*arguments)
+    except TypeError as error:
+        raise RegardError(
+            f"{cls.__name__} cannot be built for a model: its constructor does not fit ({error}).",
+            "Define the class method build, which receives the sizes of the model.",
+        ) from None
 
 
 def too_many_keys_error(keys: int, max_keys: int) -> RegardError:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -49,7 +49,7 @@ from regard.pipelines.sentence_embedding import read_sentence_embedding, write_s
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import TextGenerator
 from regard.pipelines.translator import Translator
-from regard.ranges import check_value, format_value
+from regard.ranges import OneOf, check_value, format_value
 
 FORMAT = 1
 # Folders with int8 weights: versions that do not support them refuse this format.
@@ -492,7 +492,7 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
             f"{path}: format {number} is newer than this version of Regard supports ({INT8_FORMAT}).",
             "Upgrade regard.",
         )
-    family = FAMILIES[check_value(Literal[tuple(FAMILIES)], table.get("family"), f"{path}: family")]
+    family = FAMILIES[check_value(Annotated[str, OneOf(FAMILIES)], table.get("family"), f"{path}: family")]
     special = table.pop("special", None)
     if special is not None and not isinstance(special, dict):
         raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)

@@ -19,6 +19,7 @@ from regard.data.text.language_pairs import add_directions
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.devices import find_device
 from regard.errors import RegardError
+from regard.layers import POSITIONS
 from regard.models import ModelConfig, ViTConfig, make_model
 from regard.pipelines import TextEncoder, Translator, load_weights, make_pipeline, pipeline_kind, read_tokenizers
 from regard.training.datasets import Dataset
@@ -195,9 +196,11 @@ def _only_run() -> Iterator[None]:
 
 
 def _is_built_in(recipe: Recipe) -> bool:
-    """Whether task, model and scores are part of Regard; worker processes cannot import those of a user's script."""
+    """Whether all components are part of Regard; worker processes cannot import those of a user's script."""
     scores = [value for name, value in vars(recipe.model).items() if name == "score" or name.endswith("_score")]
     classes = [type(TASKS[recipe.task]), type(recipe.model), *(SCORES[score] for score in scores)]
+    if positions := POSITIONS.get(getattr(recipe.model, "positions", "")):
+        classes.append(positions)
     return all(cls.__module__.startswith("regard.") for cls in classes)
 
 
