@@ -454,9 +454,7 @@ def register_positions(name: str) -> Callable[[P], P]:
     return register
 
 
-def make_positions(
-    kind: str, width: int, max_len: int, offset: int = 0
-) -> PositionalEncoding | Learned | None:
+def make_positions(kind: str, width: int, max_len: int, offset: int = 0) -> PositionalEncoding | Learned | None:
     """The module whose output is added to the embeddings; None for kinds without one.
 
     >>> make_positions("rotary", 8, 16) is None

@@ -28,6 +28,8 @@ from regard.attention import (
 from regard.attention.reference import reference
 from regard.errors import RegardError
 from regard.kernels import score_blocks
+from regard.models import TransformerConfig
+from regard.models.parameters import count_parameters
 from tests.attention.helpers import SCORE_NAMES, Slope, Tanh, assert_all_close, random, scores
 
 Q, K = random(2, 3, 4), random(2, 5, 4, seed=1)
@@ -200,6 +202,25 @@ def test_make_score():
         make_score("dot", 8, 6)
     with pytest.raises(RegardError, match="scale must be positive"):
         Cosine(0.0)
+
+
+def test_score_without_build_is_named(monkeypatch):
+    class Scaled(DotLike):
+        def __init__(self, factor):
+            super().__init__()
+
+    monkeypatch.setitem(SCORES, "scaled", Scaled)
+    with pytest.raises(RegardError, match=r"Scaled cannot be built .*'factor'\)\. Define the class method build"):
+        count_parameters(TransformerConfig(encoder_score="scaled", source_vocab=9, target_vocab=9))
+
+    class Failing(DotLike):
+        @classmethod
+        def build(cls, dim_q):
+            return cls()
+
+    monkeypatch.setitem(SCORES, "failing", Failing)
+    with pytest.raises(TypeError, match="unexpected keyword argument"):  # not that the model is too large
+        count_parameters(TransformerConfig(encoder_score="failing", source_vocab=9, target_vocab=9))
 
 
 def test_initial_scores_have_about_unit_variance():

@@ -25,8 +25,11 @@ from regard.decode import DecodeConfig
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.interop import export_argos, export_ctranslate2, export_huggingface
+from regard.interop.ctranslate2_layers import add_positions
+from regard.layers import POSITIONS, PositionalEncoding, register_positions
 from regard.layers.packed import pack
-from regard.models import Seq2SeqConfig, TransformerConfig, make_model
+from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
+from regard.models.lengths import length_limit
 from regard.pipelines import FORMAT, Translator, load, make_pipeline, save
 from regard.pipelines.folder import model_folder
 from regard.pipelines.folder.model_folder import write_model
@@ -111,6 +114,51 @@ def test_loaded_translator_equals_the_saved_one(tmp_path, family, shared):
     assert [[t.text for t in n] for n in saved.translate(lines, BEAM)] == [
         [t.text for t in n] for n in loaded.translate(lines, BEAM)
     ]
+
+
+class Ramp(PositionalEncoding):
+    def __init__(self, width):
+        super().__init__()
+        self.direction = torch.nn.Parameter(torch.randn(width))
+
+    def forward(self, positions):
+        return positions[..., None] * self.direction
+
+
+def test_registered_positions_are_saved_and_loaded(tmp_path, monkeypatch):
+    monkeypatch.setitem(POSITIONS, "ramp", Ramp)
+    saved = make_translator("transformer", positions="ramp")
+    saved.save(tmp_path / "model")
+    loaded = load(tmp_path / "model", "cpu")
+    lines, long_line = ["one two", "three"], " ".join(["one"] * 40)  # beyond max_len
+    texts = [[hypothesis.text for hypothesis in n] for n in loaded.translate([*lines, long_line], BEAM)]
+    assert texts == [[hypothesis.text for hypothesis in n] for n in saved.translate([*lines, long_line], BEAM)]
+    reference = load(tmp_path / "model", "cpu")
+    with torch.no_grad():
+        reference.model.source_embedding.positions.direction.zero_()
+    batch = pack([[4, 5, 3], [6, 3]]), pack([[2, 5], [2]])
+    assert not torch.equal(loaded.model(*batch), reference.model(*batch))
+    assert torch.equal(loaded.model(*batch), saved.model(*batch))
+    monkeypatch.setattr(Ramp, "extrapolates", False)
+    assert (length_limit(saved.model.config), length_limit(GPTConfig(positions="ramp"))) == (12, 256)
+    with pytest.raises(RegardError, match="CTranslate2 does not support the positions ramp"):
+        add_positions(saved.model.config, {}, "encoder")
+    with pytest.raises(
+        RegardError, match=r"positions must be one of sinusoidal, learned, rotary, none, ramp \(got 'rel"
+    ):
+        GPTConfig(positions="relative")
+
+
+def test_components_that_are_not_registered_are_named(folder, monkeypatch):
+    for key, name in (("positions", "ramp"), ("cross_score", "my_score"), ("family", "my_family")):
+        edit_config(folder, **{key: name})
+        assert f"If '{name}' is your own, import the module that registers it first." in load_error(folder)
+        edit_config(folder, positions="sinusoidal", cross_score="scaled_dot")
+    monkeypatch.setitem(POSITIONS, "offset", type("Offset", (Ramp,), {"__init__": lambda self, width, start: None}))
+    with pytest.raises(RegardError, match=r"Offset cannot be built for a model.*'start'.*class method build"):
+        make_translator("transformer", positions="offset")
+    with pytest.raises(RegardError, match="positions 'rotary' are already registered"):
+        register_positions("rotary")(Ramp)
 
 
 def test_tied_weights_are_saved_once_and_tied_when_loaded(folder):
