@@ -67,6 +67,10 @@ class PatchMap:
     columns: list[str] = field(repr=False)
     recorded: Recorded = field(repr=False)
 
+    @property
+    def heads(self) -> int:
+        return self.recorded.calls[0].q.shape[1]
+
     @cached_property
     def weights(self) -> Float[np.ndarray, "H T S"]:
         """The exact weights, computed on first access."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from regard.ranges import format_value
 from regard.viewer.explanations.explained_look import ExplainedLook
 from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_at_image
 from regard.viewer.page.notebook_display import NotebookDisplay
-from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, pair_ranges
+from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, group_weights, pair_ranges
 
 if TYPE_CHECKING:
     from regard.viewer.explanations.attribution import Attribution
@@ -37,6 +37,15 @@ LayerNames = str | Sequence[str] | None
 """names of attentions, with the wildcards * and ?; None: all"""
 # Rows from which the sharpness of a long map is computed.
 SAMPLE_ROWS = 256
+
+
+class GroupedWeights(NamedTuple):
+    """Weights between groups of tokens, the labels of the groups, and a note on their size, if it is not one token."""
+
+    weights: Float[np.ndarray, "H t s"]
+    rows: list[str]
+    columns: list[str]
+    note: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +88,35 @@ class AttentionMap:
             return self.weights.mean(0)
         self.check_head(head)
         return self.weights[head]
+
+    def grouped_weights(self, limit: int, rows: range | None = None, columns: range | None = None) -> "GroupedWeights":
+        """The weights for a plot, between at most `limit` groups of tokens along each axis, one token each if possible.
+
+        `rows` and `columns` select a part of the map.
+        """
+        T, S = (
+            range(len(all_)) if part is None else part for part, all_ in ((rows, self.rows), (columns, self.columns))
+        )
+        t, s = (max(1, -(-len(part) // limit)) for part in (T, S))
+        if t == s == 1:
+            weights = self.weights[:, T.start : T.stop, S.start : S.stop]
+        else:  # not all rows of all heads are in memory at a time
+            step = t * max(1, SAMPLE_ROWS // t) if len(self.recorded.calls) == 1 else len(T)
+            parts = [T[i : i + step] for i in range(0, len(T), step)]
+            exact = (
+                self.recorded.weights(queries=part)[0, :, :, S.start : S.stop].float().cpu().numpy() for part in parts
+            )
+            weights = np.concatenate([group_weights(one, t, s) for one in exact], axis=1)
+        labels = [
+            [f"{tokens[i]} …" if size > 1 else tokens[i] for i in part[::size]]
+            for tokens, part, size in ((self.rows, T, t), (self.columns, S, s))
+        ]
+        note = (
+            ""
+            if t == s == 1
+            else f"Each cell: mean of {t} rows, sum of {s} columns, which are named by their first tokens."
+        )
+        return GroupedWeights(weights, *labels, note)
 
     def check_head(self, head: int | None) -> None:
         """Raise an error if there is no such head."""
@@ -225,23 +263,23 @@ class Look(ExplainedLook, NotebookDisplay):
         self, file_format: str, attention: str | None = None, head: int | None = None, overview: bool = False
     ) -> bytes:
         from regard.viewer.plots.heatmaps import (  # matplotlib is slow to import
+            MAX_LABELS,
+            MAX_SMALL_LABELS,
             HeadPanels,
             plot_heat_map,
             plot_overview,
         )
 
         if overview:
-            panels = [HeadPanels(one.name, one.weights, one.rows, one.columns) for one in self.maps.values()]
+            panels = [HeadPanels(one.name, *one.grouped_weights(MAX_SMALL_LABELS)[:3]) for one in self.maps.values()]
             return plot_overview(self.title, panels, file_format)
         shown = self.select_attention(attention, head)
         heads = shown.heads
         head_label = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "single head"
-        title = f"{shown.name}, {head_label}"
-        weights = self.question_block(shown.head_weights(head))
-        if self.question is not None:
-            rows, columns = (shown.rows[part.start : part.stop] for part in self.question)
-            return plot_heat_map(weights, rows, columns, title, "question", file_format)
-        return plot_heat_map(weights, shown.rows, shown.columns, title, shown.kind, file_format)
+        weights, rows, columns, note = shown.grouped_weights(MAX_LABELS, *(self.question or ()))
+        plotted = weights.mean(0) if head is None else weights[head]
+        kind = shown.kind if self.question is None else "question"
+        return plot_heat_map(plotted, rows, columns, f"{shown.name}, {head_label}", kind, file_format, note)
 
     def _make_widget(self) -> Any:
         from regard.viewer.page.widget import make_look_widget

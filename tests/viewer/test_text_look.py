@@ -1,5 +1,7 @@
 """`look` at texts: its arrays and plots."""
 
+import itertools
+import math
 import pickle
 import warnings
 import xml.etree.ElementTree as xml
@@ -22,10 +24,12 @@ from regard.evaluation.teacher_forcing import mutual_information
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig
 from regard.pipelines import TextEncoder, TextGenerator
 from regard.pipelines.pipeline import TextPipeline
-from regard.viewer import look
+from regard.viewer import look, text_look
 from regard.viewer.page.text_scene import build_scene
+from regard.viewer.plots import heatmaps
 from regard.viewer.search_tree import record_search
 from tests.conftest import train_numbers
+from tests.viewer import text_models
 
 SENTENCE, TRANSLATION = "one two three", "trois deux un"
 
@@ -306,3 +310,27 @@ def test_ids_beyond_the_tokenizer_are_shown_as_numbers():
     assert any(f"<{token}>" in str(scene) for token in range(tokenizer.vocab_size, config.vocab))
     tree = record_search(generator, "one two", DecodeConfig(method="greedy", max_len=3))
     assert any(node.token == f"<{node.id}>" for node in tree.nodes)
+
+
+@pytest.mark.parametrize("form", ["transformer", "luong", "answer"])
+def test_plot_of_a_long_text_groups_tokens(form, tmp_path, monkeypatch):
+    seen = text_models.cached_look(form)
+    shown = seen.alignment
+    T, S = len(shown.rows), len(shown.columns)
+    monkeypatch.setattr(text_look, "SAMPLE_ROWS", 2)
+    weights, rows, columns, note = shown.grouped_weights(2)
+    t, s = (math.ceil(length / 2) for length in (T, S))
+    assert f"mean of {t} rows, sum of {s} columns" in note
+    for i, j in itertools.product(range(len(rows)), range(len(columns))):
+        exact = shown.weights[:, i * t : (i + 1) * t, j * s : (j + 1) * s].sum(2).mean(1)
+        np.testing.assert_allclose(weights[:, i, j], exact, atol=1e-6)
+    assert rows == [f"{shown.rows[0]} …", f"{shown.rows[t]} …"]
+    part = shown.grouped_weights(1, range(1, T), range(2, S)).weights
+    np.testing.assert_allclose(part[:, 0, 0], shown.weights[:, 1:, 2:].sum(2).mean(1), atol=1e-6)
+    for name in ("MAX_LABELS", "MAX_SMALL_LABELS"):
+        monkeypatch.setattr(heatmaps, name, 2)
+    seen.save(tmp_path / "map.svg")
+    assert "sum of" in (tmp_path / "map.svg").read_text()
+    for overview in (False, True):
+        seen.save(tmp_path / "map.svg", overview=overview)
+        assert f">{shown.rows[1]}<" not in (tmp_path / "map.svg").read_text()

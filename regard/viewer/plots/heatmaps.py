@@ -27,6 +27,8 @@ STYLE: Any = {
 _UNDATED: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 # Cells up to which the numbers are written into them.
 MAX_NUMBERED_CELLS = 400
+# Tokens along an axis up to which each has a label and cells of its own, in a plot and in a small map.
+MAX_LABELS, MAX_SMALL_LABELS = 400, 128
 _UNIT = "\nIn percent: every row sums to 100."
 CAPTIONS = {
     "self": "Self-attention: one row per token of the input." + _UNIT,
