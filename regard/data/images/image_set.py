@@ -135,9 +135,6 @@ def read_images(
     - a folder with one sub-folder of images per class; or with two sub-folders, `images` and `masks`, in which an image
       and its mask have the same name; or with images only, which then have no labels;
     - a table (`.csv`, `.tsv`) with the column `path`, relative to the table, and optionally `label` and `mask`;
-    - a table with the columns `sheet`, `tile` and optionally `label`: sheets are large images of square tiles, numbered
-      row by row from 0. The masks of `NAME.jpg` are in `NAME.mask.png`. If the table does not list the last tile of
-      each sheet, a column `side` must state the side of the tiles in pixels; otherwise it is inferred from the sheets;
     - `.npz` files with the arrays `images` (or `x`), `labels` (or `y`), and optionally `masks` and label `names`;
     - idx files, plain or .gz: images, then labels (by default the file with the usual name in the same folder);
     - image files: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM.
