@@ -26,7 +26,7 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from regard.data.phrasebook import phrasebook_pairs
+from regard.data import read_pairs
 
 TATOEBA_PAIRS = 6_000
 
@@ -57,8 +57,8 @@ def inflection(_: Path, folder: Path) -> Experiment:
 
 def without_spaces(_: Path, folder: Path) -> Experiment:
     """English to French of the phrasebook, with spaces removed from the target; the baseline copies the source."""
-    for name, split, count in (("spaceless.tsv", "train", 6000), ("spaceless-test.tsv", "test", 300)):
-        pairs = [(pair.source, pair.target.replace(" ", "")) for pair in phrasebook_pairs(split, count)]
+    for name, split, count in (("spaceless.tsv", "phrasebook", 6000), ("spaceless-test.tsv", "phrasebook:test", 300)):
+        pairs = [(source, target.replace(" ", "")) for source, target in read_pairs([split])[:count]]
         write_pairs(folder / name, pairs)
     baseline = CHRF().corpus_score([source for source, _ in pairs], [[target for _, target in pairs]]).score
     train, test = ["--data", "spaceless.tsv"], ["--data", "spaceless-test.tsv"]

@@ -42,7 +42,7 @@ class TagTask(Task):
     usage_hint = 'regard tag {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[TaggedText]]:
-        texts = read_tagged_texts(config.files)
+        texts = read_tagged_texts(config.files)[: config.limit or None]
         if config.validation:
             return Dataset(texts, read_tagged_texts(config.validation), "tagged texts")
         split = split_dataset(texts, [], "tagged texts", key=lambda text: text.words)

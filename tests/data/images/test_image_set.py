@@ -128,6 +128,15 @@ def test_parts_of_a_table(folder):
     check(read_images(["a:b.csv"]))
 
 
+def test_limit_reads_the_first_images(folder):
+    name = write_image_table("index.csv", PIXELS, LABELS)
+    np.savez("a.npz", images=PIXELS, labels=np.array(LABELS))
+    check(read_images([name], limit=2), PIXELS[:2], [1, 0], ("a", "b"))
+    check(read_images([name, "a.npz"], limit=9, cache="cache"), PIXELS[[*range(7), 0, 1]], NUMBERS[[*range(7), 0, 1]])
+    check(read_images([name, "a.npz"], limit=2, cache="cache"), PIXELS[:2], [1, 0], ("a", "b"))
+    assert len(read_ragged_images(["a.npz"], patch=2, limit=3)) == 3
+
+
 @pytest.mark.parametrize(
     ("arrays", "options"),
     [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from regard.cli.train_options import chosen_keys
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.models import family_name
 from regard.training import DataConfig, Dataset, read_dataset, recipe_from_dict, run_recipe
 from regard.training.choices import describe_choices, format_value
@@ -53,9 +53,9 @@ def dataset_of(tmp_path):
     """A function that writes and reads a small dataset of a task."""
 
     def read(task):
-        sentences = [pair.source for pair in phrasebook_pairs("train", 60)]
+        sentences = [source for source, _ in read_pairs(["phrasebook"])[:60]]
         if task in ("translate", "text2text"):
-            lines = [f"{pair.source}\t{pair.target}" for pair in phrasebook_pairs("train", 60)]
+            lines = [f"{source}\t{target}" for source, target in read_pairs(["phrasebook"])[:60]]
             (tmp_path / "data.tsv").write_text("\n".join(lines))
             files = ["data.tsv"]
         elif task == "classify":
