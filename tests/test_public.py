@@ -93,7 +93,6 @@ PUBLIC = {
         "encode_pairs",
         "encode_texts",
         "one_hot_targets",
-        "phrasebook_pairs",
         "read_documents",
         "read_image",
         "read_images",
@@ -262,7 +261,7 @@ def test_no_module_has_the_name_of_a_public_function():
         for name in getattr(package, "__all__", ())
         if inspect.isfunction(getattr(package, name))
     }
-    assert {"attend", "look", "phrasebook_pairs", "train"} <= functions
+    assert {"attend", "look", "read_pairs", "train"} <= functions
     assert [name for name in modules if name.rpartition(".")[2] in functions] == []
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from regard.config_reader import read_toml
-from regard.data.phrasebook import PHRASEBOOK
 from regard.errors import RegardError
 from regard.interop.export_targets import ExportTarget
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
@@ -186,11 +185,8 @@ def resolve_recipe(
     plain = recipe_from_dict(chosen, plain, overrides_origin)
     plain = recipe_from_dict(overrides, plain, overrides_origin)
     data, origin_model = plain.data, origin_name(start_from)
-    pass_data = f"Pass {key_name('data.files')}."
     if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
-        raise RegardError("No training data is given.", pass_data)
-    if data.files == (PHRASEBOOK,) and plain.task != "translate":
-        raise RegardError(f"The phrasebook does not support the task {plain.task}.", pass_data)
+        raise RegardError("No training data is given.", f"Pass {key_name('data.files')}.")
     if export_for and start_from:
         raise RegardError(
             f"The model to fine-tune, {origin_model}, cannot be restricted to a form for {export_for}.",

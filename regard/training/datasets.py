@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -11,8 +12,8 @@ import numpy as np
 from jaxtyping import Int
 
 from regard.data import ImageSet, RaggedImages, Tokenizer, clean, read_pairs, split_validation
-from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs
 from regard.data.text.cleaning import CleaningCounts
+from regard.data.text.readers import built_in_part, stream_pairs
 from regard.errors import RegardError
 from regard.ranges import format_value
 from regard.training.recipe import DataConfig
@@ -208,12 +209,9 @@ def too_few_examples(unit: str) -> RegardError:
 def read_pair_dataset(config: DataConfig) -> Dataset[Pairs]:
     """Read and clean sentence pairs; without validation files, split them.
 
-    >>> len(read_pair_dataset(DataConfig(phrasebook_size=100)).training)
+    >>> len(read_pair_dataset(DataConfig(limit=100)).training)
     100
     """
-    if config.files == (PHRASEBOOK,):
-        training = [(pair.source, pair.target) for pair in phrasebook_pairs("train", config.phrasebook_size)]
-        return Dataset(training, [(pair.source, pair.target) for pair in phrasebook_pairs("val", 500)])
     training, validation, counts = read_pair_splits(config, config.files, config.validation)
     return Dataset(training, validation, dropped=counts.reasons)
 
@@ -222,11 +220,12 @@ def read_pair_splits(
     config: DataConfig, files: Sequence[str], validation: Sequence[str]
 ) -> tuple[Pairs, Pairs, CleaningCounts]:
     """Training pairs, validation pairs, and the counts of dropped pairs."""
-    pairs, counts = clean(read_pairs(files, config.columns), config.max_ratio)
+    pairs, counts = clean(islice(stream_pairs(files, config.columns), config.limit or None), config.max_ratio)
     if not pairs:
         raise RegardError(
             f"{' '.join(files)}: no pair is left after cleaning.", f"Check the files; dropped: {counts.reasons}."
         )
+    validation = validation or built_in_part(files, "validation")
     if not validation:
         # Independent of the seed, so that runs with different seeds are comparable and can be ensembled.
         return *split_validation(pairs, seed=0), counts

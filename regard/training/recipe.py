@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from regard.config_reader import check_keys, fill_config
 from regard.data.images.augmentation import AugmentConfig
-from regard.data.phrasebook import PHRASEBOOK
+from regard.data.text.readers import PHRASEBOOK
 from regard.errors import RegardError, did_you_mean
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_name
 from regard.pipelines.folder.migration import migrate_recipe
@@ -41,9 +41,11 @@ class DataConfig:
     files: tuple[str, ...] = (PHRASEBOOK,)
     """two parallel files, or TSV, CSV, JSONL or Parquet files; plain, .gz, .xz, .bz2 or .zst; "-": standard input;
     "hf:NAME:SPLIT": a dataset of the Hugging Face hub; a folder of token shards (regard prepare); "phrasebook":
-    built-in data. Images: a folder, a table (.csv), .npz or idx files"""
+    built-in sentence pairs. Images: a folder, a table (.csv), .npz or idx files"""
     validation: tuple[str, ...] = ()
     """validation files; without them, a part of the training data"""
+    limit: Natural = 0
+    """number of training examples to read, the first ones (of each file of text2text, of each language pair); 0: all"""
     columns: tuple[str, ...] = ()
     """columns of source and target, of text and label, or of word and tag: header names, JSONL fields, or numbers
     from 1"""
@@ -58,8 +60,6 @@ class DataConfig:
     max_ratio: Annotated[float, Range(low=1)] = 9.0
     """maximum ratio of the lengths of both sides, in characters; pairs beyond it (by more than 20 characters) are
     dropped"""
-    phrasebook_size: Annotated[int, Range(low=2, high=10_000_000)] = 40_000
-    """number of phrasebook pairs"""
     prefixes: tuple[str, ...] = ()
     """text2text: prefix of the sources of each file, which names the task to the model"""
     weights: tuple[Positive, ...] = ()

@@ -14,7 +14,7 @@ from regard.training.recipe_run import run_recipe
 from regard.training.run.run_folder import read_stored_recipe
 from tests.training.helpers import bit_equal, saved_tensors
 
-SMALL = {"phrasebook_size": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
+SMALL = {"limit": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
 TINY = {"width": 8, "heads": 2, "feedforward": 8, "encoder_layers": 1, "decoder_layers": 1}
 
 
@@ -34,7 +34,7 @@ def test_train_returns_a_pipeline_that_load_reopens(tmp_path, pairs):
 def test_the_same_call_resumes_and_keeps_the_recipe(tmp_path):
     out = tmp_path / "model"
     regard.train("phrasebook", out, **SMALL, model=TINY, quiet=True)
-    longer = regard.train("phrasebook", out, phrasebook_size=60, steps=3, quiet=True)
+    longer = regard.train("phrasebook", out, limit=60, steps=3, quiet=True)
     assert longer.model.config.width == 8
     assert read_stored_recipe(out).train.steps == 3
 

@@ -48,12 +48,13 @@ class Options:
     languages: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PAIR", help_behavior_hint="")] = ()
     """multilingual translators: language pair of each file, such as en-de en-fr"""
     alignments: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """gold word alignments in Pharaoh format (0-0 1-2) of whitespace-separated words, one line per pair"""
+    """gold word alignments in Pharaoh format (0-0 1-2) of whitespace-separated words, one line per pair; by default
+    those of the third column of the data, if it has them"""
     layer: Annotated[
         str | None,
         tyro.conf.arg(
             metavar="NAME",
-            help_behavior_hint="(default: the sharpest; for phrasebook, the best on its validation split)",
+            help_behavior_hint="(default: the sharpest)",
         ),
     ] = None
     """cross-attention to take alignments from"""

@@ -73,6 +73,7 @@ def prepare(
     task: str = "translate",
     tokenizer: str | Path | Mapping[str, Any] | None = None,
     validation: str | Path | Sequence[str | Path] = (),
+    limit: int = DataConfig.limit,
     columns: Sequence[str] = (),
     max_ratio: float = DataConfig.max_ratio,
     prefixes: Sequence[str] = (),
@@ -84,7 +85,7 @@ def prepare(
     as those of a streaming dataset of Hugging Face. `out` is the folder to write. `task` is translate, text2text,
     language or mask. `tokenizer` is a folder with tokenizers (a model, or other shards), or the settings of a new one
     such as {"vocab_size": 8000}, which is trained on a sample of at most 64 MiB. Without `validation` files, a part of
-    the examples is split off by content, and equal ones stay together.
+    the examples is split off by content, and equal ones stay together. With `limit`, only the first examples are read.
 
     The folder appears under its name when it is complete.
 
@@ -104,6 +105,7 @@ def prepare(
     config = DataConfig(
         files=files,
         validation=tuple(map(str, held_out)),
+        limit=limit,
         columns=tuple(columns),
         max_ratio=max_ratio,
         prefixes=tuple(prefixes),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from regard.data.phrasebook.lexicon import (
+from tools.phrasebook.lexicon import (
     CAN,
     DETERMINERS,
     FREQUENCY,
@@ -24,7 +24,7 @@ from regard.data.phrasebook.lexicon import (
     Noun,
     Verb,
 )
-from regard.data.phrasebook.morphology import (
+from tools.phrasebook.morphology import (
     IL,
     ILS,
     IMPERFECT,

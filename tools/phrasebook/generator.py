@@ -1,12 +1,18 @@
-"""Random phrasebook sentences, and their assignment to training, validation and test."""
+"""Random phrasebook sentences, their assignment to training, validation and test, and the files of the package.
 
-from collections.abc import Callable
+python -m tools.phrasebook.generator
+"""
+
+import gzip
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Literal
 from zlib import crc32
 
-from regard.data.phrasebook.grammar import (
+from regard.errors import RegardError
+from tools.phrasebook.grammar import (
     AlignedPair,
     Combination,
     Phrase,
@@ -24,7 +30,7 @@ from regard.data.phrasebook.grammar import (
     time_phrase,
     verb_clause,
 )
-from regard.data.phrasebook.lexicon import (
+from tools.phrasebook.lexicon import (
     ADJECTIVES,
     DITRANSITIVE,
     FREQUENCY,
@@ -51,8 +57,7 @@ from regard.data.phrasebook.lexicon import (
     Noun,
     Verb,
 )
-from regard.data.phrasebook.morphology import IL, ILS, JE
-from regard.errors import RegardError
+from tools.phrasebook.morphology import IL, ILS, JE, split_words
 
 _NAMES = tuple(NAMES)
 # Weighted: I, you and we have distinct verb forms; he, she and they have those of nouns and names.
@@ -385,3 +390,42 @@ def phrasebook_pairs(split: Literal["train", "val", "test"], count: int, seed: i
             pairs[pair.source] = pair
             attempts = 0
     return list(pairs.values())
+
+
+# The parts of the packaged phrasebook, and their numbers of pairs.
+FILES: dict[str, tuple[Literal["train", "val", "test"], int]] = {
+    "phrasebook.tsv.gz": ("train", 80_000),
+    "phrasebook-validation.tsv.gz": ("val", 500),
+    "phrasebook-test.tsv.gz": ("test", 1000),
+}
+
+
+def format_line(pair: AlignedPair) -> str:
+    """A pair as a line of the file: source, target, and the alignment of its words, separated by white space.
+
+    >>> format_line(AlignedPair("Anne's cat!", "Le chat d'Anne !", ((0, 3), (1, 0), (2, 1), (3, 4))))
+    "Anne's cat!\\tLe chat d'Anne !\\t0-0 0-2 1-1 1-3\\n"
+    """
+    sources, targets = list(_containing_words(pair.source)), list(_containing_words(pair.target))
+    links = sorted({(sources[source], targets[target]) for source, target in pair.alignment})
+    return f"{pair.source}\t{pair.target}\t{' '.join(f'{source}-{target}' for source, target in links)}\n"
+
+
+def _containing_words(text: str) -> Iterator[int]:
+    """For each word of `split_words`, the index of the word, separated by white space, that contains it."""
+    end = 0
+    for word in split_words(text):
+        end = text.index(word, end) + len(word)
+        yield len(text[:end].split()) - 1
+
+
+def main() -> None:
+    for name, (split, count) in FILES.items():
+        text = "".join(map(format_line, phrasebook_pairs(split, count)))
+        path = Path(__file__).parents[2] / "regard" / "data" / name
+        path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        print(f"{path}: {count:,} pairs, {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ in English and `infinitive/strong stem` in French. Names in capitals are groups 
 from collections.abc import Sized
 from dataclasses import dataclass
 
-from regard.data.phrasebook.morphology import (
+from tools.phrasebook.morphology import (
     IL,
     ILS,
     JE,

@@ -1,13 +1,19 @@
-"""The phrasebook: correct French, gold alignments, and held-out combinations only outside of training."""
+"""The generator of the phrasebook: correct French, gold alignments, held-out combinations outside of training."""
 
+import gzip
 import re
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
-from regard.data.phrasebook import AlignedPair, count_lemmas, held_out, phrasebook_pairs, split_words
-from regard.data.phrasebook import grammar as g
-from regard.data.phrasebook.lexicon import (
+import regard
+from regard.data.text.readers import read_aligned_pairs
+from regard.errors import RegardError
+from tools.phrasebook import grammar as g
+from tools.phrasebook.generator import FILES, format_line, held_out, phrasebook_pairs
+from tools.phrasebook.grammar import AlignedPair
+from tools.phrasebook.lexicon import (
     ADJECTIVES,
     CAN,
     DETERMINERS,
@@ -20,9 +26,9 @@ from regard.data.phrasebook.lexicon import (
     TIMES,
     TRANSITIVE,
     WANT,
+    count_lemmas,
 )
-from regard.data.phrasebook.morphology import conjugate, english_past, english_plural
-from regard.errors import RegardError
+from tools.phrasebook.morphology import conjugate, english_past, english_plural, split_words
 
 VERBS = {verb.name: verb for verb in (*INTRANSITIVE, *DITRANSITIVE, *TRANSITIVE)}
 PARTIR = next(verb for verb in INTRANSITIVE if verb.name == "leave")
@@ -326,6 +332,26 @@ def test() -> list[AlignedPair]:
     return phrasebook_pairs("test", 1000)
 
 
+def test_packaged_files_are_what_the_generator_writes(train, val, test):
+    for (name, (_, count)), pairs in zip(FILES.items(), (train, val, test), strict=True):
+        with gzip.open(Path(regard.__file__).parent / "data" / name, "rt", encoding="utf-8") as file:
+            lines = file.readlines()
+        assert len(lines) == count
+        assert lines[: len(pairs)] == [format_line(pair) for pair in pairs[:count]]
+
+
+def test_packaged_alignments_link_words_between_white_space():
+    """As the third column of any file, from which `read_aligned_pairs` rejects other links."""
+    pair = AlignedPair("Anne's cat?", "Le chat d'Anne ?", ((0, 3), (1, 0), (1, 2), (2, 1), (3, 4)))
+    assert format_line(pair) == "Anne's cat?\tLe chat d'Anne ?\t0-0 0-2 1-1 1-3\n"
+    for name, size in (("phrasebook", 80_000), ("phrasebook:validation", 500), ("phrasebook:test", 1000)):
+        pairs, alignments = read_aligned_pairs([name])
+        assert len(pairs) == len(alignments) == size
+        for (source, target), links in zip(pairs[:2000], alignments):
+            words = [set(range(len(text.split()))) for text in (source, target)]
+            assert [set(side) for side in zip(*links)] == words
+
+
 def test_lexicon_is_large_enough():
     assert count_lemmas() >= 300
     assert len(NOUNS) + len(ADJECTIVES) + len(VERBS) >= 250
@@ -535,6 +561,6 @@ def test_unknown_split_is_an_error():
 
 
 def test_too_many_requested_sentences_is_an_error(monkeypatch):
-    monkeypatch.setattr("regard.data.phrasebook.generator._SentenceSampler.sentence", lambda sampler: None)
+    monkeypatch.setattr("tools.phrasebook.generator._SentenceSampler.sentence", lambda sampler: None)
     with pytest.raises(RegardError, match="only 0 different train sentences"):
         phrasebook_pairs("train", 3)
