@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from regard.pipelines import save as save
     from regard.serve.client import connect as connect
     from regard.training.api import train as train
-    from regard.training.planning import plan as plan
     from regard.training.recipe import Recipe as Recipe
     from regard.training.shards.preparation import prepare as prepare
     from regard.viewer import compare as compare
@@ -33,7 +32,6 @@ _PUBLIC = {
     "evaluate": "regard.evaluation",
     "load": "regard.pipelines",
     "look": "regard.viewer",
-    "plan": "regard.training.planning",
     "prepare": "regard.training.shards.preparation",
     "save": "regard.pipelines",
     "train": "regard.training.api",

@@ -25,7 +25,6 @@ PUBLIC = {
         "evaluate",
         "load",
         "look",
-        "plan",
         "prepare",
         "save",
         "train",

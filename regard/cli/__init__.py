@@ -31,7 +31,6 @@ COMMANDS = {
     "demo": Command("regard.cli.demo", "Train a small English-French translator in a minute"),
     "train": Command("regard.cli.train", "Train a model from files"),
     "prepare": Command("regard.cli.prepare", "Encode a corpus larger than memory for training"),
-    "plan": Command("regard.cli.plan", "Plan a training run on a cluster: memory, time and cost"),
     "translate": Command("regard.cli.inference.translate", "Translate text"),
     "generate": Command("regard.cli.inference.generate", "Generate text from a prompt"),
     "classify": Command("regard.cli.inference.classify", "Classify texts or images"),
