@@ -7,7 +7,6 @@ from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from regard.decode import DecodeConfig as DecodeConfig
-    from regard.diagnostics import doctor as doctor
     from regard.errors import RegardError as RegardError
     from regard.evaluation import evaluate as evaluate
     from regard.pipelines import Translator as Translator
@@ -28,7 +27,6 @@ _PUBLIC = {
     "Translator": "regard.pipelines",
     "compare": "regard.viewer",
     "connect": "regard.serve.client",
-    "doctor": "regard.diagnostics",
     "evaluate": "regard.evaluation",
     "load": "regard.pipelines",
     "look": "regard.viewer",

@@ -21,7 +21,6 @@ PUBLIC = {
         "Translator",
         "compare",
         "connect",
-        "doctor",
         "evaluate",
         "load",
         "look",
@@ -125,11 +124,6 @@ PUBLIC = {
         "explain",
         "greedy",
         "sample",
-    ],
-    "regard.diagnostics": [
-        "MachineCheck",
-        "MachineReport",
-        "doctor",
     ],
     "regard.evaluation": [
         "TextScores",
