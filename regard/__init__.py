@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from regard.serve.client import connect as connect
     from regard.training.api import train as train
     from regard.training.recipe import Recipe as Recipe
+    from regard.training.score_comparison import scores as scores
     from regard.training.shards.preparation import prepare as prepare
     from regard.viewer import compare as compare
     from regard.viewer import look as look
@@ -32,6 +33,7 @@ _PUBLIC = {
     "look": "regard.viewer",
     "prepare": "regard.training.shards.preparation",
     "save": "regard.pipelines",
+    "scores": "regard.training.score_comparison",
     "train": "regard.training.api",
 }
 __all__ = sorted(_PUBLIC)

@@ -48,7 +48,7 @@ COMMANDS = {
     "export": Command("regard.cli.export_model", "Export a model to Hugging Face, CTranslate2 or ONNX"),
     "recipes": Command("regard.cli.recipes", "List the packaged recipes, or print one"),
     "config": Command("regard.cli.config", "Show the recipe and configuration of a model"),
-    "bench": Command("regard.cli.bench", "Benchmark Regard against installed peer libraries"),
+    "scores": Command("regard.cli.scores", "Compare models with each of the six scores on the same data"),
     "doctor": Command("regard.cli.doctor", "Check this machine, and describe it for a bug report"),
     "completion": Command("regard.cli.completion", "Print a completion script for bash, zsh or fish"),
 }
