@@ -34,7 +34,7 @@ CHARACTERS = GPTConfig(
     ids=["base", "width 256", "width 1024", "small batch", "characters"],
 )
 def test_estimates_are_within_a_tenth_of_what_was_measured(config, tokens_per_second, milliseconds, gibibytes):
-    """On one H200 (benchmarks/README.md). The first and the fourth time fix the constants."""
+    """On one H200 (benchmarks/attention.md). The first and the fourth time fix the constants."""
     memory, seconds = estimate(config, round(tokens_per_second * milliseconds / 1e3))
     assert 1e3 * sum(seconds.values()) == pytest.approx(milliseconds, rel=0.1)
     if gibibytes:

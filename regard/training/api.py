@@ -16,7 +16,6 @@ from regard.training.fine_tuning import fine_tuning_recipe
 from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
 from regard.training.recipe_run import run_recipe
 from regard.training.run.run_folder import check_run_folder, read_stored_recipe
-from regard.training.run.run_setup import check_tensor_parallel
 from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
 from regard.training.shards.sharded_dataset import ShardedDataset, shards_task
 from regard.training.tasks import check_recipe, read_dataset, restrict_recipe, suggest_recipe
@@ -113,7 +112,6 @@ def resolve_recipe(
     plain = recipe_from_dict(chosen, plain, overrides_origin)
     plain = recipe_from_dict(overrides, plain, overrides_origin)
     data = plain.data
-    check_tensor_parallel(plain, given={**table.get("model", {}), **overrides.get("model", {})})
     pass_data = f"Pass {key_name('data.files')}."
     if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
         raise RegardError("No training data is given.", pass_data)

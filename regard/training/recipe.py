@@ -153,9 +153,6 @@ class TrainConfig:
     sharding: Literal["none", "fsdp"] = "none"
     """several processes: none: each holds the whole model (DDP); fsdp: they divide weights, gradients and optimizer
     state among them (FSDP2)"""
-    tensor_parallel: Annotated[int, Range(low=1, high=1024)] = 1
-    """ranks among which the heads and hidden units of every layer are divided (tensor parallelism); it must divide the
-    number of ranks"""
     compile: bool = False
     deterministic: bool = False
     """bit-exact reproducibility on a GPU, slightly slower"""

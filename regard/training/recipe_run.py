@@ -16,7 +16,6 @@ from regard.training.run.run_log import RunLog, plot_losses, read_metrics
 from regard.training.run.run_setup import (
     RunSpec,
     check_task_settings,
-    check_tensor_parallel,
     choose_tokenizers,
     configured_machine,
     count_ranks,
@@ -61,7 +60,6 @@ def run_recipe(
     origin = load(start_from, "cpu") if start_from is not None else None
     if origin is not None:
         recipe = fine_tuning_recipe(recipe, origin.model.config, start_from)
-    check_tensor_parallel(recipe)
     dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
     check_model_size(recipe, task, dataset)
     provenance = make_provenance(recipe, dataset, start_from)
