@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from regard import attention as attention
     from regard import viewer as viewer
     from regard.decode import DecodeConfig as DecodeConfig
-    from regard.diagnostics import doctor as doctor
     from regard.errors import RegardError as RegardError
     from regard.evaluation import evaluate as evaluate
     from regard.pipelines import Translator as Translator
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
     from regard.pipelines import save as save
     from regard.serve.client import connect as connect
     from regard.training.api import train as train
-    from regard.training.planning import plan as plan
     from regard.training.recipe import Recipe as Recipe
+    from regard.training.score_comparison import scores as scores
     from regard.training.shards.preparation import prepare as prepare
     from regard.viewer import compare as compare
     from regard.viewer import look as look
@@ -54,13 +53,12 @@ _PUBLIC = {
     "Translator": "regard.pipelines",
     "compare": "regard.viewer",
     "connect": "regard.serve.client",
-    "doctor": "regard.diagnostics",
     "evaluate": "regard.evaluation",
     "load": "regard.pipelines",
     "look": "regard.viewer",
-    "plan": "regard.training.planning",
     "prepare": "regard.training.shards.preparation",
     "save": "regard.pipelines",
+    "scores": "regard.training.score_comparison",
     "train": "regard.training.api",
 }
 # Packages that need no import of their own.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import RegardError, require_package
 from regard.files import check_output_folder
 from regard.interop.ctranslate2_layers import (
     ACTIVATIONS,
@@ -23,7 +23,6 @@ from regard.interop.ctranslate2_layers import (
 from regard.interop.ctranslate2_single_stack import decoder_specification, encoder_specification
 from regard.interop.weight_mapping import MappingRow, MappingTable
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.optional_packages import require_package
 from regard.pipelines import Pipeline, TextEncoder, TextGenerator, Translator, check_storable, write_tokenizers
 from regard.pipelines.language_choice import language_tokens_of
 

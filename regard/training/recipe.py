@@ -11,7 +11,6 @@ from regard.data.images.augmentation import AugmentConfig
 from regard.data.text.readers import PHRASEBOOK
 from regard.errors import RegardError, did_you_mean
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_name
-from regard.pipelines.folder.migration import migrate_recipe
 from regard.ranges import (
     Count,
     Fraction,
@@ -214,7 +213,7 @@ def recipe_from_dict(table: Mapping[str, Any], base: Recipe | None = None, origi
     >>> recipe_from_dict({"train": {"steps": 10}}).train.steps
     10
     """
-    base, table = base or Recipe(), migrate_recipe(table)
+    base = base or Recipe()
     check_keys(table, ["task", *SECTIONS], origin)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), Mapping):

@@ -107,16 +107,16 @@ class AttentionMap:
                 self.recorded.weights(queries=part)[0, :, :, S.start : S.stop].float().cpu().numpy() for part in parts
             )
             weights = np.concatenate([group_weights(one, t, s) for one in exact], axis=1)
-        labels = [
+        row_labels, column_labels = (
             [f"{tokens[i]} …" if size > 1 else tokens[i] for i in part[::size]]
             for tokens, part, size in ((self.rows, T, t), (self.columns, S, s))
-        ]
+        )
         note = (
             ""
             if t == s == 1
             else f"Each cell: mean of {t} rows, sum of {s} columns, which are named by their first tokens."
         )
-        return GroupedWeights(weights, *labels, note)
+        return GroupedWeights(weights, row_labels, column_labels, note)
 
     def check_head(self, head: int | None) -> None:
         """Raise an error if there is no such head."""

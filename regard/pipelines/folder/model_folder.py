@@ -40,7 +40,6 @@ from regard.files import check_output_folder, write_atomically
 from regard.models import FAMILIES, family_name, make_model
 from regard.models.parameters import SkipInitialization, find_change, layer_counts
 from regard.pipelines.folder.int8_weights import dequantize_weights, quantize_weights
-from regard.pipelines.folder.migration import migrate_names
 from regard.pipelines.folder.shortlist_file import SHORTLIST_FILE, read_shortlist, write_shortlist
 from regard.pipelines.image_model import ImageModel
 from regard.pipelines.language_choice import without_languages
@@ -382,7 +381,7 @@ def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
         with safe_open(path, framework="pt", backend="pread") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         _check_shapes(config, shapes, path)
-        return migrate_names(load_file(path, backend="pread"))
+        return load_file(path, backend="pread")
     except FileNotFoundError:
         hint = "Training may have been interrupted: resume it with the same command."
         if next(path.parent.glob("*.onnx"), None):
