@@ -1,10 +1,10 @@
-"""Float8 weights in decoding: the kernel against its plain twin, and tokens per second beside bfloat16.
+"""Float8 weights in decoding: the kernel against its reference implementation, and tokens per second beside bfloat16.
 
     python benchmarks/decoding_float8.py
     python benchmarks/decoding_float8.py --tiny      # a rehearsal: without a GPU in Triton's interpreter, with int8
 
 Prints two Markdown tables. The first has, for every shape of linear layers, the time of the kernel for few rows with
-bf16 and with float8 weights, and the relative error with float8 weights against the plain twin in float64. The second
+bf16 and with float8 weights, and the relative error with float8 weights against the reference in float64. The second
 has tokens per second of greedy decoding of one sentence or prompt; the precisions alternate, medians of the rounds.
 Weights are random: the share of equal tokens only shows that rounding acts; `decoding_quality.py` measures quality.
 """

@@ -7,6 +7,7 @@ calls `check_ranges`.
 import dataclasses
 import difflib
 import math
+import os
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -150,10 +151,14 @@ def default_hint(field: dataclasses.Field) -> str:
 def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
     """Convert a value to the type of an annotation; raise an error that names the field if it is invalid.
 
+    Paths become text, and numbers of NumPy those of Python.
+
     >>> check_value(tuple[float, ...], [1, 2], "data.weights")
     (1.0, 2.0)
     """
     limits, annotation = _split_annotation(annotation)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of NumPy or PyTorch
+        value = value.item()
     if isinstance(limits, OneOf):
         return _choice(value, tuple(limits.registry), name)
     origin, parts = get_origin(annotation), get_args(annotation)
@@ -178,6 +183,7 @@ def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
         if type(value) is not bool:
             raise _invalid(name, "true or false", value, hint)
     elif annotation is str:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
         _check_text(value, name, hint)
     elif isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
         return _instance(value, [annotation], name)

@@ -11,15 +11,14 @@ from regard.config_reader import read_toml
 from regard.data.phrasebook import PHRASEBOOK
 from regard.errors import RegardError
 from regard.interop.export_targets import ExportTarget
-from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, read_config
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
 from regard.pipelines.folder.model_folder import AnyPipeline
 from regard.recipes import find_recipe
 from regard.training.datasets import Dataset, find_rows, write_rows
-from regard.training.fine_tuning import fine_tuning_recipe
+from regard.training.fine_tuning import StartFrom, fine_tuning_recipe, origin_config, origin_name
 from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
 from regard.training.recipe_run import run_recipe
 from regard.training.run.run_folder import check_run_folder, read_stored_recipe
-from regard.training.run.run_setup import check_tensor_parallel
 from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
 from regard.training.shards.sharded_dataset import ShardedDataset, shards_task
 from regard.training.tasks import check_recipe, read_dataset, restrict_recipe, suggest_recipe
@@ -75,7 +74,7 @@ def train(
     *,
     task: str | None = None,
     recipe: str | Path | Recipe | None = None,
-    start_from: str | Path | None = None,
+    start_from: StartFrom | None = None,
     export_for: ExportTarget | None = None,
     quiet: bool = False,
     dry_run: bool = False,
@@ -87,7 +86,7 @@ def train(
     *,
     task: str | None = None,
     recipe: str | Path | Recipe | None = None,
-    start_from: str | Path | None = None,
+    start_from: StartFrom | None = None,
     export_for: ExportTarget | None = None,
     quiet: bool = False,
     dry_run: bool = False,
@@ -99,11 +98,13 @@ def train(
     `regard.prepare`), or is an iterable of rows: pairs, dictionaries with the fields of a JSONL file, or a data frame.
     `out` is the model folder to write. `task` is "translate" unless the recipe or the shards name
     another one. `recipe` is a Recipe, the path of a TOML file or the name of a packaged recipe. Further keyword
-    arguments override keys of the recipe: sections as dictionaries
-    (`train={"steps": 3000}`), or single keys (`steps=3000`). `start_from` is a model folder to fine-tune; `export_for`
-    restricts the model to a form that this export target supports.
+    arguments override keys of the recipe: sections as dictionaries or config objects (`train={"steps": 3000}`), or
+    single keys (`steps=3000`). `start_from` is a model to fine-tune: its folder, or what `regard.load` returns;
+    `export_for` restricts the model to a form that this export target supports.
 
-    An interrupted run is resumed by the same call. With `dry_run` the plan is printed and nothing is trained. Returns
+    An interrupted run is resumed by the same call. Random numbers, default types and gradient modes of PyTorch are
+    those of the run while it trains, and afterwards those of the caller; in several threads, one training waits for
+    the other. With `dry_run` the plan is printed and nothing is trained. Returns
     the pipeline that `regard.load(out)` returns; in a script that torchrun started, only on rank 0.
 
     >>> translator = train("pairs.tsv", out="model", steps=3000)  # doctest: +SKIP
@@ -167,7 +168,7 @@ def resolve_recipe(
     *,
     origin: str = "the recipe",
     overrides_origin: str = "regard.train",
-    start_from: str | Path | None = None,
+    start_from: StartFrom | None = None,
     export_for: ExportTarget | None = None,
     quiet: bool = False,
     dry_run: bool = False,
@@ -184,8 +185,7 @@ def resolve_recipe(
         chosen["model"] = {"family": overrides["model"]["family"]}
     plain = recipe_from_dict(chosen, plain, overrides_origin)
     plain = recipe_from_dict(overrides, plain, overrides_origin)
-    data = plain.data
-    check_tensor_parallel(plain, given={**table.get("model", {}), **overrides.get("model", {})})
+    data, origin_model = plain.data, origin_name(start_from)
     pass_data = f"Pass {key_name('data.files')}."
     if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
         raise RegardError("No training data is given.", pass_data)
@@ -193,12 +193,12 @@ def resolve_recipe(
         raise RegardError(f"The phrasebook does not support the task {plain.task}.", pass_data)
     if export_for and start_from:
         raise RegardError(
-            f"The model to fine-tune, {start_from}, cannot be restricted to a form for {export_for}.",
+            f"The model to fine-tune, {origin_model}, cannot be restricted to a form for {export_for}.",
             f"Leave out {key_name('for')}.",
         )
     if not dry_run:
         # before reading the data, which may take long
-        check_run_folder(Path(out), [*data.files, *data.validation, start_from])
+        check_run_folder(Path(out), [*data.files, *data.validation, origin_model])
     dataset = read_dataset(plain.task, resolve_cache_folder(data, out), quiet=quiet)
     # A resumed run keeps its recipe, apart from what is overridden.
     stored = read_stored_recipe(out)
@@ -234,19 +234,20 @@ def _refuse_other_tokenizer(recipe: Recipe, dataset: ShardedDataset, key_name: C
 
 
 def _refuse_ignored(
-    overrides: Mapping[str, Any], recipe: Recipe, start_from: str | Path, key_name: Callable[[str], str]
+    overrides: Mapping[str, Any], recipe: Recipe, start_from: StartFrom, key_name: Callable[[str], str]
 ) -> None:
     """Raise an error for overrides that contradict the model to fine-tune."""
+    origin = origin_name(start_from)
     for name in overrides.get("tokenizer", {}):
         if name != "dropout":  # used only during training
             raise RegardError(
-                f"Fine-tuning uses the tokenizers of {start_from}.", f"Leave out {key_name(f'tokenizer.{name}')}."
+                f"Fine-tuning uses the tokenizers of {origin}.", f"Leave out {key_name(f'tokenizer.{name}')}."
             )
-    model = fine_tuning_recipe(recipe, read_config(Path(start_from))[0], start_from).model
+    model = fine_tuning_recipe(recipe, origin_config(start_from), origin).model
     for name, value in overrides.get("model", {}).items():
         current = getattr(model, name, value)
         if current != value:
             raise RegardError(
-                f"Fine-tuning uses the model of {start_from}, whose {name} is {current} (got {value}).",
+                f"Fine-tuning uses the model of {origin}, whose {name} is {current} (got {value}).",
                 f"Leave out {key_name(f'model.{name}')}.",
             )

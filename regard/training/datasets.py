@@ -186,6 +186,20 @@ def split_dataset(
     return Dataset(examples, validation, unit)
 
 
+def keep_known_names(dataset: Dataset[Any], names: Callable[[Any], Iterable[str]]) -> Dataset[Any]:
+    """Move validation examples with a label (or tag) that no training example has to the training examples.
+
+    >>> keep_known_names(Dataset(["a", "b"], ["b", "c"], "texts"), list)
+    Dataset(training=['a', 'b', 'c'], validation=['b'], unit='texts', detail='', dropped='')
+    """
+    known = {name for example in dataset.training for name in names(example)}
+    validation = [example for example in dataset.validation if known.issuperset(names(example))]
+    if not validation:
+        raise too_few_examples(dataset.unit)
+    rare = [example for example in dataset.validation if not known.issuperset(names(example))]
+    return Dataset([*dataset.training, *rare], validation, dataset.unit)
+
+
 def too_few_examples(unit: str) -> RegardError:
     """The error for data that are too small for a validation split."""
     return RegardError(f"Too few {unit} for a validation split.", "Add more data, or pass --validation files.")

@@ -18,7 +18,7 @@ from jaxtyping import Bool
 
 from regard.data.batching.mapped_sequences import STARTS_DTYPE
 from regard.data.text.cleaning import CleaningCounts, validation_size
-from regard.data.text.examples.documents import VALIDATION_SHARE, no_text_error
+from regard.data.text.examples.documents import VALIDATION_SHARE, no_text_error, text_files
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
 from regard.errors import RegardError
@@ -201,7 +201,8 @@ class _Preparation:
     def _spool(self, data: Any) -> None:
         streams: list[Any] = []
         try:
-            total = sum(os.path.getsize(file) for file in self.config.files)
+            files = text_files(self.config.files) if self.corpus.sides == ("text",) else self.config.files
+            total = sum(map(os.path.getsize, files))
         except OSError:  # standard input, the Hugging Face hub, or a missing file, which the reader reports
             total = 0
         with (

@@ -54,7 +54,7 @@ class LanguageTask(Task):
         return Recipe(
             task="language",
             tokenizer=TokenizerConfig(kind="char" if by_character else "bytes", vocab_size=8000),
-            # The form of Qwen3; SwiGLU costs nothing beside the squared ReLU (benchmarks/README.md).
+            # The form of Qwen3; SwiGLU costs nothing beside the squared ReLU (benchmarks/training.md).
             model=GPTConfig(
                 width=width,
                 layers=layers,
