@@ -12,7 +12,7 @@ from regard.attention.bias import HeadSubsetBias
 from regard.attention.masks import NO_MASK, MaskParts
 from regard.attention.offsets import Offsets
 from regard.attention.reference import repeat_heads
-from regard.attention.scores import Dot, DotLike, ScaledDot
+from regard.attention.scores import Dot, DotLike, ScaledDot, pairs_as
 from regard.errors import RegardError
 from regard.kernels.derivatives import is_transformed
 from regard.kernels.triton import exact_weights
@@ -102,8 +102,7 @@ def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]
 def _kernel_supports(call: Call, q: Tensor, k: Tensor, parts: MaskParts) -> bool:
     """Whether the kernel supports this call, with folded q and k."""
     return (
-        isinstance(call.score, DotLike)
-        and type(call.score).pair is DotLike.pair
+        pairs_as(call.score, DotLike)
         and call.bias is None
         and parts.rest is None
         and parts.distance is None

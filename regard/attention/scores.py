@@ -37,6 +37,12 @@ class Score(nn.Module):
     needs_equal_widths = False
     """whether q and k must have the same width"""
 
+    def __init_subclass__(cls) -> None:
+        if "forward" in cls.__dict__:
+            raise RegardError(
+                f"{cls.__name__} overrides forward, which backends do not call.", "Override pair or fold."
+            )
+
     @classmethod
     def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Score":
         """The score for a model's sizes. Override it if the constructor has arguments.
@@ -101,6 +107,19 @@ class DotLike(Score):
 
     def pair(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
         return q @ k.mT
+
+
+def pairs_as(score: Score, *kinds: type[Score]) -> bool:
+    """Whether a score is of one of these classes and pairs as that class does: kernels do not call `pair`.
+
+    >>> class Doubled(Dot):
+    ...     def pair(self, q, k):
+    ...         return 2 * super().pair(q, k)
+    >>> pairs_as(Dot(), DotLike), pairs_as(Doubled(), DotLike)
+    (True, False)
+    """
+    cls = type(score)
+    return any(issubclass(cls, kind) and (cls.pair, cls.pair_at) == (kind.pair, kind.pair_at) for kind in kinds)
 
 
 class Dot(DotLike):
@@ -296,7 +315,7 @@ class SoftCap(Score):
 
     def __init__(self, inner: Score, cap: float) -> None:
         super().__init__()
-        if type(inner).pair is not DotLike.pair:
+        if not pairs_as(inner, DotLike):
             raise RegardError(
                 f"Soft-capping needs a score that is a dot product (got {type(inner).__name__}).",
                 "Use scaled_dot, or set model.score_cap to 0.",

@@ -13,7 +13,7 @@ from regard.kernels.triton.support import contiguous_rows
 
 def supports(call: Call) -> bool:
     parts = call.mask_parts
-    if not isinstance(call.score, Concat) or call.bias is not None:
+    if type(call.score) is not Concat or call.bias is not None:
         return False
     if parts.rest is not None or parts.distance is not None:
         return False
