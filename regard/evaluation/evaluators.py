@@ -102,7 +102,7 @@ def evaluate(
         case TextEncoder() if model.model.config.head == "answer":
             metrics = _evaluate_answers(model, files, language, allow_empty, quiet)
         case TextEncoder() if model.model.config.head == "tag":
-            metrics = _evaluate_tags(model, files, quiet)
+            metrics = _evaluate_tags(model, files, columns, quiet)
         case ImageModel() if model.model.config.head in ("classify", "segment"):
             metrics = _evaluate_image_model(model, files, label, quiet)
         case TextEncoder() | ImageModel():
@@ -271,8 +271,8 @@ def _evaluate_answers(
     return {"questions": len(questions), "without_answer": unanswerable, "exact_match": exact, "f1": f1}
 
 
-def _evaluate_tags(encoder: TextEncoder, files: Sequence[str], quiet: bool) -> dict[str, Any]:
-    names, texts = encoder.model.config.labels, read_tagged_texts(files)
+def _evaluate_tags(encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], quiet: bool) -> dict[str, Any]:
+    names, texts = encoder.model.config.labels, read_tagged_texts(files, columns)
     words = len(check_tags(texts, names))
     predicted: list[list[str]] = []
     with show_progress("tagging", silent=quiet) as on_progress:

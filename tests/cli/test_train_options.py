@@ -35,6 +35,8 @@ from tests.training.helpers import plan
         ["--data=a.tsv", "r.toml", "--out=m"],
         ["--out", "m", "r.toml", "--data", "a.tsv"],
         ["--quiet", "r.toml", "--out", "m", "--data", "a.tsv"],
+        ["--train.deterministic", "r.toml", "--out", "m", "--data", "a.tsv"],
+        ["--data", "a.tsv", "--out", "m", "r.toml", "--data.both-directions"],
     ],
 )
 def test_recipe_at_any_position(words):

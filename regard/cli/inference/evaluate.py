@@ -67,7 +67,7 @@ class Options:
     bleu_tokenizer: BleuTokenizer = "auto"
     """translations: tokenizer of sacreBLEU; auto: 13a, or one for references without spaces"""
     confusion: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """labels: output file of a confusion matrix plot, .png or .svg; its counts are in --json"""
+    """labels: output file of a confusion matrix plot, .png, .svg or .pdf; its counts are in --json"""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """output file of the metrics as JSON; "-": standard output, with the table on standard error"""
     truncate: Truncate = False

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,8 @@ from regard.errors import RegardError
 # Columns of a table: the default label column, the image file, its mask, and the split that it belongs to.
 LABEL_COLUMN = "label"
 _PATH_COLUMNS, _MASK_COLUMN, _SPLIT_COLUMN = ("path", "file", "filename", "image"), "mask", "split"
+# Names of folders that contain class folders, and are none.
+_SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test")
 
 
 class ImageSource(Protocol):
@@ -109,7 +112,10 @@ class ImageFile:
 
 
 def _read_folder(folder: Path) -> list[ImageFile]:
-    """Images of a folder: one sub-folder per class, two sub-folders "images" and "masks", or images without labels."""
+    """Images of a folder: one sub-folder per class, two sub-folders "images" and "masks", or images without labels.
+
+    The images of a class, and the masks, may lie in further sub-folders.
+    """
     folders, files = _list_folder(folder)
     if folders and files:
         raise RegardError(f"{files[0]} is next to the class folders.", "Move every image into the folder of its class.")
@@ -117,13 +123,25 @@ def _read_folder(folder: Path) -> list[ImageFile]:
         return _pair_with_masks(folder / "images", folder / "masks")
     images = [ImageFile(file) for file in files]
     for class_folder in folders:
-        sub_folders, class_files = _list_folder(class_folder)
+        sub_folders, direct_files = _list_folder(class_folder)
+        if sub_folders and not direct_files and (len(folders) == 1 or class_folder.name.lower() in _SPLITS):
+            raise RegardError(
+                f"{class_folder}: the class folder contains only folders, such as {sub_folders[0].name}.",
+                "Pass the folder that contains the class folders.",
+            )
+        class_files = _list_images(class_folder, (folder.resolve(),))
         if not class_files:
-            content = f"only folders, such as {sub_folders[0].name}" if sub_folders else "no images"
-            hint = "Pass the folder that contains the class folders." if sub_folders else "Add images or remove it."
-            raise RegardError(f"{class_folder}: the class folder contains {content}.", hint)
+            raise RegardError(f"{class_folder}: the class folder contains no images.", "Add images or remove it.")
         images += [ImageFile(file, class_folder.name) for file in class_files]
     return images
+
+
+def _list_images(folder: Path, parents: tuple[Path, ...] = ()) -> list[Path]:
+    """The image files of a folder and, after them, of its sub-folders; a link to a folder above is left out."""
+    folders, files = _list_folder(folder)
+    parents = (*parents, folder.resolve())
+    below = [_list_images(entry, parents) for entry in folders if entry.resolve() not in parents]
+    return [*files, *chain.from_iterable(below)]
 
 
 def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -140,13 +158,14 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _pair_with_masks(images: Path, masks: Path) -> list[ImageFile]:
-    """Pair images with the masks of the same file name, ignoring suffixes."""
-    mask_by_stem = {mask.stem: mask for mask in _list_folder(masks)[1]}
+    """Pair images with the masks of the same sub-folder and file name, ignoring suffixes."""
+    mask_by_stem = {mask.relative_to(masks).with_suffix(""): mask for mask in _list_images(masks)}
     paired = []
-    for file in _list_folder(images)[1]:
-        if file.stem not in mask_by_stem:
-            raise RegardError(f"{file} has no mask in {masks}.", f"Add the mask as {file.stem}.png.")
-        paired.append(ImageFile(file, None, mask_by_stem[file.stem]))
+    for file in _list_images(images):
+        stem = file.relative_to(images).with_suffix("")
+        if stem not in mask_by_stem:
+            raise RegardError(f"{file} has no mask in {masks}.", f"Add the mask as {stem}.png.")
+        paired.append(ImageFile(file, None, mask_by_stem[stem]))
     return paired
 
 

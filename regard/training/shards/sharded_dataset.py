@@ -155,7 +155,7 @@ def check_no_folder(files: Sequence[str]) -> None:
         if Path(file).is_dir():
             raise RegardError(
                 f"{file} is a folder without {MANIFEST}, so it is not a complete folder of token shards.",
-                "Pass files, or run regard prepare again.",
+                "Pass files, or run regard prepare again; folders of .txt files are data for --task language or mask.",
             )
 
 

@@ -46,7 +46,8 @@ def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> An
     if (shards := read_shards(task, data)) is not None:
         return shards
     if not isinstance(entry, ImageTask):
-        check_no_folder(data.files)
+        if not isinstance(entry, LanguageTask | MaskTask):
+            check_no_folder(data.files)
         return entry.read(data)
     with show_progress("decoding", silent=quiet) as on_progress:
         return entry.read(data, on_progress)

@@ -29,6 +29,7 @@ from regard.training.tasks.task import (
     Tokenizers,
     has_gpu,
     suggested_training,
+    warn_about_case,
     warn_about_rare_labels,
 )
 
@@ -205,7 +206,7 @@ class ImageTask(Task):
         images, rows = dataset.training.images, dataset.training.rows
         if self.annotation == "labels":
             labels = Counter(images.names[label] for label in images.labels[rows].tolist())
-            return warn_about_rare_labels(labels, "images", MIN_RECOMMENDED_IMAGES)
+            return warn_about_case(labels) + warn_about_rare_labels(labels, "images", MIN_RECOMMENDED_IMAGES)
         if len(rows) >= 10 * MIN_RECOMMENDED_IMAGES:
             return []
         count = count_units(len(rows), "images")

@@ -85,6 +85,18 @@ def test_folder_of_images_without_labels(folder):
     check(read_images(["2.png", "1.png"]), PIXELS[[2, 1]], [IGNORE_INDEX] * 2, ())
 
 
+def test_sub_folders_of_a_class_folder_belong_to_the_class(folder):
+    """As in torchvision's ImageFolder; a link to a folder above is no sub-folder."""
+    write_class_folders("data", PIXELS[:4], ["a", "b", "a/x", "a/x/y"])
+    os.symlink(Path("data/a").resolve(), "data/a/x/again")
+    images = read_images(["data"])
+    assert images.names == ("a", "b")
+    assert images.labels.tolist() == [0, 0, 0, 1]
+    write_class_folders("masked", PIXELS[:1], ["images/x"])
+    write_class_folders("masked", PIXELS[:1, ..., :1], ["masks/x"])
+    assert len(read_images(["masked"])) == 1
+
+
 def test_folder_of_images_and_masks(folder):
     for kind, arrays in (("images", PIXELS), ("masks", MASKS)):
         Path("data", kind).mkdir(parents=True)

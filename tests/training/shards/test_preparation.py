@@ -16,7 +16,7 @@ import pytest
 
 import regard
 from regard.data import read_pairs
-from regard.data.text.examples import documents
+from regard.data.text import tokenizer
 from regard.errors import RegardError
 from regard.training import DataConfig, read_dataset
 from regard.training.shards import preparation, shard_encoder, shard_folder, text_spool
@@ -58,7 +58,7 @@ def small_shards(monkeypatch):
     """Several shards and blocks, although the corpus is small."""
     monkeypatch.setattr(shard_encoder, "SHARD_BYTES", 3000)
     monkeypatch.setattr(text_spool, "BLOCK_ROWS", 16)
-    monkeypatch.setattr(documents, "PART_CHARS", 1000)
+    monkeypatch.setattr(tokenizer, "PART_CHARS", 1000)
 
 
 def prepare_task(task: str, corpus: Path, out: Path, **options):
