@@ -1,7 +1,11 @@
 """Errors that a user can act on."""
 
 import difflib
+import importlib
+import shlex
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 
 class _Sentence(BaseException):
@@ -86,3 +90,25 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", cutoff: f
         if any(plain[other] == same for other in known)
     ] or difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"Did you mean {' or '.join(matches)}?" if matches else otherwise
+
+
+def require_package(name: str, extra: str) -> Any:
+    """Import an optional package; if it is missing, the error has the command that installs those of its extra.
+
+    >>> require_package("no_such_package", "gguf")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    regard.errors.RegardError: no_such_package is not installed. Install it with: ... -m pip install "gguf...
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        from importlib import metadata  # slow
+
+        try:
+            declared = metadata.requires("regard") or []
+        except metadata.PackageNotFoundError:
+            declared = []
+        needed = [text.partition(";")[0].strip() for text in declared if f'extra == "{extra}"' in text]
+        packages = " ".join(f'"{package}"' for package in needed or [name.partition(".")[0]])
+        command = f"{shlex.quote(sys.executable or 'python')} -m pip install {packages}"
+        raise RegardError(f"{name} is not installed.", f"Install it with: {command}") from None

@@ -7,9 +7,10 @@ definition.
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
 from regard.kernels.cuda import l2_normalize_cuda
-from regard.ranges import OneOf, check_value
+from regard.ranges import OneOf, check_value, register
 
 
 class Score(nn.Module):
@@ -43,6 +44,7 @@ class Score(nn.Module):
         `hidden` is the width of a hidden layer, `max_keys` the maximum number of keys, and `heads` the number of heads,
         or None if one set of parameters serves all heads.
         """
+        check_constructor(cls)
         return cls()
 
     def forward(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
@@ -371,6 +373,17 @@ class Disentangled(Score):
         return Disentangled(self.keys[list(heads)], self.queries[list(heads)], self.index)
 
 
+def check_constructor(cls: type[nn.Module], *arguments: Any) -> None:
+    """Raise an error unless a class can be constructed from these arguments, as its inherited `build` does."""
+    try:
+        inspect.signature(cls).bind(*arguments)
+    except TypeError as error:
+        raise RegardError(
+            f"{cls.__name__} cannot be built for a model: its constructor does not fit ({error}).",
+            "Define the class method build, which receives the sizes of the model.",
+        ) from None
+
+
 def too_many_keys_error(keys: int, max_keys: int) -> RegardError:
     return RegardError(f"Location: {keys} keys, but W_a has {max_keys} rows.", "Pass a larger max_keys to Location.")
 
@@ -394,6 +407,8 @@ S = TypeVar("S", bound=type[Score])
 def register_score(name: str) -> Callable[[S], S]:
     """Class decorator that makes a score available by name, in configs, recipes and model folders.
 
+    A class of the same module and name replaces the earlier one, so that a cell of a notebook can run again.
+
     >>> @register_score("negative_distance")
     ... class NegativeDistance(Score):
     ...     def pair(self, q, k):
@@ -403,13 +418,11 @@ def register_score(name: str) -> Callable[[S], S]:
     >>> del SCORES["negative_distance"]
     """
 
-    def register(score: S) -> S:
-        if SCORES.get(name, score) is not score:
-            raise RegardError(f"The score {name!r} is already registered.", "Choose another name.")
-        SCORES[name] = score
+    def add(score: S) -> S:
+        register(SCORES, "score", name, score, lambda entry: entry)
         return score
 
-    return register
+    return add
 
 
 def make_score(

@@ -473,14 +473,14 @@ class UnknownCharacters:
 
 
 def plot_format(path: Path) -> str:
-    """The format of a plot by its file name: png or svg.
+    """The format of a plot by its file name: png, svg or pdf.
 
     >>> plot_format(Path("confusion.SVG"))
     'svg'
     """
     form = path.suffix.lower().removeprefix(".")
-    if form not in ("png", "svg"):
-        raise RegardError(f"{path}: expected the extension .png or .svg.", "Change the file extension.")
+    if form not in ("png", "svg", "pdf"):
+        raise RegardError(f"{path}: expected the extension .png, .svg or .pdf.", "Change the file extension.")
     return form
 
 

@@ -12,14 +12,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.kernels.derivatives import is_transformed, once_differentiable
+
 # Constants, so that torch.compile can trace the functions below. Triton is not installed with CPU and macOS builds.
 _AVAILABLE = importlib.util.find_spec("triton") is not None
 _INTERPRETED = _AVAILABLE and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def triton_available() -> bool:
-    """Whether Triton is installed."""
-    return _AVAILABLE
+    """Whether Triton is installed, outside of transforms of `torch.func`, which its kernels do not support."""
+    return _AVAILABLE and not is_transformed()
 
 
 def is_interpreted() -> bool:
@@ -79,7 +81,8 @@ class Operator:
         self.operator.register_fake(function)
 
     def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
-        """Register the backward pass, as `torch.library.register_autograd` does."""
+        """Register the backward pass, as `torch.library.register_autograd` does; it is not differentiated again."""
+        backward = once_differentiable(backward)
         self.operator.register_autograd(backward, setup_context=setup_context)
         forward = self.eager
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.kernels.cuda import cross_entropy_cuda
+from regard.kernels.derivatives import once_differentiable
 
 
 class LossParts(NamedTuple):
@@ -75,6 +76,7 @@ class _TokenLoss(torch.autograd.Function):
         return loss, nll, tokens
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, scale, _nll, _tokens):
         weight_grad, bias_grad, *feature_grads = ctx.saved_tensors
         first, second = (feature_grads[0] * scale, feature_grads[1] * scale if ctx.has_second_pass else None)

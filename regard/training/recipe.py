@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 
 from regard.config_reader import check_keys, fill_config
 from regard.data.images.augmentation import AugmentConfig
-from regard.data.phrasebook import PHRASEBOOK
+from regard.data.text.readers import PHRASEBOOK
 from regard.errors import RegardError, did_you_mean
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_name
-from regard.pipelines.folder.migration import migrate_recipe
 from regard.ranges import (
     Count,
     Fraction,
@@ -41,9 +40,11 @@ class DataConfig:
     files: tuple[str, ...] = (PHRASEBOOK,)
     """two parallel files, or TSV, CSV, JSONL or Parquet files; plain, .gz, .xz, .bz2 or .zst; "-": standard input;
     "hf:NAME:SPLIT": a dataset of the Hugging Face hub; a folder of token shards (regard prepare); "phrasebook":
-    built-in data. Images: a folder, a table (.csv), .npz or idx files"""
+    built-in sentence pairs. Images: a folder, a table (.csv), .npz or idx files"""
     validation: tuple[str, ...] = ()
     """validation files; without them, a part of the training data"""
+    limit: Natural = 0
+    """number of training examples to read, the first ones (of each file of text2text, of each language pair); 0: all"""
     columns: tuple[str, ...] = ()
     """columns of source and target, of text and label, or of word and tag: header names, JSONL fields, or numbers
     from 1"""
@@ -58,8 +59,6 @@ class DataConfig:
     max_ratio: Annotated[float, Range(low=1)] = 9.0
     """maximum ratio of the lengths of both sides, in characters; pairs beyond it (by more than 20 characters) are
     dropped"""
-    phrasebook_size: Annotated[int, Range(low=2, high=10_000_000)] = 40_000
-    """number of phrasebook pairs"""
     prefixes: tuple[str, ...] = ()
     """text2text: prefix of the sources of each file, which names the task to the model"""
     weights: tuple[Positive, ...] = ()
@@ -156,9 +155,6 @@ class TrainConfig:
     sharding: Literal["none", "fsdp"] = "none"
     """several processes: none: each holds the whole model (DDP); fsdp: they divide weights, gradients and optimizer
     state among them (FSDP2)"""
-    tensor_parallel: Annotated[int, Range(low=1, high=1024)] = 1
-    """ranks among which the heads and hidden units of every layer are divided (tensor parallelism); it must divide the
-    number of ranks"""
     compile: bool = False
     deterministic: bool = False
     """bit-exact reproducibility on a GPU, slightly slower"""
@@ -217,7 +213,7 @@ def recipe_from_dict(table: Mapping[str, Any], base: Recipe | None = None, origi
     >>> recipe_from_dict({"train": {"steps": 10}}).train.steps
     10
     """
-    base, table = base or Recipe(), migrate_recipe(table)
+    base = base or Recipe()
     check_keys(table, ["task", *SECTIONS], origin)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), Mapping):

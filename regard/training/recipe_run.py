@@ -18,7 +18,6 @@ from regard.training.run.run_log import RunLog, plot_losses, read_metrics
 from regard.training.run.run_setup import (
     RunSpec,
     check_task_settings,
-    check_tensor_parallel,
     choose_tokenizers,
     configured_machine,
     count_ranks,
@@ -75,7 +74,6 @@ def _run(
     origin = _open_origin(start_from) if start_from is not None else None
     if origin is not None:
         recipe = fine_tuning_recipe(recipe, origin.model.config, name)
-    check_tensor_parallel(recipe)
     dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
     check_model_size(recipe, task, dataset)
     provenance = make_provenance(recipe, dataset, name)

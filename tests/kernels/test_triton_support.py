@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.errors import RegardError
 from regard.kernels import triton_support
 from regard.kernels.triton_support import Operator, dependent_launch, operator
 from tests.attention.helpers import FakeCudaTensor
@@ -75,6 +76,12 @@ def test_compiled_graph_has_one_operator(scale):
     out, grad = output_and_gradient(torch.compile(scale, backend=backend, fullgraph=True), x)
     assert graphs == [["regard.scale_test.default"]]
     assert (out.tolist(), grad.tolist()) == ([0, 3, 6, 9], [3, 3, 3, 3])
+
+
+def test_second_derivatives_are_refused(scale):
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RegardError, match="create_graph=True"):
+        torch.autograd.grad(scale(x, 3.0).sum(), x, create_graph=True)
 
 
 def test_opcheck(scale):

@@ -14,7 +14,7 @@ from regard.training.recipe_run import run_recipe
 from regard.training.run.run_folder import read_stored_recipe
 from tests.training.helpers import bit_equal, saved_tensors
 
-SMALL = {"phrasebook_size": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
+SMALL = {"limit": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
 TINY = {"width": 8, "heads": 2, "feedforward": 8, "encoder_layers": 1, "decoder_layers": 1}
 
 
@@ -34,7 +34,7 @@ def test_train_returns_a_pipeline_that_load_reopens(tmp_path, pairs):
 def test_the_same_call_resumes_and_keeps_the_recipe(tmp_path):
     out = tmp_path / "model"
     regard.train("phrasebook", out, **SMALL, model=TINY, quiet=True)
-    longer = regard.train("phrasebook", out, phrasebook_size=60, steps=3, quiet=True)
+    longer = regard.train("phrasebook", out, limit=60, steps=3, quiet=True)
     assert longer.model.config.width == 8
     assert read_stored_recipe(out).train.steps == 3
 
@@ -65,6 +65,69 @@ def test_time_budget_chooses_its_schedule(tmp_path, pairs):
     chosen, _ = resolve_recipe({}, table, tmp_path / "new", start_from=tmp_path / "model")
     with pytest.raises(RegardError, match=r"train\.time needs the schedule wsd"):
         run_recipe(chosen, tmp_path / "new", start_from=tmp_path / "model", quiet=True)
+
+
+class Frame:
+    """What `train` uses of a data frame of pandas."""
+
+    columns = ("en", "fr")
+
+    def to_dict(self, orient: str) -> list[dict[str, str]]:
+        assert orient == "records"
+        return [dict(zip(self.columns, pair)) for pair in ROWS]
+
+
+ROWS = [(f"word {i}", f"mot {i}") for i in range(30)]
+OPTIONS: dict = dict(model=TINY, steps=1, workers=1, device="cpu", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "columns"),
+    [
+        (ROWS, ()),
+        ((pair for pair in ROWS), ()),
+        ([{"source": source, "target": target} for source, target in ROWS], ()),
+        (Frame(), ("en", "fr")),
+    ],
+    ids=["list", "generator", "dictionaries", "frame"],
+)
+def test_rows_train_the_model_of_a_file_with_the_same_pairs(tmp_path, pairs, data, columns):
+    expected = regard.train(pairs, tmp_path / "a", **OPTIONS)
+    actual = regard.train(data, tmp_path / "b", columns=columns, **OPTIONS)
+    assert actual.fingerprint() == expected.fingerprint()
+    assert actual.training["data"] == expected.training["data"]
+    assert read_stored_recipe(tmp_path / "b").data.files == ("<rows>",)
+    longer = regard.train(ROWS, tmp_path / "b", columns=columns, **OPTIONS | {"steps": 2})  # extends it
+    assert longer.training["step"] == 2
+
+
+def test_rows_of_other_tasks(tmp_path):
+    texts = [(f"word {i}", "odd" if i % 2 else "even") for i in range(30)]
+    sizes = dict(width=8, heads=2, feedforward=8, layers=1)
+    options: dict = dict(model=sizes, steps=1, workers=1, device="cpu", quiet=True)
+    classifier = regard.train(texts, tmp_path / "a", task="classify", **options)
+    assert sorted(classifier.model.config.labels) == ["even", "odd"]
+    generator = regard.train((text for text, _ in texts), tmp_path / "b", task="language", **options)
+    assert type(generator).__name__ == "TextGenerator"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            [("a", "b"), ("a", "b", "c")],
+            r"Row 2 of the data must be \(source, target\) or a dictionary \(got \('a', 'b', 'c'\)\)",
+        ),
+        ([1, 2], r"Row 1 of the data must be \(source, target\)"),
+        ([{"en": "a", "fr": "b"}], r'data, line 1: expected text in the fields "source" and "target"'),
+        (7, r"data must be files or rows \(got 7\)"),
+        ({"a": "b"}, "data must be files or rows"),
+    ],
+)
+def test_wrong_rows_are_errors(tmp_path, data, message):
+    with pytest.raises(RegardError, match=message):
+        regard.train(data, tmp_path / "model", **OPTIONS)
+    assert not (tmp_path / "model").exists()
 
 
 def test_packaged_recipe_is_completed_with_data(tmp_path, pairs):

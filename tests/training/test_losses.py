@@ -7,6 +7,7 @@ from torch import Tensor
 from regard.data import PairBatches
 from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.data.batching.sequences import Sequences
+from regard.errors import RegardError
 from regard.kernels.cuda import cross_entropy_cuda
 from regard.kernels.triton_support import is_interpreted
 from regard.models import TransformerConfig, make_model
@@ -146,6 +147,13 @@ def test_loss_of_ignored_rows_only_is_zero(set_chunk_rows):
     parts.loss.backward()
     assert parts.loss.item() == parts.tokens.item() == 0
     assert features.grad.eq(0).all()
+
+
+def test_second_derivatives_are_refused():
+    features, weight, targets, _ = example()
+    features.requires_grad_()
+    with pytest.raises(RegardError, match="create_graph=True"):
+        torch.autograd.grad(token_loss(features, weight, targets).loss, features, create_graph=True)
 
 
 def test_gradients_are_only_computed_when_needed(monkeypatch):

@@ -1,4 +1,4 @@
-"""Sources of images: folders with one sub-folder per class, tables of images or tiles, arrays, single files."""
+"""Sources of images: folders with one sub-folder per class, tables of images, arrays, single files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from regard.data.images.image_decoding import (
     image_errors,
     read_header,
 )
-from regard.data.images.tile_sheets import SHEET_COLUMN, TILE_COLUMN, get_cell, read_sheets
 from regard.data.text.readers import errors_at_line, read_named_rows, uncompressed_suffix
 from regard.errors import RegardError
 
@@ -170,15 +169,14 @@ def _pair_with_masks(images: Path, masks: Path) -> list[ImageFile]:
     return paired
 
 
-def _read_image_table(file: Path, part: str, label: str) -> Sequence[ImageSource]:
-    """Images listed in a table, or tiles of sheets."""
+def _read_image_table(file: Path, part: str, label: str) -> list[ImageFile]:
+    """Images listed in a table."""
     rows = read_named_rows(file)
     if not rows:
         raise RegardError(f"{file} lists no images.", "Write one row per image below the header.")
     columns = list(rows[0][1])
-    path_column = next((name for name in _PATH_COLUMNS if name in columns), None)
-    has_sheets = path_column is None and SHEET_COLUMN in columns
-    required = [TILE_COLUMN] if has_sheets else [path_column or _PATH_COLUMNS[0]]
+    path_column = next((name for name in _PATH_COLUMNS if name in columns), _PATH_COLUMNS[0])
+    required = [path_column]
     required += [label] if label != LABEL_COLUMN else []
     required += [_SPLIT_COLUMN] if part else []
     for column in required:
@@ -188,12 +186,16 @@ def _read_image_table(file: Path, part: str, label: str) -> Sequence[ImageSource
     if not selected:
         known = sorted({row[_SPLIT_COLUMN] for _, row in rows})
         raise RegardError(f"{file}: no row has the split {part!r}.", f"Its splits are {', '.join(known)}.")
-    if path_column is None:
-        return read_sheets(file, rows, selected, label)
     images = []
     for number, row in selected:
         with errors_at_line(file, number):
-            name = get_cell(row, label) if label in row else None
-            mask = file.parent / get_cell(row, _MASK_COLUMN) if _MASK_COLUMN in row else None
-            images.append(ImageFile(file.parent / get_cell(row, path_column), name, mask))
+            name = _get_cell(row, label) if label in row else None
+            mask = file.parent / _get_cell(row, _MASK_COLUMN) if _MASK_COLUMN in row else None
+            images.append(ImageFile(file.parent / _get_cell(row, path_column), name, mask))
     return images
+
+
+def _get_cell(row: dict[str, str], column: str) -> str:
+    if not row[column]:
+        raise RegardError(f"the {column} is empty.", "Fill it in, or remove the row.")
+    return row[column]

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.kernels.derivatives import once_differentiable
 from regard.kernels.masked_softmax import masked_softmax
 from regard.kernels.score_blocks import BLOCK_ELEMENTS, score_blocks
 
@@ -107,7 +108,7 @@ class _ConcatAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
         a, b, v, w = ctx.saved_tensors
         da, db, dv, dw = (torch.zeros_like(x) for x in (a, b, v, w))

@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from regard.data.text.language_pairs import add_directions
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.devices import find_device
 from regard.errors import RegardError
-from regard.models import ModelConfig, ViTConfig, family_name, make_model
+from regard.layers import POSITIONS
+from regard.models import ModelConfig, ViTConfig, make_model
 from regard.pipelines import TextEncoder, Translator, load_weights, make_pipeline, pipeline_kind, read_tokenizers
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
@@ -35,8 +36,6 @@ from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, BatchSource, Task
 from regard.version import __version__
 
-DIVIDED_SIZES = ("heads", "kv_heads", "feedforward")
-"""sizes of the model that tensor parallelism divides"""
 # With a smaller share of the batch, a worker spends more time on exchanging gradients than it saves.
 MAX_WORKERS, MIN_WORKER_TOKENS, MIN_WORKER_IMAGES = 16, 512, 8
 
@@ -87,49 +86,6 @@ def check_task_settings(recipe: Recipe, task: Task) -> None:
         )
 
 
-def check_tensor_parallel(recipe: Recipe, given: Container[str] = DIVIDED_SIZES) -> None:
-    """Raise an error if the layers of the model, or the ranks, cannot be divided as train.tensor_parallel says.
-
-    `given` names the sizes of the model that are known already.
-
-    >>> check_tensor_parallel(Recipe().override(model={"heads": 8}, train={"tensor_parallel": 3, "workers": 3}))
-    Traceback (most recent call last):
-    regard.errors.RegardError: model.heads is 8; it must be a multiple of train.tensor_parallel (3). Change one of them.
-    """
-    config, size = recipe.train, recipe.train.tensor_parallel
-    if size == 1:
-        return
-    if not hasattr(recipe.model, "heads"):
-        raise RegardError(
-            f"train.tensor_parallel = {size}: the recurrent layers of the family {family_name(recipe.model)} cannot be "
-            "divided among ranks.",
-            "Remove train.tensor_parallel.",
-        )
-    if getattr(recipe.model, "qk_norm_joint", False):
-        raise RegardError(
-            "Tensor parallelism divides the heads, over all of which model.qk_norm_joint normalizes.",
-            "Remove one of train.tensor_parallel and model.qk_norm_joint.",
-        )
-    if config.compile:
-        raise RegardError(
-            "train.compile does not support tensor parallelism.",
-            "Remove one of train.compile and train.tensor_parallel.",
-        )
-    for name in DIVIDED_SIZES:
-        value = getattr(recipe.model, name, 0)
-        if name in given and value % size:
-            raise RegardError(
-                f"model.{name} is {value}; it must be a multiple of train.tensor_parallel ({size}).",
-                "Change one of them.",
-            )
-    ranks = _fixed_ranks(recipe)
-    if ranks is not None and ranks % size:
-        raise RegardError(
-            f"train.tensor_parallel is {size}; the number of ranks ({ranks}) must be a multiple of it.",
-            f"Start the run with torchrun --nproc-per-node {size}, or on a CPU with --train.workers {size}.",
-        )
-
-
 def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | None) -> dict[str, Any]:
     """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions."""
     return {
@@ -177,8 +133,7 @@ def count_ranks(recipe: Recipe, state: TrainState | None) -> int:
     """
     ranks = _fixed_ranks(recipe)
     if ranks is None:
-        ranks, size = state.workers if state is not None else _suggest_workers(recipe), recipe.train.tensor_parallel
-        ranks = max(ranks // size, 1) * size
+        ranks = state.workers if state is not None else _suggest_workers(recipe)
     return ranks if state is not None or torchrun_rank() is not None else usable_workers(ranks)
 
 
@@ -241,9 +196,11 @@ def _only_run() -> Iterator[None]:
 
 
 def _is_built_in(recipe: Recipe) -> bool:
-    """Whether task, model and scores are part of Regard; worker processes cannot import those of a user's script."""
+    """Whether all components are part of Regard; worker processes cannot import those of a user's script."""
     scores = [value for name, value in vars(recipe.model).items() if name == "score" or name.endswith("_score")]
     classes = [type(TASKS[recipe.task]), type(recipe.model), *(SCORES[score] for score in scores)]
+    if positions := POSITIONS.get(getattr(recipe.model, "positions", "")):
+        classes.append(positions)
     return all(cls.__module__.startswith("regard.") for cls in classes)
 
 

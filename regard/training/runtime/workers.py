@@ -52,8 +52,6 @@ class Workers:
     """folder of the file store through which they connect"""
     update_group: Any = None
     """the group that exchanges gradients"""
-    tensor_parallel: int = 1
-    """ranks that work on the same part of every batch"""
 
     timeout: ClassVar[timedelta] = _TIMEOUT
     """time limit of operations that wait for rank 0"""
@@ -61,7 +59,7 @@ class Workers:
     @property
     def part(self) -> RankSlice:
         """The part of every batch for this rank."""
-        return RankSlice(self.rank // self.tensor_parallel, self.size // self.tensor_parallel)
+        return RankSlice(self.rank, self.size)
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all parts of the batch, in place; bit-identical on all ranks."""
@@ -70,7 +68,6 @@ class Workers:
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         with report_dead_ranks():
             dist.all_reduce(flat, group=self.update_group)
-        flat /= self.tensor_parallel
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
             tensor.copy_(part.view_as(tensor))
 
@@ -93,10 +90,6 @@ class Workers:
             with report_dead_ranks():
                 for tensor in tensors:
                     dist.broadcast(tensor.detach(), src=0)
-
-    def join_group(self, groups: list[list[int]]) -> Any:
-        """Divide the ranks into groups for updates, and return that of this rank."""
-        return dist.new_subgroups_by_enumeration(groups, timeout=UPDATE_TIMEOUT)[0]
 
     def connect(self, spec: Any) -> None:
         """Send the run specification to the other ranks, each of which calls `recipe_run.run_worker`.

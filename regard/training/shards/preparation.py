@@ -25,7 +25,7 @@ from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.pipelines import pipeline_kind, read_config, read_tokenizers, write_tokenizers
 from regard.progress import show_progress, show_status
-from regard.training.datasets import Dataset, too_few_examples
+from regard.training.datasets import Dataset, find_rows, too_few_examples
 from regard.training.recipe import DataConfig, TokenizerConfig, recipe_from_dict
 from regard.training.shards.corpora import CORPORA, Rows
 from regard.training.shards.corpus_split import choose_groups, cut_at_character, find_duplicates, rows_in_groups
@@ -73,6 +73,7 @@ def prepare(
     task: str = "translate",
     tokenizer: str | Path | Mapping[str, Any] | None = None,
     validation: str | Path | Sequence[str | Path] = (),
+    limit: int = DataConfig.limit,
     columns: Sequence[str] = (),
     max_ratio: float = DataConfig.max_ratio,
     prefixes: Sequence[str] = (),
@@ -84,7 +85,7 @@ def prepare(
     as those of a streaming dataset of Hugging Face. `out` is the folder to write. `task` is translate, text2text,
     language or mask. `tokenizer` is a folder with tokenizers (a model, or other shards), or the settings of a new one
     such as {"vocab_size": 8000}, which is trained on a sample of at most 64 MiB. Without `validation` files, a part of
-    the examples is split off by content, and equal ones stay together.
+    the examples is split off by content, and equal ones stay together. With `limit`, only the first examples are read.
 
     The folder appears under its name when it is complete.
 
@@ -98,16 +99,13 @@ def prepare(
         raise RegardError(
             f"The task {task} does not support token shards.", f"Choose from: {', '.join(CORPORA)}; or train on files."
         )
-    rows: Any = data
-    if isinstance(data, str | Path):
-        rows = [data]
-    if isinstance(rows, list | tuple) and all(isinstance(file, str | Path) for file in rows):
-        # A list of texts cannot be told from a list of files; files are meant.
-        rows = tuple(map(str, rows))
+    rows: Any = find_rows(data)
+    files = () if rows is not None else (str(data),) if isinstance(data, str | Path) else tuple(map(str, data))
     held_out = [validation] if isinstance(validation, str | Path) else list(validation)
     config = DataConfig(
-        files=rows if isinstance(rows, tuple) else (),
+        files=files,
         validation=tuple(map(str, held_out)),
+        limit=limit,
         columns=tuple(columns),
         max_ratio=max_ratio,
         prefixes=tuple(prefixes),

@@ -137,7 +137,7 @@ def read_shards(task: str, config: DataConfig) -> ShardedDataset | None:
             f"{folder} was prepared for the task {prepared}, not {task}.",
             f"Prepare the data again with --task {task}, or train with --task {prepared}.",
         )
-    for name in ("validation", "columns", "prefixes", "weights"):
+    for name in ("validation", "limit", "columns", "prefixes", "weights"):
         if getattr(config, name):
             raise RegardError(
                 f"data.{name} has no effect on token shards.",

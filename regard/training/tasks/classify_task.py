@@ -46,7 +46,7 @@ class ClassifyTask(Task):
     usage_hint = 'regard classify {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[LabeledText]]:
-        examples = read_labeled_texts(config.files, config.columns)
+        examples = read_labeled_texts(config.files, config.columns)[: config.limit or None]
         if config.validation:
             return Dataset(examples, read_labeled_texts(config.validation, config.columns), "labeled texts")
         split = split_dataset(examples, [], "labeled texts", key=lambda example: example.texts)

@@ -43,7 +43,7 @@ class TagTask(Task):
     usage_hint = 'regard tag {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[TaggedText]]:
-        texts = read_tagged_texts(config.files, config.columns)
+        texts = read_tagged_texts(config.files, config.columns)[: config.limit or None]
         if config.validation:
             return Dataset(texts, read_tagged_texts(config.validation, config.columns), "tagged texts")
         split = split_dataset(texts, [], "tagged texts", key=lambda text: text.words)

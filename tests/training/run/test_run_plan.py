@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from regard.cli.train_options import chosen_keys
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.data.text.examples.labeled_texts import LabeledText
 from regard.data.text.examples.tagged_texts import TaggedText
 from regard.models import family_name
@@ -55,9 +55,9 @@ def dataset_of(tmp_path):
     """A function that writes and reads a small dataset of a task."""
 
     def read(task):
-        sentences = [pair.source for pair in phrasebook_pairs("train", 60)]
+        sentences = [source for source, _ in read_pairs(["phrasebook"])[:60]]
         if task in ("translate", "text2text"):
-            lines = [f"{pair.source}\t{pair.target}" for pair in phrasebook_pairs("train", 60)]
+            lines = [f"{source}\t{target}" for source, target in read_pairs(["phrasebook"])[:60]]
             (tmp_path / "data.tsv").write_text("\n".join(lines))
             files = ["data.tsv"]
         elif task == "classify":

@@ -20,8 +20,7 @@ from tests.training.runtime.ranks import run_ranks
 
 
 def train(out: Path, sharding: str) -> None:
-    distributed = {"tensor_parallel": 2} if sharding == "tensor" else {"sharding": sharding}
-    recipe = small_recipe(model={"dropout": 0.0}, train=distributed)
+    recipe = small_recipe(model={"dropout": 0.0}, train={"sharding": sharding})
     try:
         run_recipe(recipe, out, dataset=small_dataset(), quiet=True)
     except RegardError as error:
@@ -77,7 +76,7 @@ def losses(out: Path) -> list[float]:
     return [line["nll"] for line in read_metrics(out / METRICS)]
 
 
-@pytest.mark.parametrize(("sharding", "step"), [("none", 6), ("fsdp", 3), ("tensor", 3)])
+@pytest.mark.parametrize(("sharding", "step"), [("none", 6), ("fsdp", 3)])
 def test_both_ranks_roll_back(tmp_path, sharding, step):
     """A sharded run first measures the time of three batches, so the same batches are those of earlier steps."""
     assert run_ranks(2, train_with_a_changed_loss, tmp_path, sharding, "nan") == [0, 0]

@@ -81,6 +81,9 @@ class CudaDecoder(StaticDecoder):
         """Whether the kernels support the attention of this model and this number of hypotheses."""
         if not kernels_support(model):
             return False
+        embedding = model.target_embedding if isinstance(model, Transformer) else model.embedding
+        if not isinstance(embedding.positions, Sinusoidal | Learned | None):
+            return False
         blocks = model.decoder if isinstance(model, Transformer) else model.blocks
         for block in blocks:
             for attention in (block.attention, getattr(block, "cross", None)):
