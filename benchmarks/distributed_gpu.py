@@ -196,7 +196,7 @@ def check_training_run(sharding: str) -> None:
     train = TrainConfig(
         steps=30, batch_tokens=2048, log_every=1, validate_every=30, save_every=30, optimizer="adamw", sharding=sharding
     )
-    recipe = Recipe(data=DataConfig(phrasebook_size=2000), model=replace(model, max_len=64), train=train)
+    recipe = Recipe(data=DataConfig(limit=2000), model=replace(model, max_len=64), train=train)
     with tempfile.TemporaryDirectory() as folder:
         run_recipe(recipe, Path(folder) / "run", quiet=True)
         lines = read_metrics(Path(folder) / "run" / METRICS)

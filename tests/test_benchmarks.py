@@ -13,7 +13,7 @@ from regard.attention import attend
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.kernels.triton_support import triton_available
+from regard.kernels.triton.support import triton_available
 from regard.models import make_model
 from regard.pipelines import load
 from tests.conftest import number_pairs

@@ -1,5 +1,7 @@
 """The public names of each package: a new or removed name is listed here."""
 
+import ast
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -73,7 +75,6 @@ PUBLIC = {
         "encode_pairs",
         "encode_texts",
         "one_hot_targets",
-        "phrasebook_pairs",
         "read_documents",
         "read_image",
         "read_images",
@@ -161,6 +162,7 @@ PUBLIC = {
         "Translation",
         "Translator",
         "check_kind",
+        "check_storable",
         "load",
         "load_weights",
         "make_pipeline",
@@ -236,13 +238,32 @@ def test_no_module_has_the_name_of_a_public_function_of_its_package():
         for name in getattr(package, "__all__", ())
         if inspect.isfunction(getattr(package, name))
     }
-    assert {"regard.attention.attend", "regard.look", "regard.data.phrasebook_pairs", "regard.train"} <= functions
+    assert {"regard.attention.attend", "regard.look", "regard.data.read_pairs", "regard.train"} <= functions
     assert functions.isdisjoint(modules)
 
 
 def test_dir_lists_the_public_names():
     program = "import sys, regard; sys.exit(not {*regard.__all__, '__version__'} <= set(dir(regard)))"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_packages_need_no_import_of_their_own():
+    program = "import regard; regard.attention.record, regard.viewer.look, regard.models.GPT; 'viewer' in dir(regard)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_help_names_ten_things_with_examples_that_can_be_called():
+    headings = [line for line in regard.__doc__.splitlines()[1:] if line and not line.startswith(" ")]
+    assert len(headings) == 10
+    examples = ast.parse("\n".join(line[4:] for line in regard.__doc__.splitlines() if line.startswith("    ")))
+    calls = [node for node in ast.walk(examples) if isinstance(node, ast.Call)]
+    found = {ast.unparse(call.func): call for call in calls if ast.unparse(call.func).startswith("regard.")}
+    names = {name for name in found if not name.endswith(".save") or name == "regard.save"}
+    assert {"regard.train", "regard.load", "regard.look", "regard.attention.record"} <= names
+    for name in names:
+        function = functools.reduce(getattr, name.split(".")[1:], regard)
+        keywords = {one.arg: one.value for one in found[name].keywords}
+        inspect.signature(function).bind(*found[name].args, **keywords)
 
 
 def test_unknown_name_is_an_attribute_error():

@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         code = _run(argv)
         sys.stdout.flush()
         return code
-    except RegardError as error:
+    except (RegardError, Interrupted) as error:
         print(f"regard: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from regard.attention.scores import SCORES
-from regard.data.phrasebook import PHRASEBOOK
+from regard.data.text.readers import PHRASEBOOK
 from regard.devices import Device
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import METRIC_FORMATS

@@ -206,9 +206,7 @@ TARGETS: dict[str, Target] = {
     "images.npz": _images("images.npz"),
     "images-idx3-ubyte": _images("images-idx3-ubyte"),
     "images.gz": _images("images.gz", *valid_files.compressed_arrays()),
-    "images.csv": _images(
-        "images.csv", b"path,label,split\nvalid.png,a,train\n", b"sheet,tile,side\nvalid.png,0,4\nvalid,3,4\n"
-    ),
+    "images.csv": _images("images.csv", b"path,label,split\nvalid.png,a,train\n"),
     "recipe.toml": _data("recipe.toml", lambda file: recipe_from_dict(read_toml(file)), _RECIPE),
     "translator/config.json": Target(valid_files.write_translator, "config.json", _load),
     "translator/model.safetensors": Target(valid_files.write_translator, "model.safetensors", _load),

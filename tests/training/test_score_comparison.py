@@ -7,14 +7,14 @@ import pytest
 import regard
 from regard.attention import SCORES
 from regard.cli import main
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.errors import RegardError
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "pairs.tsv"
-    lines = [f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 40)]
+    lines = [f"{source}\t{target}\n" for source, target in read_pairs(["phrasebook"])[:40]]
     path.write_text("".join(lines), encoding="utf-8")
     return str(path)
 
