@@ -23,10 +23,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
+from decoding import SHAPES, DecodingShape, RegardDecoder
 from gpu_common import milliseconds, table
 
-from regard.bench.decoding_peers import RegardDecoder
-from regard.bench.decoding_speed import SHAPES, DecodingShape
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS
 from regard.kernels.triton.skinny_linear import RowNorm, plain_skinny_linear, skinny_linear
 from regard.layers.float8_linear import quantize_float8

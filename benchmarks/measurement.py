@@ -1,18 +1,24 @@
-"""Timing and memory measurement of several implementations, and the peak rates of the machine."""
+"""Shared helpers: time and memory of implementations, the peak rates of the machine, and the table of results."""
 
 import ctypes
+import dataclasses
 import gc
+import importlib.util
+import json
 import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+PACKAGES = {"transformers": "transformers", "x-transformers": "x_transformers", "CTranslate2": "ctranslate2"}
+DTYPES = {"cpu": torch.float32, "mps": torch.float32, "cuda": torch.bfloat16}
 ROUNDS = 5
 MIN_TIMED_SECONDS = 0.02
 """minimum duration of one timing; faster functions are called repeatedly"""
@@ -96,11 +102,6 @@ def compare(
     """Time the implementations in alternation, so that drift of the machine affects all equally; medians over rounds.
 
     The order changes from round to round, so that no implementation always follows the same other one.
-
-    >>> no_op = Implementation("no-op", lambda: lambda: None)
-    >>> rows = compare("nothing", [no_op], Work(), Ceilings(1, 1), torch.device("cpu"), rounds=1)
-    >>> rows[0].seconds < 1
-    True
     """
     calls: dict[str, tuple[Callable[[], Any], int, int | None]] = {}
     rows: dict[str, Measurement] = {}
@@ -262,3 +263,93 @@ def _describe_failure(error: Exception) -> str:
         return "out of memory"
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first}"[:100]
+
+
+def is_installed(peer: str) -> bool:
+    """Whether the package of a peer library is installed."""
+    return importlib.util.find_spec(PACKAGES[peer]) is not None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The measurements of one benchmark, and the machine on which they were made."""
+
+    benchmark: str
+    ceilings: Ceilings
+    rows: Sequence[Measurement]
+    not_installed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.benchmark}: {self.ceilings.machine}"
+        yield f"ceilings: {', '.join(self._ceilings())}"
+        yield ""
+        yield "| case | length | implementation | time | speed vs. best peer | memory | rate | of the ceiling | |"
+        yield "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | --- |"
+        for row in self.rows:
+            name = f"**{row.implementation}**" if row.is_regard else row.implementation
+            best = self._best_peer(row)
+            cells = (
+                row.case,
+                "" if row.length is None else str(row.length),
+                name,
+                format_seconds(row.seconds),
+                f"{best / row.seconds:.2f}" if best and row.seconds else "",
+                format_bytes(row.memory),
+                "" if row.rate is None else f"{format_si(row.rate)}{row.unit}".replace("  ", " "),
+                "" if row.share is None else f"{row.share:.1%}",
+                row.note,
+            )
+            yield f"| {' | '.join(cells)} |"
+        if self.not_installed:
+            yield ""
+            yield f"not installed: {', '.join(self.not_installed)}"
+
+    def _ceilings(self) -> Iterator[str]:
+        yield f"matrix product {format_si(self.ceilings.flops)}FLOP/s"
+        yield f"memory copy {format_si(self.ceilings.bytes)}B/s (read and written)"
+        if self.ceilings.tanhs:
+            yield f"tanh {format_si(self.ceilings.tanhs)}/s (some concat kernels avoid it)"
+
+    def _best_peer(self, row: Measurement) -> float | None:
+        peers = [
+            other.seconds
+            for other in self.rows
+            if (other.case, other.length) == (row.case, row.length) and not other.is_regard and other.seconds
+        ]
+        return min(peers, default=None)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report as JSON."""
+        content = {"benchmark": self.benchmark, "date": time.strftime("%Y-%m-%d")} | dataclasses.asdict(self)
+        Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def format_si(number: float) -> str:
+    """Format a number with an SI prefix."""
+    for size, prefix in PREFIXES:
+        if number >= size:
+            return f"{number / size:.3g} {prefix}"
+    return f"{number:.3g} " if number < 10 or number >= 100 else f"{number:.1f} "
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Format a duration in s, ms or µs."""
+    if seconds is None:
+        return "–"
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:.3f} {unit}"
+    return f"{seconds * 1e6:.1f} µs"
+
+
+def format_bytes(count: int | None) -> str:
+    """Format a number of bytes in GiB, MiB or KiB."""
+    if count is None:
+        return ""
+    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.0f} KiB"
