@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from regard.cli.common import DeviceOption, Quiet, parse
-from regard.data.phrasebook import PHRASEBOOK
+from regard.data.text.readers import PHRASEBOOK
 from regard.training.score_comparison import STEPS, Family, scores
 
 
