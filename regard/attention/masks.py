@@ -87,27 +87,32 @@ class Matrix(Mask):
         return (allowed if T == 1 else allowed[..., p - (S - T), :])[..., s]
 
 
-@dataclass(frozen=True, eq=False)
-class Causal(Mask):
+class RelativeMask(Mask):
+    """A mask of the distance between query and key, the same for all sequences."""
+
     is_relative = True
 
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(RelativeMask):
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return s <= p[:, None]
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Mask):
+class Window(RelativeMask):
     n: int
-    is_relative = True
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return (s <= p[:, None]) & (s > p[:, None] - self.n)
 
 
 @dataclass(frozen=True, eq=False)
-class Local(Mask):
+class Local(RelativeMask):
     n: int
-    is_relative = True
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return (s - p[:, None]).abs() <= self.n

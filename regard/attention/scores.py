@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
-from regard.kernels.cuda import l2_normalize_cuda
+from regard.kernels.triton import l2_normalize
 from regard.ranges import OneOf, check_value, register
 
 
@@ -36,6 +36,12 @@ class Score(nn.Module):
     """number of heads with separate parameters; None: no parameters, or all heads share them"""
     needs_equal_widths = False
     """whether q and k must have the same width"""
+
+    def __init_subclass__(cls) -> None:
+        if "forward" in cls.__dict__:
+            raise RegardError(
+                f"{cls.__name__} overrides forward, which backends do not call.", "Override pair or fold."
+            )
 
     @classmethod
     def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Score":
@@ -103,6 +109,19 @@ class DotLike(Score):
         return q @ k.mT
 
 
+def pairs_as(score: Score, *kinds: type[Score]) -> bool:
+    """Whether a score is of one of these classes and pairs as that class does: kernels do not call `pair`.
+
+    >>> class Doubled(Dot):
+    ...     def pair(self, q, k):
+    ...         return 2 * super().pair(q, k)
+    >>> pairs_as(Dot(), DotLike), pairs_as(Doubled(), DotLike)
+    (True, False)
+    """
+    cls = type(score)
+    return any(issubclass(cls, kind) and (cls.pair, cls.pair_at) == (kind.pair, kind.pair_at) for kind in kinds)
+
+
 class Dot(DotLike):
     """Dot product, s·h.
 
@@ -144,8 +163,8 @@ def _normalize_rows(
 ) -> tuple[Float[Tensor, "*b T D"], Float[Tensor, "*g S D"]]:
     """L2-normalize the rows of q and k, and scale q; a zero vector stays zero."""
     eps = _MIN_NORM.get(q.dtype, 1e-6)
-    if l2_normalize_cuda.supports(q, k):
-        return l2_normalize_cuda.l2_normalize(q, k, log_scale, eps)
+    if l2_normalize.supports(q, k):
+        return l2_normalize.l2_normalize(q, k, log_scale, eps)
     # In float16 a norm may overflow where no element does.
     q, k = (
         nn.functional.normalize(
@@ -296,7 +315,7 @@ class SoftCap(Score):
 
     def __init__(self, inner: Score, cap: float) -> None:
         super().__init__()
-        if type(inner).pair is not DotLike.pair:
+        if not pairs_as(inner, DotLike):
             raise RegardError(
                 f"Soft-capping needs a score that is a dot product (got {type(inner).__name__}).",
                 "Use scaled_dot, or set model.score_cap to 0.",

@@ -17,8 +17,9 @@ from regard.version import __version__
 
 _BFLOAT16 = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x)"
 _TRITON = """import torch
-from regard.kernels.cuda.column_sums_cuda import column_sums
-column_sums(torch.ones(1, 64, 64, device="cuda"), torch.float32)[0].cpu()"""
+from regard.kernels.triton.linear_relu import relu_backward
+x = torch.ones(64, 64, device="cuda")
+assert relu_backward(x, x)[1].cpu().eq(64).all()"""
 _HAS_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 
 

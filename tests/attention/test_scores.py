@@ -16,6 +16,7 @@ from regard.attention import (
     Location,
     ScaledDot,
     Score,
+    SoftCap,
     attend,
     causal,
     explain,
@@ -202,6 +203,29 @@ def test_make_score():
         make_score("dot", 8, 6)
     with pytest.raises(RegardError, match="scale must be positive"):
         Cosine(0.0)
+
+
+@pytest.mark.parametrize("length", [5, 70])
+def test_overridden_pairs_of_built_in_scores_count(length):
+    """Kernels for the base class would ignore them."""
+
+    class Doubled(ScaledDot):
+        def pair(self, q, k):
+            return 2 * super().pair(q, k)
+
+    class Distant(ScaledDot):
+        def pair_at(self, q, k, p, s):
+            return super().pair_at(q, k, p, s) - (p[:, None] - s).abs()
+
+    q, k, v = (random(1, 2, length, 4, seed=i) for i in range(3))
+    distance = (torch.arange(length)[:, None] - torch.arange(length)).abs()
+    for score, pairs in ((Doubled(), q @ k.mT), (Distant(), q @ k.mT / 2 - distance / 2)):
+        torch.testing.assert_close(attend(q, k, v, score=score), pairs.softmax(-1) @ v)
+        torch.testing.assert_close(weights(q, k, score=score), pairs.softmax(-1))
+        with pytest.raises(RegardError, match="needs a score that is a dot product"):
+            SoftCap(score, 2.0)
+    with pytest.raises(RegardError, match=r"Wrong overrides forward.*Override pair or fold"):
+        type("Wrong", (Score,), {"forward": lambda self, q, k: q @ k.mT})
 
 
 def test_score_without_build_is_named(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import regard
 from regard.cli import doctor, main
 from regard.cli.doctor import Result
+from regard.kernels.triton.support import is_interpreted, triton_available
 
 ILLEGAL = Result(-signal.SIGILL, "the process died of SIGILL")
 
@@ -64,3 +65,9 @@ def test_crashing_process_is_named():
     code = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
     assert doctor.run_python("-c", code) == ILLEGAL
     assert doctor.run_python("-c", "import regard; raise ValueError('broken')") == Result(1, "ValueError: broken")
+
+
+@pytest.mark.skipif(not triton_available(), reason="needs Triton")
+def test_triton_check_runs_a_kernel():
+    """On a GPU, or in Triton's interpreter."""
+    exec(doctor._TRITON.replace("cuda", "cpu" if is_interpreted() else "cuda"), {})

@@ -24,7 +24,7 @@ from regard.attention import SCORES, Bias, Concat, Disentangled, Mask, Recorded,
 from regard.attention.backends.call import Call
 from regard.attention.masks import And, Causal, Local, MaskParts, Not, Or, Padding, Window
 from regard.attention.reference import repeat_heads
-from regard.attention.scores import DotLike
+from regard.attention.scores import DotLike, pairs_as
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.version import __version__
@@ -285,8 +285,7 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
             raise RegardError(f"{recorded.name} was called several times with different keys.", PLOT_HINT)
         q = torch.cat([q, *(one.q for one in others)], dim=2)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
-    is_disentangled = isinstance(score, Disentangled)
-    if type(score).pair not in (DotLike.pair, Concat.pair, SoftCap.pair) and not is_disentangled:
+    if not pairs_as(score, DotLike, Concat, SoftCap, Disentangled):
         raise RegardError(f"A page cannot compute the score {_score_name(score)}.", PLOT_HINT)
     with torch.autocast(q.device.type, enabled=False):
         folded_q, folded_k, scale = score.fold(q, repeat_heads(k, H))
