@@ -28,7 +28,7 @@ from gpu_common import milliseconds, table
 from regard.bench.decoding_peers import RegardDecoder
 from regard.bench.decoding_speed import SHAPES, DecodingShape
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS
-from regard.kernels.cuda.skinny_linear_cuda import RowNorm, plain_skinny_linear, skinny_linear
+from regard.kernels.triton.skinny_linear import RowNorm, plain_skinny_linear, skinny_linear
 from regard.layers.float8_linear import quantize_float8
 from regard.models import make_model
 

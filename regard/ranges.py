@@ -7,7 +7,8 @@ calls `check_ranges`.
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -72,6 +73,32 @@ import the module that registers it first.
     excluded: tuple[str, ...] = ()
 
 
+def register(
+    registry: MutableMapping[str, Any], kind: str, name: str, entry: Any, define: Callable[[Any], Any]
+) -> None:
+    """Add an entry to a registry. It replaces one from the same definition: a cell of a notebook that ran again.
+
+    `define` returns the class or function that an entry comes from; its module and name identify the definition.
+
+    >>> scores = {"dot": int}
+    >>> register(scores, "score", "dot", float, lambda entry: entry)
+    Traceback (most recent call last):
+    regard.errors.RegardError: The score 'dot' is already registered, by builtins.int. Choose another name.
+    """
+    if name in registry and (known := definition(define(registry[name]))) != definition(define(entry)):
+        raise RegardError(f"The {kind} {name!r} is already registered, by {known}.", "Choose another name.")
+    registry[name] = entry
+
+
+def definition(entry: Any) -> str:
+    """Module and name of a class or function: the same for one that is defined again.
+
+    >>> definition(OneOf)
+    'regard.ranges.OneOf'
+    """
+    return f"{entry.__module__}.{entry.__qualname__}"
+
+
 Count = Annotated[int, Range(low=1)]
 """positive integer"""
 Natural = Annotated[int, Range(low=0)]
@@ -126,10 +153,14 @@ def default_hint(field: dataclasses.Field) -> str:
 def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
     """Convert a value to the type of an annotation; raise an error that names the field if it is invalid.
 
+    Paths become text, and numbers of NumPy those of Python.
+
     >>> check_value(tuple[float, ...], [1, 2], "data.weights")
     (1.0, 2.0)
     """
     limits, annotation = _split_annotation(annotation)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of NumPy or PyTorch
+        value = value.item()
     if isinstance(limits, OneOf):
         choices = tuple(choice for choice in limits.registry if choice not in limits.excluded)
         return _choice(value, choices, name, is_open=True)
@@ -155,6 +186,7 @@ def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
         if type(value) is not bool:
             raise _invalid(name, "true or false", value, hint)
     elif annotation is str:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
         _check_text(value, name, hint)
     elif isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
         return _instance(value, [annotation], name)

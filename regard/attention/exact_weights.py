@@ -14,8 +14,8 @@ from regard.attention.offsets import Offsets
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Dot, DotLike, ScaledDot, pairs_as
 from regard.errors import RegardError
-from regard.kernels.cuda import exact_weights_cuda
 from regard.kernels.derivatives import is_transformed
+from regard.kernels.triton import exact_weights
 
 Selection = int | slice | Sequence[int] | None
 """Heads or queries to compute: an index, a slice, several indices; None: all."""
@@ -64,7 +64,7 @@ def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]
         q, k = q.to(precise), repeat_heads(k, H).to(precise)
     q, k, scale = call.score.fold(q, k, positions)
     if _kernel_supports(call, q, k, parts):
-        return exact_weights_cuda.exact_weights(
+        return exact_weights.exact_weights(
             q,
             k,
             scale,
@@ -100,13 +100,13 @@ def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]
 
 
 def _kernel_supports(call: Call, q: Tensor, k: Tensor, parts: MaskParts) -> bool:
-    """Whether `exact_weights_cuda` supports this call, with folded q and k."""
+    """Whether the kernel supports this call, with folded q and k."""
     return (
         pairs_as(call.score, DotLike)
         and call.bias is None
         and parts.rest is None
         and parts.distance is None
-        and exact_weights_cuda.supports(q, k)
+        and exact_weights.supports(q, k)
     )
 
 

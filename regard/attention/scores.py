@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
-from regard.kernels.cuda import l2_normalize_cuda
-from regard.ranges import OneOf, check_value
+from regard.kernels.triton import l2_normalize
+from regard.ranges import OneOf, check_value, register
 
 
 class Score(nn.Module):
@@ -163,8 +163,8 @@ def _normalize_rows(
 ) -> tuple[Float[Tensor, "*b T D"], Float[Tensor, "*g S D"]]:
     """L2-normalize the rows of q and k, and scale q; a zero vector stays zero."""
     eps = _MIN_NORM.get(q.dtype, 1e-6)
-    if l2_normalize_cuda.supports(q, k):
-        return l2_normalize_cuda.l2_normalize(q, k, log_scale, eps)
+    if l2_normalize.supports(q, k):
+        return l2_normalize.l2_normalize(q, k, log_scale, eps)
     # In float16 a norm may overflow where no element does.
     q, k = (
         nn.functional.normalize(
@@ -426,6 +426,8 @@ S = TypeVar("S", bound=type[Score])
 def register_score(name: str) -> Callable[[S], S]:
     """Class decorator that makes a score available by name, in configs, recipes and model folders.
 
+    A class of the same module and name replaces the earlier one, so that a cell of a notebook can run again.
+
     >>> @register_score("negative_distance")
     ... class NegativeDistance(Score):
     ...     def pair(self, q, k):
@@ -435,13 +437,11 @@ def register_score(name: str) -> Callable[[S], S]:
     >>> del SCORES["negative_distance"]
     """
 
-    def register(score: S) -> S:
-        if SCORES.get(name, score) is not score:
-            raise RegardError(f"The score {name!r} is already registered.", "Choose another name.")
-        SCORES[name] = score
+    def add(score: S) -> S:
+        register(SCORES, "score", name, score, lambda entry: entry)
         return score
 
-    return register
+    return add
 
 
 def make_score(

@@ -6,7 +6,6 @@ from regard.bench.decoding_speed import DecodingShape, bench_decoding
 from regard.bench.length_scaling import bench_growth
 from regard.bench.measurement import Ceilings, Measurement
 from regard.bench.recording_cost import RecordingShape, bench_recording
-from regard.bench.score_comparison import ScoreMeasurement, ScoreReport, bench_scores
 from regard.bench.training_speed import TrainingShape, bench_training
 
 __all__ = [
@@ -16,13 +15,10 @@ __all__ = [
     "DecodingShape",
     "Measurement",
     "RecordingShape",
-    "ScoreMeasurement",
-    "ScoreReport",
     "TrainingShape",
     "bench_attention",
     "bench_decoding",
     "bench_growth",
     "bench_recording",
-    "bench_scores",
     "bench_training",
 ]

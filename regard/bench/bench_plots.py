@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # The palette of Okabe and Ito, which color-blind readers can distinguish. Regard has the first color.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = "osDv^Px"
-FORMATS = (".png", ".svg")
+FORMATS = (".png", ".svg", ".pdf")
 MAX_PANELS = 12
 
 

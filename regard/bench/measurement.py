@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import platform
 import re
 import statistics
 import time
@@ -11,8 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-from regard.diagnostics.machine_facts import processor_name
 
 ROUNDS = 5
 MIN_TIMED_SECONDS = 0.02
@@ -241,6 +240,13 @@ def describe_machine(device: torch.device, dtype: torch.dtype) -> str:
     """Name of the processor, dtype and torch version."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor_name()}, {_thread_count()}"
     return f"{name}, {str(dtype).removeprefix('torch.')}, torch {torch.__version__}"
+
+
+def processor_name() -> str:
+    """Name of the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    match = re.search(r"^(model name|Model)\s*: (.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    return match[2].strip() if match else platform.processor() or platform.machine()
 
 
 def _thread_count() -> str:

@@ -427,7 +427,7 @@ class Trainer:
             if self.is_rank_0:
                 self._report_batch(skipped)
             raise repeated_failure_error(self.spec.out, skipped.describe(float(self.guard.limit)), int(step))
-        self._restore(self.store.find(int(step)))
+        self._restore(self.store.path(int(step)))
         self.state = dataclasses.replace(
             self.state,
             epoch=failed.epoch,

@@ -62,7 +62,7 @@ class Comparison(NotebookDisplay):
         return one.head_weights(head) - other.head_weights(head)
 
     def save(self, path: str | Path, attention: str | None = None, head: int | None = None) -> None:
-        """Save a page (.html) with all attentions of all looks, or a plot (.png, .svg) of one attention in all looks.
+        """Save a page (.html) with all attentions of all looks, or a plot (.png, .svg, .pdf) of one attention in all.
 
         As .gif, the plot is an animation with one frame per look: the attention over the steps of a training run. The
         default attention is the alignment attention of the last look, averaged over heads.
@@ -140,13 +140,21 @@ class Comparison(NotebookDisplay):
         return one.select_attention(self.looks[-1].alignment.name if attention is None else attention, head)
 
     def _plot(self, file_format: str, attention: str | None = None, head: int | None = None) -> bytes:
-        from regard.viewer.plots.heatmaps import HeadPanels, plot_side_by_side  # matplotlib is slow to import
+        from regard.viewer.plots.heatmaps import (  # matplotlib is slow to import
+            MAX_LABELS,
+            MAX_SMALL_LABELS,
+            HeadPanels,
+            plot_side_by_side,
+        )
 
         shown = [self._select(one, attention, head) for one in self.looks]
         head_label = "mean of heads" if head is None else f"head {head}"
+        grouped = [
+            one.grouped_weights(MAX_LABELS if file_format == ANIMATION_FORMAT else MAX_SMALL_LABELS) for one in shown
+        ]
         panels = [
-            HeadPanels(label, one.head_weights(head)[None], one.rows, one.columns)
-            for label, one in zip(self.labels, shown)
+            HeadPanels(label, weights.mean(0, keepdims=True) if head is None else weights[[head]], rows, columns)
+            for label, (weights, rows, columns, _) in zip(self.labels, grouped)
         ]
         title = f"{shown[-1].name}, {head_label}"
         if file_format == ANIMATION_FORMAT:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -20,12 +20,13 @@ from regard.evaluation.teacher_forcing import attention_names, mutual_informatio
 from regard.files import write_atomically
 from regard.layers.packed import pack
 from regard.models import ViT, family_name
-from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translation, Translator
+from regard.pipelines import ImageModel, Pipeline, TextEncoder, TextGenerator, Translation, Translator
 from regard.pipelines.image_model import ImageLike
+from regard.ranges import format_value
 from regard.viewer.explanations.explained_look import ExplainedLook
 from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_at_image
 from regard.viewer.page.notebook_display import NotebookDisplay
-from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, pair_ranges
+from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, group_weights, pair_ranges
 
 if TYPE_CHECKING:
     from regard.viewer.explanations.attribution import Attribution
@@ -38,6 +39,15 @@ LayerNames = str | Sequence[str] | None
 SAMPLE_ROWS = 256
 
 
+class GroupedWeights(NamedTuple):
+    """Weights between groups of tokens, the labels of the groups, and a note on their size, if it is not one token."""
+
+    weights: Float[np.ndarray, "H t s"]
+    rows: list[str]
+    columns: list[str]
+    note: str
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
     """The map of one attention: a weight per head, row (query) and column (key). Every row sums to 1.
@@ -48,8 +58,8 @@ class AttentionMap:
 
     name: str
     kind: str
-    queries: TokenAxis
-    keys: TokenAxis
+    queries: TokenAxis = field(repr=False)
+    keys: TokenAxis = field(repr=False)
     recorded: Recorded = field(repr=False)
 
     @property
@@ -59,6 +69,9 @@ class AttentionMap:
     @property
     def columns(self) -> list[str]:
         return self.keys.tokens
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, "H T S"]:
+        return np.array(self.weights, dtype, copy=copy)
 
     @property
     def heads(self) -> int:
@@ -75,6 +88,35 @@ class AttentionMap:
             return self.weights.mean(0)
         self.check_head(head)
         return self.weights[head]
+
+    def grouped_weights(self, limit: int, rows: range | None = None, columns: range | None = None) -> "GroupedWeights":
+        """The weights for a plot, between at most `limit` groups of tokens along each axis, one token each if possible.
+
+        `rows` and `columns` select a part of the map.
+        """
+        T, S = (
+            range(len(all_)) if part is None else part for part, all_ in ((rows, self.rows), (columns, self.columns))
+        )
+        t, s = (max(1, -(-len(part) // limit)) for part in (T, S))
+        if t == s == 1:
+            weights = self.weights[:, T.start : T.stop, S.start : S.stop]
+        else:  # not all rows of all heads are in memory at a time
+            step = t * max(1, SAMPLE_ROWS // t) if len(self.recorded.calls) == 1 else len(T)
+            parts = [T[i : i + step] for i in range(0, len(T), step)]
+            exact = (
+                self.recorded.weights(queries=part)[0, :, :, S.start : S.stop].float().cpu().numpy() for part in parts
+            )
+            weights = np.concatenate([group_weights(one, t, s) for one in exact], axis=1)
+        row_labels, column_labels = (
+            [f"{tokens[i]} …" if size > 1 else tokens[i] for i in part[::size]]
+            for tokens, part, size in ((self.rows, T, t), (self.columns, S, s))
+        )
+        note = (
+            ""
+            if t == s == 1
+            else f"Each cell: mean of {t} rows, sum of {s} columns, which are named by their first tokens."
+        )
+        return GroupedWeights(weights, row_labels, column_labels, note)
 
     def check_head(self, head: int | None) -> None:
         """Raise an error if there is no such head."""
@@ -147,10 +189,10 @@ class Look(ExplainedLook, NotebookDisplay):
 
     @cached_property
     def search_tree(self) -> "SearchTree | None":
-        """The search for the translation, computed on first access; None if the target was given."""
+        """The search for the translation, computed on first access; None without a search or a model."""
         from regard.viewer.search_tree import build_tree
 
-        if self.search is None or (history := self.search[0][0].history) is None:
+        if self.search is None or self.pipeline is None or (history := self.search[0][0].history) is None:
             return None
         translations, config, prefix = self.search
         attention = self.alignment.name if self.maps and self.alignment.kind == "cross" else None
@@ -188,7 +230,7 @@ class Look(ExplainedLook, NotebookDisplay):
         explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
-        """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
+        """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg, .pdf) of one attention.
 
         The plot shows the alignment by default, averaged over heads or one head; with `overview` (or attention "all") a
         small map per head of each attention. For a page the same arguments select the initial view, by default the
@@ -221,23 +263,23 @@ class Look(ExplainedLook, NotebookDisplay):
         self, file_format: str, attention: str | None = None, head: int | None = None, overview: bool = False
     ) -> bytes:
         from regard.viewer.plots.heatmaps import (  # matplotlib is slow to import
+            MAX_LABELS,
+            MAX_SMALL_LABELS,
             HeadPanels,
             plot_heat_map,
             plot_overview,
         )
 
         if overview:
-            panels = [HeadPanels(one.name, one.weights, one.rows, one.columns) for one in self.maps.values()]
+            panels = [HeadPanels(one.name, *one.grouped_weights(MAX_SMALL_LABELS)[:3]) for one in self.maps.values()]
             return plot_overview(self.title, panels, file_format)
         shown = self.select_attention(attention, head)
         heads = shown.heads
         head_label = f"head {head}" if head is not None else f"mean of {heads} heads" if heads > 1 else "single head"
-        title = f"{shown.name}, {head_label}"
-        weights = self.question_block(shown.head_weights(head))
-        if self.question is not None:
-            rows, columns = (shown.rows[part.start : part.stop] for part in self.question)
-            return plot_heat_map(weights, rows, columns, title, "question", file_format)
-        return plot_heat_map(weights, shown.rows, shown.columns, title, shown.kind, file_format)
+        weights, rows, columns, note = shown.grouped_weights(MAX_LABELS, *(self.question or ()))
+        plotted = weights.mean(0) if head is None else weights[head]
+        kind = shown.kind if self.question is None else "question"
+        return plot_heat_map(plotted, rows, columns, f"{shown.name}, {head_label}", kind, file_format, note)
 
     def _make_widget(self) -> Any:
         from regard.viewer.page.widget import make_look_widget
@@ -270,11 +312,20 @@ def look(
     source_language: str | None = None,
 ) -> Look: ...
 @overload
+def look(
+    model: Translator | TextGenerator | TextEncoder,
+    source: list[str] | tuple[str, ...],
+    target: Sequence[str] | None = None,
+    **options: Any,
+) -> list[Look]: ...
+@overload
 def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
+@overload
+def look(model: ImageModel | ViT, source: list[Any] | tuple[Any, ...], *, name: str = "") -> list[ImageLook]: ...
 def look(
     model: Any,
     source: Any,
-    target: str | None = None,
+    target: Any = None,
     *,
     layers: LayerNames = None,
     gold: Sequence[Link] | None = None,
@@ -286,8 +337,8 @@ def look(
     context: str | None = None,
     to: str | None = None,
     source_language: str | None = None,
-) -> Look | ImageLook:
-    """Run a model on an input and record all of its attention maps.
+) -> Any:
+    """Run a model on an input and record all of its attention maps; a list of inputs gives a list of looks.
 
     A translator translates the source, or is forced to output `target`; language models and text encoders read the
     text; image models take an image (a file, a PIL image, an array, bytes, or a tensor as the model takes it).
@@ -309,10 +360,28 @@ def look(
     (4, 8, 7)
     >>> seen.save("page.html")  # doctest: +SKIP
     """
+    if not isinstance(model, Pipeline | ViT):
+        raise RegardError(
+            f"look needs a model with its tokenizers (got {type(model).__name__}).",
+            "Pass the pipeline that regard.load or regard.train returned, not its .model.",
+        )
+    if isinstance(source, list | tuple):
+        targets = [None] * len(source) if target is None else target
+        if isinstance(targets, str) or len(targets) != len(source) or gold is not None:
+            raise RegardError(
+                f"A list of {len(source)} sources needs as many targets, or none, and no gold links.",
+                "Look at one source at a time.",
+            )
+        options: Any = dict(layers=layers, words=words, config=config, prefix=prefix, name=name, truncate=truncate)
+        options |= dict(context=context, to=to, source_language=source_language)
+        look_at_one: Any = look
+        return [look_at_one(model, one, other, **options) for one, other in zip(source, targets)]
     if isinstance(model, ImageModel | ViT):
         if any(option is not None for option in (target, layers, gold, context)):
             raise RegardError("target, layers, gold and context are not supported for images.", "Leave them out.")
         return look_at_image(model, source, name)
+    if not isinstance(source, str):
+        raise RegardError(f"look needs a text (got {format_value(source)}).", "Pass a string or a list of strings.")
     if not source.strip():
         raise RegardError("The text is empty: there is nothing to look at.", "Pass a sentence.")
     if gold is not None:

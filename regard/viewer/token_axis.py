@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from regard.data import Tokenizer
 from regard.data.text.special_tokens import SpecialTokens
@@ -91,3 +92,17 @@ def build_pair_axis(
         question.words + [-1] * len(middle) + context_words,
         [*question.entries, *middle, *context.entries],
     )
+
+
+def group_weights(weights: Float[np.ndarray, "H T S"], rows: int, columns: int) -> Float[np.ndarray, "H t s"]:
+    """Weights between groups of tokens, so many `rows` and `columns` each: sums of columns, means of rows.
+
+    Rows that sum to 1 still do.
+
+    >>> group_weights(np.array([[[0.5, 0.5, 0.0], [0.25, 0.25, 0.5]]]), rows=2, columns=2)
+    array([[[0.75, 0.25]]])
+    """
+    T, S = weights.shape[1:]
+    row_starts = np.arange(0, T, rows)
+    sums = np.add.reduceat(np.add.reduceat(weights, np.arange(0, S, columns), axis=2), row_starts, axis=1)
+    return sums / np.diff(row_starts, append=T)[:, None].astype(weights.dtype)

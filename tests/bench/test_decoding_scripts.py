@@ -10,7 +10,7 @@ import pytest
 
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.kernels.triton_support import triton_available
+from regard.kernels.triton.support import triton_available
 from regard.pipelines import load
 from tests.conftest import number_pairs
 

@@ -34,7 +34,7 @@ def test_unknown_recipe_suggests_the_nearest(run_error):
 
 
 def test_config_show_reproduces_a_training_run(tmp_path, capsys):
-    small = ["--data", "phrasebook", "--data.phrasebook-size", "60", "--model.width", "16", "--model.heads", "2"]
+    small = ["--data", "phrasebook", "--data.limit", "60", "--model.width", "16", "--model.heads", "2"]
     small += ["--steps", "1", "--train.workers", "1", "--device", "cpu", "--quiet"]
     assert main(["train", *small, "--out", str(tmp_path / "a")]) == 0
     assert main(["config", "show", str(tmp_path / "a")]) == 0

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 import regard
 from regard import DecodeConfig
 from regard.cli.demo import demo_recipe
-from regard.data import Question, SpecialTokens, Tokenizer, phrasebook_pairs
+from regard.data import Question, SpecialTokens, Tokenizer, read_pairs
 from regard.data.text.language_pairs import LanguagePair
 from regard.interop import export_argos, export_ctranslate2, export_huggingface, export_onnx
 from regard.models import BertConfig, GPTConfig, TransformerConfig, ViTConfig
@@ -262,10 +262,9 @@ def run_training(task: str, folder: Path, files: Any, **sections: Any) -> list:
 def train_text(task: str, folder: Path) -> list:
     texts = sentences(100)
     if task == "translate":
-        pairs = phrasebook_pairs("train", 200)
-        texts = [side for pair in pairs for side in (pair.source, pair.target)]
+        texts = [side for pair in read_pairs(["phrasebook"])[:200] for side in pair]
         text_folder(Translator, TransformerConfig, task, texts, folder / "start")
-        return run_training(task, folder, "phrasebook", data={"phrasebook_size": 200})
+        return run_training(task, folder, "phrasebook", data={"limit": 200})
     if task == "text2text":
         upper = [f"{text}\t{text.upper()}" for text in texts]
         files = [
@@ -305,15 +304,14 @@ def train_images(task: str, folder: Path) -> list:
 
 def train_demo(folder: Path) -> list:
     """The recipe of the demo, shortened: its losses, and its weights by the names at the time of freezing."""
-    pairs = phrasebook_pairs("train", 2000)
-    tokenizers = [Tokenizer.train([getattr(pair, side) for pair in pairs], "word") for side in ("source", "target")]
+    tokenizers = [Tokenizer.train(side, "word") for side in zip(*read_pairs(["phrasebook"])[:2000])]
     recipe = demo_recipe()
     sizes = zip(("source_vocab", "target_vocab"), tokenizers)
     config = recipe.override().model
     config = type(config)(**(vars(config) | {name: tokenizer.vocab_size for name, tokenizer in sizes}))
     Translator(frozen_model("demo", config, scale=0.1), *tokenizers).save(folder / "start")
     short = {"steps": 8, "validate_every": 8, "log_every": 1, "warmup": 4, "workers": 1, "keep_every": 0}
-    recipe = recipe.override(data={"phrasebook_size": 2000}, train=short)
+    recipe = recipe.override(data={"limit": 2000}, train=short)
     trained = regard.train(None, folder / "out", recipe=recipe, start_from=folder / "start", quiet=True)
     lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
     losses = [line["loss"] for line in map(json.loads, lines) if line["kind"] == "train"]

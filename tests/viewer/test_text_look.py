@@ -1,5 +1,8 @@
 """`look` at texts: its arrays and plots."""
 
+import itertools
+import math
+import pickle
 import warnings
 import xml.etree.ElementTree as xml
 from io import BytesIO
@@ -21,10 +24,12 @@ from regard.evaluation.teacher_forcing import mutual_information
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig
 from regard.pipelines import TextEncoder, TextGenerator
 from regard.pipelines.pipeline import TextPipeline
-from regard.viewer import look
+from regard.viewer import look, text_look
 from regard.viewer.page.text_scene import build_scene
+from regard.viewer.plots import heatmaps
 from regard.viewer.search_tree import record_search
 from tests.conftest import train_numbers
+from tests.viewer import text_models
 
 SENTENCE, TRANSLATION = "one two three", "trois deux un"
 
@@ -134,6 +139,66 @@ def test_plots_leave_matplotlib_settings_unchanged(seen, tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
+def test_plots_as_pdf(seen, tmp_path):
+    """The same bytes each time, as of the other formats."""
+    for name in ("a.pdf", "b.pdf"):
+        seen.save(tmp_path / name, overview=True)
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_map_is_an_array(seen):
+    cross = seen.maps["decoder.0.cross"]
+    np.testing.assert_array_equal(np.asarray(cross), cross.weights)
+    assert np.asarray(cross, dtype=np.float64).dtype == np.float64
+    assert np.array(cross) is not cross.weights
+
+
+def test_a_list_of_texts_gives_a_list_of_looks(transformer):
+    first, second = look(transformer, ["one two", "three"], ["deux un", "trois"], layers="*.cross")
+    assert (first.translation, second.source, list(second.maps)) == (
+        "deux un",
+        "three",
+        ["decoder.0.cross", "decoder.1.cross"],
+    )
+    assert [one.source for one in look(transformer, ("one", "two"))] == ["one", "two"]
+    assert look(transformer, []) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda model: look(model.model, "one"),
+            r"needs a model with its tokenizers \(got Transformer\).*not its .model",
+        ),
+        (lambda model: look("folder", "one"), r"tokenizers \(got str\). Pass the pipeline that regard.load"),
+        (lambda model: look(model, 3), r"look needs a text \(got 3\)"),
+        (lambda model: look(model, ["one", "two"], "un"), "A list of 2 sources needs as many targets"),
+        (lambda model: look(model, ["one", "two"], ["un"]), "A list of 2 sources needs as many targets"),
+        (lambda model: look(model, ["one"], ["un"], gold=[(0, 0)]), "no gold links. Look at one source at a time"),
+    ],
+)
+def test_other_arguments_of_look_raise_errors(transformer, call, message):
+    with pytest.raises(RegardError, match=message):
+        call(transformer)
+
+
+def test_a_pickled_look_has_its_arrays_and_no_model(transformer, tmp_path):
+    seen = look(transformer, SENTENCE)
+    content = pickle.dumps(seen)
+    assert b"pipelines" not in content.replace(b"regard.pipelines.translation", b"")
+    loaded = pickle.loads(content)
+    np.testing.assert_array_equal(loaded.maps["decoder.1.cross"], seen.maps["decoder.1.cross"])
+    assert (repr(loaded), loaded.search_tree) == (repr(seen), None)
+    for name in ("a.png", "page.html"):
+        loaded.save(tmp_path / name)
+    for explain in (loaded.head_effects, loaded.logit_lens, loaded.attribution, loaded.rollout):
+        with pytest.raises(RegardError, match=r"This look has no model\. Create it with regard\.look"):
+            explain()
+    assert seen.pipeline is transformer
+
+
 def test_any_script_and_symbol_can_be_plotted(transformer, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -147,7 +212,7 @@ def test_any_script_and_symbol_can_be_plotted(transformer, tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda seen, at: seen.save(at / "map.html2"), "pages are .html, plots are .png or .svg"),
+        (lambda seen, at: seen.save(at / "map.html2"), "pages are .html, plots are .png, .svg or .pdf"),
         (
             lambda seen, at: seen.save(at / "map.png", "decoder.9.cross"),
             "no attention 'decoder.9.cross'.*decoder.1.cross",
@@ -245,3 +310,27 @@ def test_ids_beyond_the_tokenizer_are_shown_as_numbers():
     assert any(f"<{token}>" in str(scene) for token in range(tokenizer.vocab_size, config.vocab))
     tree = record_search(generator, "one two", DecodeConfig(method="greedy", max_len=3))
     assert any(node.token == f"<{node.id}>" for node in tree.nodes)
+
+
+@pytest.mark.parametrize("form", ["transformer", "luong", "answer"])
+def test_plot_of_a_long_text_groups_tokens(form, tmp_path, monkeypatch):
+    seen = text_models.cached_look(form)
+    shown = seen.alignment
+    T, S = len(shown.rows), len(shown.columns)
+    monkeypatch.setattr(text_look, "SAMPLE_ROWS", 2)
+    weights, rows, columns, note = shown.grouped_weights(2)
+    t, s = (math.ceil(length / 2) for length in (T, S))
+    assert f"mean of {t} rows, sum of {s} columns" in note
+    for i, j in itertools.product(range(len(rows)), range(len(columns))):
+        exact = shown.weights[:, i * t : (i + 1) * t, j * s : (j + 1) * s].sum(2).mean(1)
+        np.testing.assert_allclose(weights[:, i, j], exact, atol=1e-6)
+    assert rows == [f"{shown.rows[0]} …", f"{shown.rows[t]} …"]
+    part = shown.grouped_weights(1, range(1, T), range(2, S)).weights
+    np.testing.assert_allclose(part[:, 0, 0], shown.weights[:, 1:, 2:].sum(2).mean(1), atol=1e-6)
+    for name in ("MAX_LABELS", "MAX_SMALL_LABELS"):
+        monkeypatch.setattr(heatmaps, name, 2)
+    seen.save(tmp_path / "map.svg")
+    assert "sum of" in (tmp_path / "map.svg").read_text()
+    for overview in (False, True):
+        seen.save(tmp_path / "map.svg", overview=overview)
+        assert f">{shown.rows[1]}<" not in (tmp_path / "map.svg").read_text()

@@ -16,7 +16,7 @@ from regard.attention.backends.call import Call
 from regard.attention.masks import KeyPadding
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike, pairs_as
-from regard.kernels.triton_support import contiguous_rows
+from regard.kernels.triton.support import contiguous_rows
 
 MAX_BIAS_ELEMENTS = 1 << 24
 

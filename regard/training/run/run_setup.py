@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,8 @@ from regard.version import __version__
 
 # With a smaller share of the batch, a worker spends more time on exchanging gradients than it saves.
 MAX_WORKERS, MIN_WORKER_TOKENS, MIN_WORKER_IMAGES = 16, 512, 8
+
+_RUN_LOCKS: dict[int, Any] = {}  # by process
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,12 @@ def check_task_settings(recipe: Recipe, task: Task) -> None:
         )
 
 
-def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | Path | None) -> dict[str, Any]:
+def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | None) -> dict[str, Any]:
     """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions."""
     return {
         "recipe": recipe_to_dict(recipe),
         "data": dataset.fingerprints,
-        "start_from": str(start_from) if start_from is not None else None,
+        "start_from": start_from,
         "versions": {"regard": __version__, "torch": torch.__version__},
     }
 
@@ -144,20 +148,51 @@ def _fixed_ranks(recipe: Recipe) -> int | None:
 
 @contextlib.contextmanager
 def configured_machine(config: TrainConfig) -> Iterator[None]:
-    """Set threads and memory to the fastest settings measured (benchmarks/training.md)."""
+    """Set this process up for a run, and restore the caller's settings afterwards.
+
+    Threads and memory get the fastest settings measured (benchmarks/README.md). Settings and random numbers of PyTorch
+    belong to the process, so a run in another thread waits until this one ends.
+    """
     device, threads = find_device(config.device), torch.get_num_threads()
-    if device.type == "cpu":
-        keep_freed_memory()
-        torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-        if config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
+    gpus = range(torch.cuda.device_count()) if device.type == "cuda" else ()
+    caller_device = torch.get_default_device().type
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_only_run())
+        stack.enter_context(torch.random.fork_rng(gpus))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        if caller_device != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        if device.type == "cpu":
+            keep_freed_memory()
+            stack.callback(torch.set_num_threads, threads)
+            torch.set_num_threads(1)
+        if device.type == "cuda":
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high")
+            if config.deterministic:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                was_deterministic = torch.are_deterministic_algorithms_enabled()
+                warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+                stack.callback(torch.use_deterministic_algorithms, was_deterministic, warn_only=warns_only)
+                torch.use_deterministic_algorithms(True)
+        yield
+
+
+@contextlib.contextmanager
+def _only_run() -> Iterator[None]:
+    """Wait until no other thread of this process trains; a forked process has no such threads."""
+    lock = _RUN_LOCKS.setdefault(os.getpid(), threading.RLock())
+    if not lock.acquire(blocking=False):
+        print("regard: waiting for the end of another training in this process.", file=sys.stderr)
+        lock.acquire()
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        lock.release()
 
 
 def _is_built_in(recipe: Recipe) -> bool:

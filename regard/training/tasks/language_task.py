@@ -37,7 +37,7 @@ class LanguageTask(Task):
     usage_hint = 'regard generate {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[str]]:
-        documents = read_documents(config.files, config.columns)
+        documents = read_documents(config.files, config.columns)[: config.limit or None]
         if config.validation:
             return Dataset(documents, read_documents(config.validation, config.columns), "documents")
         return Dataset(*split_documents(documents), "documents")

@@ -97,7 +97,7 @@ def compute_image_attribution(look: ImageLook, label: str | None = None) -> Floa
     >>> compute_image_attribution(look(model, "photo.jpg"), "cat").shape  # doctest: +SKIP
     (14, 14)
     """
-    model = look.run.model
+    model = look.model
     if look.label is None or not isinstance(model, ViT):
         raise RegardError(
             f"Attribution needs an image classifier with labels; this model has the head {model.config.head}.",

@@ -41,11 +41,6 @@ class ExplainedOutput:
     tokens: list[str]
     """the token or label of each step"""
 
-    @property
-    def input_tokens(self) -> int:
-        """Number of tokens of all inputs."""
-        return sum(len(ids) for one in self.inputs for ids in one)
-
 
 def explain_output(look: Look | ImageLook, outcome: Outcome | None = None) -> ExplainedOutput:
     """The explained output of a look; raises an error for a model without predictions, such as an embedder.
@@ -122,7 +117,7 @@ def _best_columns(look: Look, ids: list[int]) -> list[int]:
 
 def model_of(look: Look | ImageLook) -> Any:
     """The model of a look."""
-    return look.run.model if isinstance(look, ImageLook) else look.pipeline.model
+    return look.model if isinstance(look, ImageLook) else look.pipeline.model
 
 
 def model_inputs(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> list[Any]:

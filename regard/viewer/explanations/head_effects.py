@@ -126,9 +126,10 @@ def _logprobs(
         with interceptor.installed(), dispatch.intercept(interceptor):
             logits = run_inputs(look, [output.inputs[i] for _, _, i in batch])
         for job, rows in zip(batch, logits):
+            precise = rows.double()
             for step, one in enumerate(output.steps):
                 if one.sequence == job[2]:
-                    found[*job, step] = float(step_logprob(look, rows.double(), one))
+                    found[*job, step] = float(step_logprob(look, precise, one))
     return found
 
 

@@ -120,11 +120,16 @@ def check_has_lens(model: nn.Module) -> None:
         )
 
 
+def blocks_of(model: Any) -> Sequence[nn.Module]:
+    """The blocks that end in the output layer."""
+    return model.decoder if isinstance(model, Transformer) else model.blocks
+
+
 @contextmanager
 def record_streams(model: Any) -> Iterator[list[Float[Tensor, "*n E"]]]:
     """Record the residual stream: the input of the first block, and the output of every block."""
     streams: list[Tensor] = []
-    blocks: Sequence[nn.Module] = model.decoder if isinstance(model, Transformer) else model.blocks
+    blocks = blocks_of(model)
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
         if not streams:

@@ -1,5 +1,6 @@
 """Explanations of a page: computed in advance for a saved page without its model, otherwise on request."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,13 @@ from regard.viewer.explanations.explained_output import (
     model_of,
 )
 from regard.viewer.explanations.head_effects import compute_head_effects, module_name
-from regard.viewer.explanations.logit_lens import check_has_lens, compute_logit_lens
+from regard.viewer.explanations.logit_lens import (
+    LENS_TOP_K,
+    blocks_of,
+    check_has_lens,
+    compute_logit_lens,
+    lens_steps,
+)
 from regard.viewer.image_look import ImageLook
 from regard.viewer.outcomes import Outcome
 from regard.viewer.text_look import Look
@@ -26,6 +33,8 @@ from regard.viewer.walk.walkthrough import inner_bytes
 # Multiplications, and numbers in the page, up to which a measure is computed in advance by default: a few seconds, and
 # less than 1 MB.
 MAX_MULTIPLICATIONS, MAX_NUMBERS = 2e11, 40_000
+# Multiplications that take as long as the softmax of one weight.
+SOFTMAX_COST = 32
 # Positions of the logit lens in a page: the last ones.
 MAX_LENS_POSITIONS = 64
 # Tokens of the inputs in a request.
@@ -47,17 +56,10 @@ def explanation_header(look: Look | ImageLook, outcome: Outcome | None, include:
         "tokens": output.tokens,
         "measures": _measures(look),
     }
-    passes = {
-        "effects": sum(_heads(look).values()) * _tokens(look, output),
-        "lens": 2 * _tokens(look, output),
-        "attribution": 3 * len(output.steps) * _tokens(look, output),
-    }
-    parameters = inner_bytes(model_of(look)) / 4
     for measure in header["measures"]:
-        is_cheap = parameters * passes[measure] <= MAX_MULTIPLICATIONS
-        computed = MEASURES[measure](look, output) if include or (include is None and is_cheap) else None
-        fits = include or (computed is not None and _count(computed) <= MAX_NUMBERS)
-        header[measure] = computed if fits else None
+        multiplications, numbers = _costs(look, output, measure)
+        is_cheap = multiplications <= MAX_MULTIPLICATIONS and numbers <= MAX_NUMBERS
+        header[measure] = MEASURES[measure](look, output) if include or (include is None and is_cheap) else None
     return header
 
 
@@ -72,19 +74,25 @@ def _measures(look: Look | ImageLook) -> list[str]:
     return measures if isinstance(look, ImageLook) else [*measures, "attribution"]
 
 
-def _heads(look: Look | ImageLook) -> dict[str, int]:
-    return {name: one.recorded.calls[0].q.shape[1] for name, one in look.maps.items()}
-
-
-def _tokens(look: Look | ImageLook, output: ExplainedOutput) -> int:
-    return output.input_tokens or model_of(look).config.max_len
-
-
-def _count(value: Any) -> int:
-    """Number of numbers in a JSON value."""
-    if isinstance(value, dict | list):
-        return sum(_count(one) for one in (value.values() if isinstance(value, dict) else value))
-    return 1
+def _costs(look: Look | ImageLook, output: ExplainedOutput, measure: str) -> tuple[float, int]:
+    """Multiplications that a measure takes, and how many numbers it has."""
+    model, attentions = model_of(look), look.maps.values()
+    tokens, steps = sum(len(ids) for one in output.inputs for ids in one) or model.config.max_len, len(output.steps)
+    weights = sum(
+        one.heads * len(one.rows) * len(one.columns) * (2 * one.recorded.calls[0].q.shape[-1] + SOFTMAX_COST)
+        for one in attentions
+    )
+    layers = tokens * inner_bytes(model) / 4 + len(output.inputs) * weights
+    logits = tokens * model.output.weight.numel()
+    if measure == "effects":
+        heads = sum(one.heads for one in attentions)
+        return heads * (layers + logits), heads * steps
+    if measure == "lens":
+        depth, positions = 1 + len(blocks_of(model)), min(MAX_LENS_POSITIONS, len(lens_steps(look, output)[0]))
+        return layers + depth * logits, depth * positions * (1 + 2 * LENS_TOP_K)
+    # One backward pass, which takes as long as two forward passes, per step of an input; inputs form batches.
+    per_input = max(Counter(step.sequence for step in output.steps).values())
+    return (1 + 2 * per_input) * (layers + logits), steps * max(sum(map(len, one)) for one in output.inputs)
 
 
 def _rounded(x: np.ndarray) -> Any:

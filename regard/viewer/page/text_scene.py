@@ -42,7 +42,7 @@ MAX_EXACT_BYTES = 16 << 20
 MAX_TITLE = 100
 # Labels of axes, where they differ from the name: rows of cross-attention are labeled with the tokens they predict.
 AXIS_LABELS = {"predicted": "Translation"}
-PLOT_HINT = "Save a plot (.png or .svg) instead."
+PLOT_HINT = "Save a plot (.png, .svg or .pdf) instead."
 
 
 @dataclass(frozen=True, eq=False)

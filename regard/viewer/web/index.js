@@ -46,6 +46,7 @@ async function render({ model, el }) {
     el.append(root);
     try {
       const host = makeHost();
+      if (!host.ownsAddress) keepKeys(root);
       const showResponse = (/** @type {Host} */ next, /** @type {Record<string, string>} */ values) => show(() => next, values);
       const form = !host.request ? null : host.scene.image ? imageForm(host, showResponse) : requestForm(host, texts, showResponse);
       now = host.scene.attentions.length || host.scene.walk ? await open(host, root, form, previousView) : welcome(host, root, form);
@@ -57,6 +58,12 @@ async function render({ model, el }) {
   };
   await show(() => createHost(model));
   return () => now?.end();
+}
+
+/** Keeps the keys of a focused part from the shortcuts of a notebook; a click anywhere gives the root the focus. @param {HTMLElement} root */
+function keepKeys(root) {
+  setAttributes(root, { tabindex: -1, "data-lm-suppress-shortcuts": true });
+  for (const type of ["keydown", "keypress", "keyup"]) root.addEventListener(type, (event) => event.stopPropagation());
 }
 
 /**

@@ -34,6 +34,7 @@ CELLS = [
     'regard.compare(*(regard.look(model, text) for text in ("one two", "two one", "three one")))',
 ]
 # Shorten the ten seconds after which the page reports a dead kernel.
+SHOWN = ".jp-Cell .regard:not([data-busy])"
 SHORT_TIMEOUT = "window.setTimeout = (real => (f, t, ...more) => real(f, t === 10000 ? 3000 : t, ...more))(setTimeout)"
 
 
@@ -61,9 +62,10 @@ def _wait_for(lab: Lab) -> None:
             time.sleep(0.05)
 
 
-@pytest.fixture
-def lab(tmp_path: Path, transformer_folder: Path) -> Iterator[Lab]:
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, transformer_folder: Path) -> Iterator[Lab]:
     """JupyterLab with one notebook on the loopback address."""
+    tmp_path = tmp_path_factory.mktemp("lab")
     if importlib.util.find_spec("jupyterlab") is None:
         missing("JupyterLab is missing: pip install -r requirements-dev.txt.")
     folders = {name: tmp_path / name.lower() for name in FOLDERS}
@@ -113,9 +115,11 @@ def lab(tmp_path: Path, transformer_folder: Path) -> Iterator[Lab]:
         process.wait()
 
 
-def test_look_and_comparison_in_a_notebook(browser, lab):
+@pytest.fixture(scope="module")
+def notebook(browser: Any, lab: Lab) -> Iterator[Any]:
+    """The page of the notebook after its first cell has run."""
     context = browser.new_context(viewport={"width": 1100, "height": 1000})
-    context.set_default_timeout(240_000)
+    context.set_default_timeout(60_000)
     requested_urls, errors = [], []
     page = context.new_page()
     page.on("request", lambda request: requested_urls.append(request.url))
@@ -124,8 +128,27 @@ def test_look_and_comparison_in_a_notebook(browser, lab):
     page.goto(f"{lab.address}doc/tree/look.ipynb?token={lab.token}")
     page.locator(".jp-Cell .cm-content").first.click()
     page.keyboard.press("Shift+Enter")
-    seen = page.locator(".jp-Cell").nth(0).locator(".regard:not([data-busy])")
-    seen.wait_for()
+    page.locator(SHOWN).first.wait_for()
+    yield page
+    context.close()
+    assert errors == []
+    assert {urlsplit(url).netloc for url in requested_urls if not url.startswith(("data:", "blob:"))} == {
+        urlsplit(lab.address).netloc
+    }
+
+
+@pytest.mark.parametrize("target", ["button:text-is('Map')", ".figure", ".brand"])
+def test_shortcuts_of_the_notebook_do_not_act_in_the_widget(notebook, target):
+    notebook.locator(SHOWN).first.locator(target).first.click()
+    for key in ("x", "d", "d", "b"):  # cut, delete, and insert a cell
+        notebook.keyboard.press(key)
+    notebook.locator(".jp-Cell").nth(1).locator(".cm-content").click()
+    assert notebook.locator(".jp-Cell").count() == len(CELLS)
+
+
+def test_look_and_comparison_in_a_notebook(notebook, lab):
+    page = notebook
+    seen = page.locator(SHOWN).first
     assert seen.locator("h1 .source").text_content() == "one two three"
     # Pointer and keyboard: a focused figure handles the keys, not the notebook.
     seen.locator(".figure").first.focus()
@@ -157,8 +180,19 @@ def test_look_and_comparison_in_a_notebook(browser, lab):
     seen.get_by_role("button", name="Run").click()
     seen.locator("form[data-failed]").wait_for()
     assert "run this cell again" in seen.locator(".request-status").text_content()
-    assert errors == []
-    assert {urlsplit(url).netloc for url in requested_urls if not url.startswith(("data:", "blob:"))} == {
-        urlsplit(lab.address).netloc
-    }
-    context.close()
+
+
+def test_reopened_notebook_without_its_kernel_shows_a_picture(notebook, lab):
+    """JupyterLab looks for the widget, of which only its id is saved."""
+    page, picture = notebook, notebook.get_by_role("img", name="Look('one two three'")
+    assert picture.count() == 0  # the widget is shown instead
+    page.locator(".jp-Cell .cm-content").first.click()
+    page.keyboard.press("Control+s")
+    page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')")
+    for kernel in lab.request("GET", "kernels"):
+        lab.request("DELETE", f"kernels/{kernel['id']}")
+    page.reload()
+    picture.wait_for()
+    page.wait_for_function("() => document.body.textContent.includes('model not found')")
+    assert picture.evaluate("one => one.naturalWidth") > 300
+    assert "model not found" not in page.locator(".jp-Cell").first.inner_text()

@@ -1,10 +1,13 @@
 """Explanations in scenes and in responses to requests of a page."""
 
 import json
+import re
 
 import pytest
 
+import regard
 from regard.errors import RegardError
+from regard.viewer.explanations.explained_output import explain_output
 from regard.viewer.page import page_explanations
 from regard.viewer.page.image_requests import ImageRequestHandler
 from regard.viewer.page.image_scene import build_image_scene
@@ -61,6 +64,30 @@ def test_expensive_explanations_are_left_out_unless_requested(monkeypatch):
     bounded = build_scene(look, walk=False, explain=None).header["explained"]
     assert bounded["lens"] is None
     assert build_scene(look, walk=False).header["explained"]["effects"] is None
+
+
+@pytest.mark.parametrize("form", ["transformer", "gpt", "bert", "classify"])
+def test_costs_grow_with_the_square_of_a_long_text(form):
+    """Five times as many tokens: per prediction, 25 times as many attention weights."""
+    pipeline = text_models.cached_look(form).pipeline
+    target = " ".join(["deux"] * 500) if form == "transformer" else None
+    costs = {}
+    for words in (100, 500):
+        seen = regard.look(pipeline, " ".join(["two"] * words), target and target[: 5 * words - 1])
+        output = explain_output(seen)
+        costs[words] = page_explanations._costs(seen, output, "attribution")[0] / len(output.steps)
+    assert costs[500] > 15 * costs[100]
+
+
+def test_numbers_that_do_not_fit_are_not_computed(monkeypatch):
+    look = text_models.cached_look("transformer")
+    complete = build_scene(look, walk=False, explain=True).header["explained"]
+    counts = {name: page_explanations._costs(look, explain_output(look), name)[1] for name in complete["measures"]}
+    sizes = {name: len(re.findall(r"[-\d.e]+", json.dumps(list(complete[name].values())))) for name in counts}
+    assert sizes | counts == counts | {name: sizes[name] for name in ("effects", "attribution")}
+    monkeypatch.setattr(page_explanations, "MAX_NUMBERS", counts["attribution"] - 1)
+    monkeypatch.delitem(page_explanations.MEASURES, "attribution")
+    assert build_scene(look, walk=False, explain=None).header["explained"]["attribution"] is None
 
 
 def test_models_without_an_output_have_no_explanation():

@@ -1,7 +1,10 @@
 """The notebook widget: traits and responses. tests/viewer/web/test_browser_hosts.py shows it in a browser."""
 
+import base64
 import json
+import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from IPython.core.formatters import DisplayFormatter
@@ -116,3 +119,15 @@ def test_ipython_displays_widget_plot_and_text(seen):
     assert data[VIEW]["model_id"] == seen.widget().model_id
     assert data["image/png"]
     assert "text/plain" in data
+
+
+def test_notebook_gets_a_hidden_picture_before_the_widget(seen, transformer, monkeypatch):
+    """tests/viewer/page/test_jupyter.py shows it in JupyterLab."""
+    published = []
+    shell = SimpleNamespace(display_pub=SimpleNamespace(publish=published.append))
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    hostile = look(transformer, '"><script>', "un")
+    assert VIEW in hostile._repr_mimebundle_()[0]
+    (markup,) = (data["text/html"] for data in published)
+    assert re.findall(r"<\w+", markup) == ["<style", "<img"]
+    assert base64.b64encode(hostile._repr_png_()).decode() in markup
