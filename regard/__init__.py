@@ -19,8 +19,8 @@ Record the exact attention weights of any forward pass, also of your own modules
         translator("The cat sleeps.")
 Use a model on a server (regard serve model):
     translator = regard.connect("http://localhost:8000")
-Check this machine, for a bug report:
-    print(regard.doctor())
+Train a model with each attention score on the same data, and compare them:
+    regard.scores("pairs.tsv", out="compared")
 """
 
 from importlib import import_module

@@ -292,12 +292,6 @@ def modules_of_the_package() -> list[str]:
     return [name for name in found if has_server or not name.startswith("regard.serve.")]
 
 
-def test_module_names_are_unique():
-    """Modules of commands have the names of the commands; all others are unique."""
-    names = [name.rpartition(".")[2] for name in modules_of_the_package() if not name.startswith("regard.cli.")]
-    assert [name for name, count in Counter(names).items() if count > 1] == []
-
-
 def test_names_of_public_classes_are_unique():
     classes = set()
     for name in modules_of_the_package():
