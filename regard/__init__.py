@@ -19,8 +19,8 @@ Record the exact attention weights of any forward pass, also of your own modules
         translator("The cat sleeps.")
 Use a model on a server (regard serve model):
     translator = regard.connect("http://localhost:8000")
-Check this machine, for a bug report:
-    print(regard.doctor())
+Compare the six scores on the same sentence pairs:
+    print(regard.scores("pairs.tsv"))
 """
 
 from importlib import import_module
