@@ -1,6 +1,5 @@
 """Fine-tuning: the config and the initial weights that a new model inherits from a trained one."""
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.layers.patches import patch_coordinates
 from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_name
-from regard.pipelines import Pipeline, load, read_config
+from regard.pipelines import Pipeline, read_config
 from regard.ranges import format_value
 from regard.training.recipe import Recipe
 from regard.training.registry import families_for
@@ -49,16 +48,6 @@ def origin_name(start_from: StartFrom | None) -> str | None:
             "Pass one model.",
         )
     return str(min(start_from.folders, default="a model in memory"))
-
-
-def open_origin(start_from: StartFrom) -> Any:
-    """The pipeline of the model to fine-tune, on the CPU."""
-    if not isinstance(start_from, Pipeline):
-        return load(start_from, "cpu")
-    if start_from.device.type == "cpu":
-        return start_from
-    copied: Any = start_from
-    return dataclasses.replace(copied, model=copy.deepcopy(copied.model).cpu())
 
 
 def origin_config(start_from: StartFrom) -> Any:

@@ -1,14 +1,16 @@
 """A run of a recipe: data, tokenizers and workers around the training loop of `trainer.py`."""
 
+import copy
+import dataclasses
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
-from regard.pipelines import load, write_tokenizers
+from regard.pipelines import Pipeline, load, write_tokenizers
 from regard.training.datasets import Dataset, count_units
-from regard.training.fine_tuning import StartFrom, fine_tuning_recipe, open_origin, origin_name
+from regard.training.fine_tuning import StartFrom, fine_tuning_recipe, origin_name
 from regard.training.recipe import Recipe, resolve_cache_folder
 from regard.training.run.checkpoint_store import CheckpointStore
 from regard.training.run.run_folder import LOSSES, METRICS, check_run_folder, check_same_run, read_state
@@ -69,7 +71,7 @@ def _run(
     check_task_settings(recipe, task)
     if not dry_run:
         check_run_folder(out, [*recipe.data.files, *recipe.data.validation, name])
-    origin = open_origin(start_from) if start_from is not None else None
+    origin = _open_origin(start_from) if start_from is not None else None
     if origin is not None:
         recipe = fine_tuning_recipe(recipe, origin.model.config, name)
     dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
@@ -99,6 +101,16 @@ def _run(
         except RegardError as error:  # the model is saved
             print(f"regard: {error.message}", file=sys.stderr)
     return load(out, recipe.train.device)
+
+
+def _open_origin(start_from: StartFrom) -> Any:
+    """The pipeline of the model to fine-tune, on the CPU."""
+    if not isinstance(start_from, Pipeline):
+        return load(start_from, "cpu")
+    if start_from.device.type == "cpu":
+        return start_from
+    copied: Any = start_from
+    return dataclasses.replace(copied, model=copy.deepcopy(copied.model).cpu())
 
 
 def _train(

@@ -152,6 +152,7 @@ class ImageTask(Task):
                 size=shape.images,
                 seed=shape.seed,
                 augment=recipe.augment,
+                noise=self.noise_per_image(model),
             )
             for part in (dataset.training, dataset.validation)
         )
@@ -211,6 +212,10 @@ class ImageTask(Task):
             return []
         count = count_units(len(rows), "images")
         return [f"Little data to train from scratch: {count}. Fine-tune a model with --from instead."]
+
+    def noise_per_image(self, model: Any) -> int:
+        """The number of random numbers that the loss of an image needs."""
+        return 0
 
     @abstractmethod
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B *pixels"]:

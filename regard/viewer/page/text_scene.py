@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.attention import SCORES, Bias, Concat, Disentangled, Mask, Recorded, Score, SoftCap
 from regard.attention.backends.call import Call
-from regard.attention.masks import And, Causal, Local, MaskParts, Not, Or, Padding, Window
+from regard.attention.masks import And, Causal, Local, MaskParts, Not, Or, Padding, SelectedSequences, Window
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike, pairs_as
 from regard.errors import RegardError
@@ -272,6 +272,8 @@ def _mask_header(mask: Mask | None) -> dict[str, Any] | None:
             return {"op": "or", "parts": [_mask_header(left), _mask_header(right)]}
         case Not(inner):
             return {"op": "not", "part": _mask_header(inner)}
+        case SelectedSequences(inner, _):  # a custom mask
+            return _mask_header(inner)
     raise RegardError(f"A page cannot compute the mask {type(mask).__name__}.", PLOT_HINT)
 
 
