@@ -19,8 +19,8 @@ Record the exact attention weights of any forward pass, also of your own modules
         translator("The cat sleeps.")
 Use a model on a server (regard serve model):
     translator = regard.connect("http://localhost:8000")
-Train a model with each attention score on the same data, and compare them:
-    regard.scores("pairs.tsv", out="compared")
+Compare the six scores on the same sentence pairs:
+    print(regard.scores("pairs.tsv"))
 """
 
 from importlib import import_module
