@@ -151,11 +151,14 @@ class ImageLook(ExplainedLook, NotebookDisplay):
             return self._rollout.patch_weights(query=index).cpu().numpy()
         return attention_rollout(self.model, self.run.images, [index]).patch_weights().cpu().numpy()
 
-    def attribution(self, label: str | None = None) -> PatchWeights:
-        """Gradient × input per patch for a label, by default the most likely one (see `compute_image_attribution`)."""
+    def attribution(self, label: str | None = None, method: str = "gradient") -> PatchWeights:
+        """Attribution of a label, by default the most likely one, to each patch.
+
+        The method is "gradient" (× input), "integrated_gradients" or "occlusion": see `Attribution`.
+        """
         from regard.viewer.explanations.attribution import compute_image_attribution
 
-        return compute_image_attribution(self, label)
+        return compute_image_attribution(self, label, method)
 
     def save(
         self,

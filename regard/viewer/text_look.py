@@ -199,11 +199,14 @@ class Look(ExplainedLook, NotebookDisplay):
         hypotheses = [one.hypothesis for one in translations]
         return build_tree(self.pipeline, self.ids[0], hypotheses, history, config, prefix=prefix, attention=attention)
 
-    def attribution(self) -> "Attribution":
-        """Gradient × input of every prediction for every input token (see `Attribution`)."""
+    def attribution(self, method: str = "gradient") -> "Attribution":
+        """Attribution of every prediction to every input token.
+
+        The method is "gradient" (× input), "integrated_gradients" or "occlusion": see `Attribution`.
+        """
         from regard.viewer.explanations.attribution import compute_attribution
 
-        return compute_attribution(self)
+        return compute_attribution(self, method=method)
 
     def rollout(self) -> "dict[str, Float[np.ndarray, 'T S']]":
         """Attention rollout through all layers, over source and target or over the text (see `text_rollout`)."""

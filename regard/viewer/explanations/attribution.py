@@ -1,5 +1,9 @@
-"""Gradient × input: how much each input token or patch contributes to a prediction, to first order."""
+"""How much each input token or patch contributes to a prediction: gradient × input, integrated gradients, occlusion.
 
+All refer to the embedding x of a token or patch, before positions are added, and the last two to zeros in its place.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +28,18 @@ from regard.viewer.explanations.explained_output import (
 from regard.viewer.image_look import ImageLook
 from regard.viewer.text_look import Look
 
+# Points of integrated gradients between zeros and the input.
+INTEGRATION_POINTS = 32
+
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """Gradient × input of every prediction p: Σ_e x_e ∂ log p / ∂ x_e for the embedding x of each input token."""
+    """Attribution of every prediction p to the embedding x of each input token, by a method of `METHODS`.
+
+    "gradient" is gradient × input, Σ_e x_e ∂ log p / ∂ x_e. "integrated_gradients" has the mean of the gradients at α·x
+    for α from 0 to 1, of all tokens together (Sundararajan, Taly and Yan 2017). "occlusion" is log p minus log p with
+    zeros in place of x.
+    """
 
     tokens: list[str]
     """the predicted tokens, or the label"""
@@ -37,66 +49,46 @@ class Attribution:
     """attribution of each prediction to the tokens of an input; 0 for tokens after it"""
 
 
-def compute_attribution(look: Look, output: ExplainedOutput | None = None) -> Attribution:
-    """Attribution of each predicted token to the input tokens: gradient of its log-probability times the embedding.
+def compute_attribution(look: Look, output: ExplainedOutput | None = None, method: str = "gradient") -> Attribution:
+    """Attribution of each predicted token to the input tokens.
 
     >>> compute_attribution(look(translator, "The cat sleeps.")).values["source"].shape  # doctest: +SKIP
     (5, 4)
     """
+    check_method(method)
     output = output or explain_output(look)
-    values = attribution_values(look, output)
+    values = attribution_values(look, output, method)
     return Attribution(output.tokens, _input_labels(look, output, list(values)), values)
 
 
-def attribution_values(look: Look, output: ExplainedOutput) -> dict[str, Float[np.ndarray, "steps T"]]:
+def check_method(method: Any) -> None:
+    """Raise an error unless there is such a method."""
+    if not isinstance(method, str) or method not in METHODS:
+        raise RegardError(f"There is no attribution method {method!r}.", f"Choose one of {', '.join(METHODS)}.")
+
+
+def attribution_values(
+    look: Look, output: ExplainedOutput, method: str = "gradient"
+) -> dict[str, Float[np.ndarray, "steps T"]]:
     """The values of an attribution, which depend only on the model of the look."""
     sides = ["source", "target"] if isinstance(look.pipeline, Translator) else ["text"]
     values = {
         side: np.zeros((len(output.steps), max(len(one[i]) for one in output.inputs))) for i, side in enumerate(sides)
     }
-    size = batch_size(look, output)
-    for first in range(0, len(output.inputs), size):
-        inputs = output.inputs[first : first + size]
-        steps = [(i, one) for i, one in enumerate(output.steps) if first <= one.sequence < first + len(inputs)]
-        for i, gradients in _products(look, output, first, len(inputs), steps):
-            for side, row in zip(sides, gradients):
-                values[side][i, : len(row)] = row
+    for step, side, tokens, found in METHODS[method](look, output):
+        values[sides[side]][step, tokens] = found
     return values
 
 
-def _products(
-    look: Look, output: ExplainedOutput, first: int, count: int, steps: list[tuple[int, ExplainedStep]]
-) -> list[tuple[int, list[np.ndarray]]]:
-    """For each step, the products of gradient and embedding, summed over the width, of its input's tokens."""
-    inputs = output.inputs[first : first + count]
-    model = model_of(look)
-    names = ("source_embedding", "target_embedding") if isinstance(look.pipeline, Translator) else ("embedding",)
-    modules = {id(one): one for one in (getattr(model, name).tokens for name in names)}
-    logits, leaves = _run_with_leaves(look, inputs, list(modules.values()))
-    lengths = [[len(one[side]) for one in inputs] for side in range(len(leaves))]
-    found = []
-    # Inputs are independent: the gradients of one step of each are computed together.
-    rounds: dict[int, list[tuple[int, ExplainedStep]]] = {}
-    counts: dict[int, int] = {}
-    for i, step in steps:
-        counts[step.sequence] = counts.get(step.sequence, -1) + 1
-        rounds.setdefault(counts[step.sequence], []).append((i, step))
-    for chosen in rounds.values():
-        with torch.enable_grad():
-            total = torch.stack([step_logprob(look, logits[one.sequence - first], one) for _, one in chosen]).sum()
-        products = _times_gradient(total, leaves)
-        parts = [product.split(sizes) for product, sizes in zip(products, lengths)]
-        found += [(i, [side[step.sequence - first].numpy() for side in parts]) for i, step in chosen]
-    return found
-
-
-def compute_image_attribution(look: ImageLook, label: str | None = None) -> Float[np.ndarray, "rows columns"]:
-    """Attribution of a label, by default the most likely one, to the patches: gradient of its log-probability times the
-    embedding of each patch.
+def compute_image_attribution(
+    look: ImageLook, label: str | None = None, method: str = "gradient"
+) -> Float[np.ndarray, "rows columns"]:
+    """Attribution of a label, by default the most likely one, to the patches.
 
     >>> compute_image_attribution(look(model, "photo.jpg"), "cat").shape  # doctest: +SKIP
     (14, 14)
     """
+    check_method(method)
     model = look.model
     if look.label is None or not isinstance(model, ViT):
         raise RegardError(
@@ -104,34 +96,110 @@ def compute_image_attribution(look: ImageLook, label: str | None = None) -> Floa
             "Use a model with labels.",
         )
     step = ExplainedStep(0, 0, look.label_index(look.label if label is None else label))
-    logits, leaves = _run_with_leaves(look, [()], [model.embedding.patches])
-    with torch.enable_grad():
-        logprob = step_logprob(look, logits[0], step)
-    (product,) = _times_gradient(logprob, leaves)
-    return product.view(look.grid).numpy()
+    values = np.zeros(look.grid[0] * look.grid[1])
+    for _, _, patches, found in METHODS[method](look, ExplainedOutput([()], [step], [""])):
+        values[patches] = found
+    return values.reshape(look.grid)
 
 
-def _run_with_leaves(
-    look: Look | ImageLook, inputs: list[tuple[list[int], ...]], modules: list[nn.Module]
+_Values = Iterator[tuple[int, int, slice, np.ndarray]]
+"""index of a step, side of its input, tokens of this side (or patches), and their values"""
+
+
+def _gradients(look: Look | ImageLook, output: ExplainedOutput, scale: float = 1.0) -> _Values:
+    """Embeddings times their gradients, at embeddings that are multiplied by `scale`, summed over the width."""
+    size = batch_size(look, output)
+    for first in range(0, len(output.inputs), size):
+        inputs = output.inputs[first : first + size]
+        logits, leaves = _run_scaled(look, inputs, [scale] * len(_lengths(look, inputs[0])), needs_grad=True)
+        lengths = list(zip(*(_lengths(look, one) for one in inputs)))
+        # Inputs are independent: the gradients of one step of each are computed together.
+        rounds: dict[int, list[tuple[int, ExplainedStep]]] = {}
+        counts: dict[int, int] = {}
+        for i, step in enumerate(output.steps):
+            if first <= step.sequence < first + len(inputs):
+                counts[step.sequence] = counts.get(step.sequence, -1) + 1
+                rounds.setdefault(counts[step.sequence], []).append((i, step))
+        for chosen in rounds.values():
+            with torch.inference_mode(False):
+                with torch.enable_grad():
+                    total = torch.stack(
+                        [step_logprob(look, logits[one.sequence - first], one) for _, one in chosen]
+                    ).sum()
+                gradients = torch.autograd.grad(total, leaves, retain_graph=True)
+            for side, (gradient, leaf) in enumerate(zip(gradients, leaves)):
+                products = (gradient * leaf.detach() / scale).sum(-1).flatten().cpu().split(lengths[side])
+                for i, step in chosen:
+                    product = products[step.sequence - first]
+                    yield i, side, slice(len(product)), product.numpy()
+
+
+def _integrated_gradients(look: Look | ImageLook, output: ExplainedOutput) -> _Values:
+    """The mean of gradients at the midpoints of equal parts of the way from zeros to the embeddings."""
+    means: dict[tuple[int, int], np.ndarray] = {}
+    for point in range(INTEGRATION_POINTS):
+        for step, side, _, values in _gradients(look, output, (point + 0.5) / INTEGRATION_POINTS):
+            means[step, side] = means.get((step, side), 0) + values / INTEGRATION_POINTS
+    for (step, side), values in means.items():
+        yield step, side, slice(len(values)), values
+
+
+def _occlusion(look: Look | ImageLook, output: ExplainedOutput) -> _Values:
+    """Log-probabilities minus those without a token. Copies of an input, each without one token, form a batch."""
+    size = batch_size(look, output)
+    for sequence, one in enumerate(output.inputs):
+        lengths = _lengths(look, one)
+        steps = [(i, step) for i, step in enumerate(output.steps) if step.sequence == sequence]
+        (plain,), _ = _run_scaled(look, [one], [1.0] * len(lengths), needs_grad=False)
+        for side, length in enumerate(lengths):
+            for kept in (1 - torch.eye(length)).split(size):
+                factors: list[Tensor | float] = [1.0] * len(lengths)
+                factors[side] = kept
+                logits, _ = _run_scaled(look, [one] * len(kept), factors, needs_grad=False)
+                first = int(kept[0].argmin())
+                for i, step in steps:
+                    without = torch.stack([step_logprob(look, rows, step) for rows in logits])
+                    values = (step_logprob(look, plain, step) - without).cpu().numpy()
+                    yield i, side, slice(first, first + len(kept)), values
+
+
+METHODS: dict[str, Callable[..., _Values]] = {
+    "gradient": _gradients,
+    "integrated_gradients": _integrated_gradients,
+    "occlusion": _occlusion,
+}
+
+
+def _lengths(look: Look | ImageLook, one: tuple[list[int], ...]) -> list[int]:
+    """Number of tokens of each side of an input, or of patches."""
+    return [look.grid[0] * look.grid[1]] if isinstance(look, ImageLook) else [len(ids) for ids in one]
+
+
+def _run_scaled(
+    look: Look | ImageLook, inputs: list[tuple[list[int], ...]], factors: Sequence[Tensor | float], needs_grad: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The logits of inputs, and the outputs of embedding modules as leaves of the graph, in the order of the calls."""
+    """The logits of inputs whose embeddings are multiplied by a factor per side (a number, or one per token), and these
+    embeddings as leaves of the graph.
+    """
     leaves: list[Tensor] = []
 
     def make_leaf(module: nn.Module, args: Any, out: Tensor) -> Tensor:
-        leaves.append(out.detach().clone().requires_grad_())
+        factor = torch.as_tensor(factors[len(leaves)], dtype=out.dtype, device=out.device)
+        factor = factor.view(*out.shape[:-1], 1) if factor.dim() else factor
+        leaves.append((out.detach() * factor).requires_grad_())
         return leaves[-1]
 
-    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
+    model = model_of(look)
+    if isinstance(look, ImageLook):
+        modules = [model.embedding.patches]
+    else:
+        names = ("source_embedding", "target_embedding") if isinstance(look.pipeline, Translator) else ("embedding",)
+        modules = list({id(one): one for one in (getattr(model, name).tokens for name in names)}.values())
+    with torch.inference_mode(False), torch.set_grad_enabled(needs_grad), ExitStack() as stack:
         for module in modules:
             stack.callback(module.register_forward_hook(make_leaf).remove)
         logits = run_inputs(look, inputs)
     return logits, leaves
-
-
-def _times_gradient(total: Tensor, leaves: list[Tensor]) -> list[Float[Tensor, "..."]]:
-    with torch.inference_mode(False):
-        gradients = torch.autograd.grad(total, leaves, retain_graph=True)
-    return [(gradient * leaf.detach()).sum(-1).cpu() for gradient, leaf in zip(gradients, leaves)]
 
 
 def _input_labels(look: Look, output: ExplainedOutput, sides: list[str]) -> dict[str, list[str]]:

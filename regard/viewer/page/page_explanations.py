@@ -9,7 +9,7 @@ import numpy as np
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
 from regard.pipelines import Translator
-from regard.viewer.explanations.attribution import attribution_values
+from regard.viewer.explanations.attribution import attribution_values, check_method
 from regard.viewer.explanations.explained_output import (
     ExplainedOutput,
     ExplainedStep,
@@ -119,9 +119,9 @@ def _lens(look: Look | ImageLook, output: ExplainedOutput) -> dict[str, Any]:
     }
 
 
-def _attribution(look: Look | ImageLook, output: ExplainedOutput) -> dict[str, Any]:
+def _attribution(look: Look | ImageLook, output: ExplainedOutput, method: str = "gradient") -> dict[str, Any]:
     assert isinstance(look, Look)
-    return {side: _rounded(values) for side, values in attribution_values(look, output).items()}
+    return {side: _rounded(values) for side, values in attribution_values(look, output, method).items()}
 
 
 MEASURES: dict[str, Callable[..., dict[str, Any]]] = {"effects": _effects, "lens": _lens, "attribution": _attribution}
@@ -129,7 +129,8 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {"effects": _effects, "lens
 
 
 def handle_explanation(look: Look | ImageLook, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute a measure that a page requests: `measure`, `inputs` and `steps` (see `ExplainedOutput`), `attention`.
+    """Compute a measure that a page requests: `measure`, `inputs` and `steps` (see `ExplainedOutput`), and the
+    `attention` of effects or the `method` of attributions.
 
     The look provides the model and, of an image model, the image.
     """
@@ -141,8 +142,10 @@ def handle_explanation(look: Look | ImageLook, request: Mapping[str, Any]) -> di
         name = module_name(model_of(look), attention) if isinstance(attention, str) else ""
         if getattr(modules.get(name), "kind", None) not in KINDS:
             raise RegardError(f"The model has no attention {attention!r}.", "Send the name of an attention module.")
+    check_method(method := request.get("method", "gradient"))
     output = _read_output(look, request)
-    return {measure: MEASURES[measure](look, output, *([attention] if measure == "effects" else []))}
+    options = {"effects": [attention], "attribution": [method]}.get(measure, [])
+    return {measure: MEASURES[measure](look, output, *options)}
 
 
 def _read_output(look: Look | ImageLook, request: Mapping[str, Any]) -> ExplainedOutput:

@@ -1,4 +1,4 @@
-"""Gradient × input against directional derivatives and against autograd by hand."""
+"""Gradient × input, integrated gradients and occlusion against directional derivatives and against autograd by hand."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import torch
 
 from regard.errors import RegardError
 from regard.layers.packed import pack
-from regard.viewer.explanations import explained_output
-from regard.viewer.explanations.attribution import compute_attribution
+from regard.viewer.explanations import attribution, explained_output
+from regard.viewer.explanations.attribution import METHODS, compute_attribution
 from regard.viewer.explanations.explained_output import explain_output, model_of
 from tests.viewer import image_models, text_models
 
@@ -72,6 +72,15 @@ def test_attribution_of_patches(form):
     for patch in (0, 3):
         up, down = (scaled_logprob(double, output, 0, 0, patch, 1 + e) for e in (1e-5, -1e-5))
         assert found.flat[patch] == pytest.approx((up - down) / 2e-5, abs=1e-4, rel=1e-3)
+        with_, without = (scaled_logprob(double, output, 0, 0, patch, factor) for factor in (1, 0))
+        assert double.attribution(label, "occlusion").flat[patch] == pytest.approx(with_ - without, abs=1e-4)
+    # The sum of integrated gradients is the difference between the image and zeros in place of all patches.
+    total = look.attribution(label, "integrated_gradients").sum()
+    with torch.no_grad():
+        zeros = model.embedding.patches.register_forward_hook(lambda module, args, out: 0 * out)
+        nothing = model(look.run.images.double())[0].log_softmax(-1)[1]
+        zeros.remove()
+    assert total == pytest.approx(with_ - float(nothing), rel=0.05, abs=0.02)
 
 
 def test_attribution_equals_autograd_by_hand():
@@ -91,11 +100,66 @@ def test_attribution_equals_autograd_by_hand():
         np.testing.assert_allclose(look.attribution().values["text"][i], (gradient * x).sum(-1).detach(), atol=1e-5)
 
 
-def test_several_batches(monkeypatch):
+@pytest.mark.parametrize("form", FORMS)
+@torch.no_grad()
+def test_occlusion_is_the_change_without_the_embedding(form):
+    look = text_models.cached_look(form)
+    output, found = explain_output(look), look.attribution("occlusion")
+    for side, values in enumerate(found.values.values()):
+        for step in {0, len(output.steps) - 1}:
+            for token in range(len(output.inputs[output.steps[step].sequence][side])):
+                with_, without = (scaled_logprob(look, output, step, side, token, factor) for factor in (1, 0))
+                assert values[step, token] == pytest.approx(with_ - without, abs=1e-4)
+        assert np.abs(values).max() > 1e-3
+
+
+@pytest.mark.parametrize("form", ["transformer", "classify"])
+def test_integrated_gradients_equal_autograd_of_scaled_embeddings(form):
+    """The gradient with respect to one factor per token, at the same points, and the sum: log p(x) − log p(0)."""
+    look = text_models.cached_look(form)
+    model, output, found = look.pipeline.model, explain_output(look), look.attribution("integrated_gradients")
+    one = output.steps[0]
+    inputs = [pack([ids]) for ids in output.inputs[one.sequence]]
+    modules = [getattr(model, name).tokens for name in ("source_embedding", "target_embedding") if hasattr(model, name)]
+
+    def logprob(factors):
+        queue = iter(factors)
+        hooks = [
+            module.register_forward_hook(lambda module, args, out: out * next(queue)[:, None])
+            for module in set(modules or [model.embedding.tokens])
+        ]
+        try:
+            return model(*inputs)[one.row].log_softmax(-1)[one.column]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    expected = [0] * len(inputs)
+    for k in range(32):
+        factors = [torch.full((len(x.ids),), (k + 0.5) / 32, requires_grad=True) for x in inputs]
+        gradients = torch.autograd.grad(logprob(factors), factors)
+        expected = [total + gradient / 32 for total, gradient in zip(expected, gradients)]
+    for values, by_hand in zip(found.values.values(), expected):
+        np.testing.assert_allclose(values[0][: len(by_hand)], by_hand, atol=1e-4)
+    with torch.no_grad():
+        ends = [logprob([torch.full((len(x.ids),), end) for x in inputs]) for end in (1.0, 0.0)]
+    total = sum(values[0].sum() for values in found.values.values())
+    assert total == pytest.approx(float(ends[0] - ends[1]), rel=0.05, abs=0.02)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_several_batches(method, monkeypatch):
+    monkeypatch.setattr(attribution, "INTEGRATION_POINTS", 2)
     look = text_models.cached_look("bert")
-    whole = look.attribution().values["text"]
+    whole = look.attribution(method).values["text"]
     monkeypatch.setattr(explained_output, "MAX_BATCH_TOKENS", 13)
-    np.testing.assert_allclose(look.attribution().values["text"], whole, atol=1e-6)
+    np.testing.assert_allclose(look.attribution(method).values["text"], whole, atol=1e-5)
+
+
+def test_unknown_methods_raise_errors():
+    for look in (text_models.cached_look("gpt"), image_models.cached_look("class")):
+        with pytest.raises(RegardError, match=r"no attribution method 'shap'\. Choose one of gradient, integrated"):
+            look.attribution(method="shap")
 
 
 def test_segmenters_have_no_attribution():

@@ -7,6 +7,7 @@ import pytest
 
 import regard
 from regard.errors import RegardError
+from regard.viewer.explanations import attribution
 from regard.viewer.explanations.explained_output import explain_output
 from regard.viewer.page import page_explanations
 from regard.viewer.page.image_requests import ImageRequestHandler
@@ -32,6 +33,16 @@ def test_requested_explanations_equal_those_computed_in_advance(form):
             found = json.loads(json.dumps(response.header))[measure]
             expected = header[measure] if name is None else {name: header[measure][name]}
             assert_close(found, expected)
+
+
+@pytest.mark.parametrize("method", ["integrated_gradients", "occlusion"])
+def test_requested_methods_of_attribution(method, monkeypatch):
+    monkeypatch.setattr(attribution, "INTEGRATION_POINTS", 2)
+    look = text_models.cached_look("gpt")
+    output = explain_output(look)
+    request = {"measure": "attribution", "method": method, "inputs": output.inputs, "steps": output.steps}
+    found = TextRequestHandler(look.pipeline).handle({"explain": json.loads(json.dumps(request))})
+    assert_close(found.header["attribution"], {"text": look.attribution(method).values["text"].tolist()})
 
 
 def assert_close(found, expected):
@@ -113,6 +124,8 @@ def test_images():
     "change",
     [
         {"measure": "other"},
+        {"measure": "attribution", "method": "other"},
+        {"measure": "attribution", "method": []},
         {"attention": "decoder.7.cross"},
         {"attention": None},
         {"inputs": []},

@@ -183,6 +183,15 @@ def test_contributions_and_lens_in_both_kinds_of_pages(engine_page, opened, monk
         values = [
             float(text.replace("−", "-")) for text in page.locator(".explanation:last-child .value").all_inner_texts()
         ]
+        if page is with_model:
+            page.get_by_label("Method").select_option("occlusion")
+            page.locator(".explanation h3:text('Occlusion')").wait_for()
+            page.locator(".explanation:last-child .passage").wait_for()
+            occlusion = [
+                float(t.replace("−", "-")) for t in page.locator(".explanation:last-child .value").all_inner_texts()
+            ]
+            expected = seen.attribution("occlusion").values
+            assert occlusion == pytest.approx([*expected["source"][1], *expected["target"][1][:2]], rel=0.03, abs=6e-3)
         expected = seen.attribution().values
         assert values == pytest.approx([*expected["source"][1], *expected["target"][1][:2]], rel=0.03, abs=6e-3)
         rollout = page.locator(".explanation").nth(1).locator(".value").all_inner_texts()

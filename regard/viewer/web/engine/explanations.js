@@ -56,7 +56,7 @@ export function explain(engine, request) {
   const { measure } = request;
   if (measure === "effects") return { effects: { [request.attention]: headEffects(engine, request, request.attention) } };
   if (measure === "lens") return { lens: logitLens(engine, request) };
-  if (measure === "attribution") return { attribution: attribution(engine, request, request.side ?? null, request.tokens ?? null) };
+  if (measure === "attribution") return { attribution: attribution(engine, request) };
   throw new Error(`Unknown measure ${measure}. Choose one of effects, lens, attribution.`);
 }
 
@@ -133,22 +133,24 @@ function logitLens(engine, { inputs, steps }) {
 
 /**
  * Gradient × input by central differences: the derivative of a log-probability with respect to a factor of the embedding of
- * token i, at 1, is the product of gradient and embedding.
- * @param {PageEngine} engine @param {ExplainedOutput} output @param {string | null} onlySide @param {[number, number] | null} range of tokens
+ * token i, at 1, is the product of gradient and embedding. Or by occlusion: the difference between factors 1 and 0.
+ * @param {PageEngine} engine @param {ExplainedOutput & {side?: string, tokens?: [number, number], method?: string}} request optionally of one side and a range of tokens
  * @returns {Record<string, number[][]>} by side, a row per step; a column per token of the range
  */
-function attribution(engine, { inputs, steps }, onlySide, range) {
+function attribution(engine, { inputs, steps, side: onlySide, tokens: range, method }) {
+  if (method === "integrated_gradients") throw new Error("A page does not compute integrated gradients. Use Python.");
+  const factors = method === "occlusion" ? [1, 0] : [1 + EPSILON, 1 - EPSILON];
   const { embeddings } = engine.header.programs.forward;
   const names = SIDES[embeddings.length];
-  const gates = inputs.map((ids) => reluGates(engine, ids));
+  const gates = inputs.map((ids) => (method === "occlusion" ? { replaced: new Map(), bypassed: new Map() } : reluGates(engine, ids)));
   /** @type {Record<string, number[][]>} */
   const found = {};
   names.forEach((name, side) => {
-    if (onlySide !== null && name !== onlySide) return;
+    if (onlySide && name !== onlySide) return;
     const [from, to] = range ?? [0, Math.max(...inputs.map((ids) => ids[side].length))];
     found[name] = steps.map(() => []);
     for (let token = from; token < to; token++) {
-      const [up, down] = [1 + EPSILON, 1 - EPSILON].map((factor) => {
+      const [up, down] = factors.map((factor) => {
         const logits = inputs.map((ids, sequence) => {
           if (token >= ids[side].length) return null;
           const { replaced, bypassed } = gates[sequence];
@@ -157,7 +159,7 @@ function attribution(engine, { inputs, steps }, onlySide, range) {
         });
         return stepLogprobs(engine.header.problem_type, steps, logits);
       });
-      steps.forEach((_, i) => found[name][i].push(Number.isNaN(up[i]) ? 0 : (up[i] - down[i]) / (2 * EPSILON)));
+      steps.forEach((_, i) => found[name][i].push(Number.isNaN(up[i]) ? 0 : (up[i] - down[i]) / (factors[0] - factors[1])));
     }
   });
   return found;

@@ -1,11 +1,12 @@
-/** Which input tokens an output token depends on: attention, rollout and gradient × input, one below the other. */
+/** Which input tokens an output token depends on: attention, rollout and attribution, one below the other. */
 
 import { createColormap } from "../core/colors.js";
-import { h, setChildren } from "../core/dom.js";
+import { h, picker, setChildren } from "../core/dom.js";
 import { formatShort, makeVisible, tokenLabel, truncate, withMinus } from "../core/tokens.js";
 import { headLabel } from "../attention/overview.js";
 import { isDark } from "../core/shell.js";
 import { signedColormap } from "./signed_colors.js";
+import { ATTRIBUTIONS } from "./explanations_source.js";
 import { rollout } from "./text_rollout.js";
 
 /** Maximum number of input tokens, and of cells of the maps of a rollout. */
@@ -24,8 +25,9 @@ export class Contributions {
     this.state = state;
     this.explained = this.scene.explained;
     this.step = this.initialStep();
-    /** @type {import("./explanations_source.js").Attributions | null} */
-    this.attribution = null;
+    /** By method. @type {Record<string, import("./explanations_source.js").Attributions>} */
+    this.attributions = {};
+    this.method = picker("Method", Object.fromEntries(source.methods.map((method) => [method, ATTRIBUTIONS[method]])), () => this.update());
     /** @type {Record<string, Float64Array[]> | null | undefined} */
     this.rollout = undefined;
     this.status = h("p", { class: "secondary", role: "status" });
@@ -40,8 +42,8 @@ export class Contributions {
     this.element = h(
       "section",
       { class: "contributions", "aria-label": "Which input tokens mattered" },
-      h("h2", {}, "Which input tokens mattered for ", this.choice),
-      h("p", { class: "secondary" }, "Attention shows where a head reads; the gradient shows what the output depends on. They often disagree."),
+      h("h2", {}, "Which input tokens mattered for ", this.choice, this.source.methods.length > 1 ? [" by ", this.method] : ""),
+      h("p", { class: "secondary" }, "Attention shows where a head reads; attribution shows what the output depends on. They often disagree."),
       this.status,
       this.body,
     );
@@ -72,9 +74,10 @@ export class Contributions {
     await Promise.all(needed.map((/** @type {string} */ name) => this.attentions.load(name)));
     if (this.rollout === undefined) this.rollout = needed === names ? rollout(this.scene.attentions, (name) => this.meanWeights(name)) : null;
     this.draw();
-    if (this.attribution || !this.source.has("attribution")) return;
+    const method = this.method.value;
+    if (this.attributions[method] || !this.source.has("attribution")) return;
     try {
-      this.attribution = await this.source.attribution((done) => setChildren(this.status, `Computing gradient × input: ${Math.round(100 * done)}%`));
+      this.attributions[method] = await this.source.attribution(method, (done) => setChildren(this.status, `Computing ${ATTRIBUTIONS[method].toLowerCase()}: ${Math.round(100 * done)}%`));
       setChildren(this.status);
     } catch (error) {
       setChildren(this.status, String(error?.message ?? error));
@@ -112,14 +115,17 @@ export class Contributions {
   }
 
   /** @returns {Measure} */
-  gradientMeasure() {
+  attributionMeasure() {
     const probability = this.scene.output?.steps[this.step]?.probability ?? 0;
-    const notes = ["blue: makes the token more likely", this.source.usesDifferences && "by differences", probability > CERTAIN && "the token is certain, so small changes have nearly no effect"];
+    const method = this.method.value;
+    const isGradient = method === "gradient";
+    const notes = ["blue: makes the token more likely", isGradient && this.source.usesDifferences && "by differences", isGradient && probability > CERTAIN && "the token is certain, so small changes have nearly no effect"];
     const note = notes.filter(Boolean).join("; ");
-    const measure = { name: "Gradient × input", note, values: null, signed: true };
+    const measure = { name: ATTRIBUTIONS[method], note, values: null, signed: true };
     if (!this.source.has("attribution")) return { ...measure, missing: "This page contains neither the attributions nor the model: save it with --explain or --with-model." };
-    if (!this.attribution) return { ...measure, missing: "…" };
-    return { ...measure, values: Object.fromEntries(Object.entries(this.attribution).map(([side, rows]) => [side, rows[this.step]])) };
+    const found = this.attributions[method];
+    if (!found) return { ...measure, missing: "…" };
+    return { ...measure, values: Object.fromEntries(Object.entries(found).map(([side, rows]) => [side, rows[this.step]])) };
   }
 
   /** Input tokens on which the output token can depend, by side. @returns {Record<string, string[]>} */
@@ -139,7 +145,7 @@ export class Contributions {
   draw() {
     const tokens = this.inputTokens();
     const dark = isDark(this.state.view.theme);
-    setChildren(this.body, [this.attentionMeasure(), this.rolloutMeasure(), this.gradientMeasure()].map((measure) => this.block(measure, tokens, dark)));
+    setChildren(this.body, [this.attentionMeasure(), this.rolloutMeasure(), this.attributionMeasure()].map((measure) => this.block(measure, tokens, dark)));
     performance.mark("regard-contributions");
   }
 

@@ -12,6 +12,9 @@
 /** Input tokens per request to the model in the page. */
 const TOKENS_PER_REQUEST = 4;
 
+/** Methods of attribution. */
+export const ATTRIBUTIONS = { gradient: "Gradient × input", integrated_gradients: "Integrated gradients", occlusion: "Occlusion" };
+
 /** @type {WeakMap<any, ExplanationSource>} */
 const sources = new WeakMap();
 
@@ -33,6 +36,11 @@ export class ExplanationSource {
   /** Whether a measure is in the scene or can be requested. @param {string} measure */
   has(measure) {
     return Boolean(this.explained?.measures.includes(measure) && (this.explained[measure] || this.host.request));
+  }
+
+  /** The methods of attribution that this page has: a saved page those in the scene, a model in the page no autograd. */
+  get methods() {
+    return Object.keys(ATTRIBUTIONS).filter((method) => method === "gradient" || (this.host.request && (method === "occlusion" || !this.host.modelTensor)));
   }
 
   /** Whether the model has a measure. @param {string} measure */
@@ -86,12 +94,12 @@ export class ExplanationSource {
     return this.once("lens", () => this.request({ measure: "lens" }), () => {});
   }
 
-  /** @param {Progress} progress @returns {Promise<Attributions>} */
-  attribution(progress) {
+  /** @param {string} method @param {Progress} progress @returns {Promise<Attributions>} */
+  attribution(method, progress) {
     return this.once(
-      "attribution",
+      method === "gradient" ? "attribution" : method,
       async (progress) => {
-        if (!this.usesDifferences) return this.request({ measure: "attribution" });
+        if (!this.host.modelTensor) return this.request({ measure: "attribution", method });
         const { inputs, steps } = this.explained;
         const sides = inputs[0].length === 2 ? ["source", "target"] : ["text"];
         const lengths = sides.map((_, side) => Math.max(...inputs.map((/** @type {number[][]} */ ids) => ids[side].length)));
@@ -102,7 +110,7 @@ export class ExplanationSource {
         for (const [i, side] of sides.entries()) {
           for (let from = 0; from < lengths[i]; from += TOKENS_PER_REQUEST) {
             const to = Math.min(lengths[i], from + TOKENS_PER_REQUEST);
-            const part = await this.request({ measure: "attribution", side, tokens: [from, to] });
+            const part = await this.request({ measure: "attribution", method, side, tokens: [from, to] });
             part[side].forEach((/** @type {number[]} */ row, /** @type {number} */ step) => found[side][step].push(...row));
             done += to - from;
             progress(done / total);
