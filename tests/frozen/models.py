@@ -28,7 +28,8 @@ VALUES = Path(__file__).parent / "values"
 SHAPES = VALUES / "shapes.json"
 WORDS = [f"w{i}" for i in range(43)]
 VOCAB = 47  # four special tokens and the words
-EOS = 3
+VOCABS = (VOCAB, VOCAB + 1, 50)  # sizes with a mask token, and of T5
+UNK, EOS = 1, 3
 LABELS = ("red", "green", "blue")
 
 _TRANSLATOR: dict[str, Any] = dict(
@@ -146,23 +147,24 @@ def frozen_shapes() -> dict[str, dict[str, list[int]]]:
     return json.loads(SHAPES.read_text(encoding="utf-8")) if SHAPES.exists() else {}
 
 
-def frozen_weights(key: str, scale: float = 0.6) -> Iterator[tuple[str, torch.Tensor]]:
+def frozen_weights(key: str, scale: float = 0.3) -> Iterator[tuple[str, torch.Tensor]]:
     """The names and the values of the weights of a model. Each is a function of its name; gains are around 1."""
     for name, shape in sorted(frozen_shapes()[key].items()):
         noise = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
         is_gain = len(shape) == 1 and name.endswith("weight")
         values = scale * noise if len(shape) > 1 else is_gain + 0.2 * noise
-        if shape[0] in (VOCAB, VOCAB + 1):  # so that outputs end, at different steps
-            values[EOS] = 0.6 * values[EOS : EOS + 9].sum(0)
+        if shape[0] in VOCABS:  # so that outputs vary, and end at different steps
+            values = 2 * values
+            values[UNK], values[EOS] = 0.9 * values[20:28].sum(0), 2 * values[3:12].sum(0)
         yield name, torch.from_numpy(values.astype(np.float32))
 
 
-def frozen_model(key: str, config: Any, scale: float = 0.6) -> Any:
+def frozen_model(key: str, config: Any, scale: float = 0.3) -> Any:
     """A model with its frozen weights."""
     model = make_model(config)
     parameters = dict(model.named_parameters())
     shapes = {name: list(parameter.shape) for name, parameter in parameters.items()}
-    assert key in frozen_shapes() or frozen_shapes().setdefault(key, shapes)  # a new model; saved by `__main__`
+    frozen_shapes().setdefault(key, shapes)  # for `python -m tests.frozen`, which then writes them
     with torch.no_grad():
         for name, values in frozen_weights(key, scale):
             parameter = parameters.pop(current_name(name))

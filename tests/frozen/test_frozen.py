@@ -11,6 +11,7 @@ from tests.frozen.cases import CASES, compute
 from tests.frozen.models import MODELS, VALUES, initial_statistics
 
 RELATIVE = 1e-4
+ABSOLUTE = 1e-5  # log-probabilities near zero are rounded like the logits
 
 
 @functools.cache
@@ -18,13 +19,10 @@ def frozen(group: str) -> dict[str, Any]:
     return json.loads((VALUES / f"{group}.json").read_text(encoding="utf-8"))
 
 
-def differences(values: Any, expected: Any, place: str = "", scale: float = 0.0) -> list[str]:
-    """Where values differ from the expected ones: numbers by more than 1e-4 of their size, anything else at all.
-
-    Sums of numbers of both signs may be near zero: then a part of the largest number of their list is allowed.
-    """
+def differences(values: Any, expected: Any, place: str = "") -> list[str]:
+    """Where values differ from the expected ones: numbers by more than 1e-4 of their size, anything else at all."""
     if isinstance(expected, float) and isinstance(values, int | float):
-        is_close = math.isclose(values, expected, rel_tol=RELATIVE, abs_tol=1e-7 + 0.1 * RELATIVE * scale)
+        is_close = math.isclose(values, expected, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
         return [] if is_close else [f"{place}: {values}, not {expected}"]
     if type(values) is not type(expected):
         return [f"{place}: {values!r}, not {expected!r}"]
@@ -36,9 +34,8 @@ def differences(values: Any, expected: Any, place: str = "", scale: float = 0.0)
     if isinstance(expected, list):
         if len(values) != len(expected):
             return [f"{place}: {len(values)} entries, not {len(expected)}"]
-        scale = max((abs(x) for x in expected if isinstance(x, float)), default=0.0)
         pairs = enumerate(zip(values, expected))
-        return [line for i, (x, y) in pairs for line in differences(x, y, f"{place}[{i}]", scale)]
+        return [line for i, (x, y) in pairs for line in differences(x, y, f"{place}[{i}]")]
     return [] if values == expected else [f"{place}: {values!r}, not {expected!r}"]
 
 
@@ -68,12 +65,12 @@ def test_every_frozen_value_is_checked():
 
 def test_changed_values_are_found():
     expected = {"tokens": [3, 4], "scores": [[-1.0, 2e-6], 0.5], "text": "a"}
-    assert not differences({"tokens": [3, 4], "scores": [[-1.00001, 5e-6], 0.50001], "text": "a"}, expected)
+    assert not differences({"tokens": [3, 4], "scores": [[-1.00001, 1e-5], 0.50001], "text": "a"}, expected)
     changes = [
         {"tokens": [3, 5]},
         {"tokens": [3]},
         {"scores": [[-1.001, 2e-6], 0.5]},
-        {"scores": [[-1.0, 2e-4], 0.5]},
+        {"scores": [[-1.0, 4e-5], 0.5]},
         {"scores": [[-1.0, 2e-6], 0.501]},
         {"scores": [[math.nan, 2e-6], 0.5]},
         {"text": "b"},
