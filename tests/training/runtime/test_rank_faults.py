@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.errors import RegardError
+from regard.errors import Interrupted, RegardError
 from regard.training import run_recipe, trainer
 from regard.training.run.checkpoint_store import CheckpointStore, is_sharded, read_checkpoint_facts
 from regard.training.run.run_folder import METRICS
@@ -23,7 +23,7 @@ def train(out: Path, sharding: str) -> None:
     recipe = small_recipe(model={"dropout": 0.0}, train={"sharding": sharding})
     try:
         run_recipe(recipe, out, dataset=small_dataset(), quiet=True)
-    except RegardError as error:
+    except (RegardError, Interrupted) as error:
         (out / f"error-{os.environ['RANK']}").write_text(error.message, encoding="utf-8")
         sys.exit(error.exit_code)
 
