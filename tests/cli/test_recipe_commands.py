@@ -71,17 +71,3 @@ def test_toml_round_trip():
     assert read["data"]["files"] == list(names)
     assert read["tokenizer"]["target_kind"] == read["tokenizer"]["kind"]
     assert recipe_from_dict(read).train == Recipe().train
-
-
-def test_plan_prints_a_table(capsys):
-    assert main(["plan", "wikitext2", "--gpus", "64", "--tokens", "1e9", "--price", "3", "--width", "256"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines() if line[0] != " "] == [
-        "model", "cluster", "memory", "step", "speed", "training", "time", "cost",
-    ]  # fmt: skip
-    assert "gpt of width 256" in out
-    assert "64 × h200, 8 per node, ddp" in out
-    assert (
-        main(["plan", "--family", "gpt", "--layers", "2", "--vocab", "100", "--sharding", "fsdp", "--gpus", "8"]) == 0
-    )
-    assert "gathered" in capsys.readouterr().out
