@@ -23,9 +23,7 @@ SERVING = ["fastapi", "uvicorn", "openai", "schemathesis", "libretranslatepy"]
 missing = [name for name in (*OPTIONAL, *SERVING) if not importlib.util.find_spec(name)]
 if os.environ.get("REGARD_BROWSER") == "1" and missing:
     raise pytest.UsageError(f"Missing packages, without which tests would be skipped: {', '.join(missing)}.")
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["*_triton.py"]
-if set(SERVING) & set(missing):
-    collect_ignore_glob += ["regard/serve", "tests/serve"]
+collect_ignore_glob = ["regard/serve", "tests/serve"] if set(SERVING) & set(missing) else []
 
 
 @pytest.hookimpl(wrapper=True)

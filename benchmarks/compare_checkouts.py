@@ -1,60 +1,163 @@
-"""Training speed of two checkouts on one GPU, in alternating rounds.
+"""Speed of two checkouts, in alternating processes: decoding, training and imported models.
 
-    python benchmarks/compare_checkouts.py ../before ../after --rounds 3
+    python benchmarks/compare_checkouts.py ../before ../after [--only "translator"] [--rounds 10]
 
-Models: the base translator with post-norm and pre-norm, the character model, ViT-Ti with drop path. A step is forward
-(bf16 autocast, blocks compiled), backward and fused Adam, captured in a CUDA graph; the base translator also eagerly,
-and while decoding. Printed for each: milliseconds of both checkouts (the median of the rounds), their ratio, kernels
-per step. Only `regard.models` and `regard.layers` are imported, so that checkouts may differ in everything else.
+A round runs every workload once in a new process per checkout, in turns; a process runs on one core with one thread.
+Printed for each workload: the median milliseconds of both checkouts, and the median ratio of the rounds with its 95%
+interval (bootstrap). A workload has failed if the interval lies wholly above 1.03; then the exit status is 1. One more
+round before the others fills the caches of compiled kernels. With a GPU, the training steps of larger models are
+measured instead, on the GPU, also in kernels per step: forward (bf16 autocast, blocks compiled), backward and fused
+Adam, captured in a CUDA graph; and decoding.
+
+Checkouts may differ in everything but the public names used here. Weights are random, so all outputs have one length.
 """
 
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-BLOCKS = ("Embedding", "EncoderBlock", "DecoderBlock")
+ALLOWED_RATIO = 1.03
+WORDS = [f"w{i}" for i in range(5, 2000)]
+# A step computes once what is measured; if it returns a number, that is its milliseconds.
+Step = Callable[[], Any]
+# Classes of transformers, with their configs apart from ids.
+_SIZES = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
+IMPORTED: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": dict(model_type="llama", num_key_value_heads=2, **_SIZES),
+    "Gemma2ForCausalLM": dict(model_type="gemma2", num_key_value_heads=2, head_dim=64, sliding_window=16, **_SIZES),
+    "T5ForConditionalGeneration": dict(
+        **dict(model_type="t5", d_model=256, d_kv=64, d_ff=512, num_layers=4, num_decoder_layers=4, num_heads=4),
+        **dict(feed_forward_proj="gated-gelu", decoder_start_token_id=0),
+    ),
+    "ModernBertForMaskedLM": dict(
+        model_type="modernbert", local_attention=16, cls_token_id=2, sep_token_id=3, **_SIZES
+    ),
+}
 
 
-def measure_all(tiny: bool) -> dict[str, tuple[float, int]]:
-    """Milliseconds and kernels per step of each model, in the checkout on PYTHONPATH."""
+LINES = [" ".join(random.Random(i).choices(WORDS, k=8 + i % 9)) for i in range(32)]
+
+
+def decoding(make_pipeline: Callable[[], Any], count: int, method: str) -> Callable[[], Step]:
+    """Outputs of 20 tokens."""
+    from regard import DecodeConfig
+
+    def make() -> Step:
+        pipeline = make_pipeline()
+        run = pipeline.translate if hasattr(pipeline, "translate") else pipeline.generate
+        config = DecodeConfig(method, min_len=20, max_len=20, max_extra=20)  # type: ignore[arg-type]
+        return lambda: run(LINES[:count], config)
+
+    return make
+
+
+def cpu_workloads(imported: Path) -> dict[str, Callable[[], Step]]:
+    """Functions that make the steps of each workload, by its name."""
+    from regard import train
+    from regard.data import Tokenizer
+    from regard.interop import import_huggingface
+    from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
+    from regard.pipelines import TextEncoder, TextGenerator, Translator
+
+    tokenizer = Tokenizer.train([" ".join(WORDS)], "word", vocab_size=len(WORDS) + 4)
+    translation: dict[str, Any] = dict(source_vocab=len(WORDS) + 4, target_vocab=len(WORDS) + 4, shared_vocab=True)
+
+    def scoring(make_pipeline: Callable[[], Any]) -> Callable[[], Step]:
+        def make() -> Step:
+            pipeline = make_pipeline()
+            if isinstance(pipeline, TextEncoder):
+                return lambda: pipeline.embed(LINES)
+            inputs: Any = LINES if isinstance(pipeline, TextGenerator) else [*zip(LINES, LINES[::-1])]
+            return lambda: pipeline.score(inputs)
+
+        return make
+
+    def training(task: str, **model: Any) -> Callable[[], Step]:
+        """Milliseconds of an update, from the times that a run logs."""
+
+        def step() -> float:
+            with tempfile.TemporaryDirectory() as folder:
+                files = Path(folder) / "text.tsv"
+                rows = [f"{line} {i}\t{line}" if task == "translate" else line for i in range(32) for line in LINES]
+                files.write_text("\n".join(rows))
+                sections = {"model": model, "train": dict(steps=30, batch_tokens=256, log_every=10, validate_every=30)}
+                options = dict(tokenizer={"kind": "word"}, workers=1, device="cpu", quiet=True)
+                train(files, Path(folder) / "model", task=task, **sections, **options)
+                logged = map(json.loads, (Path(folder) / "model" / "metrics.jsonl").read_text().splitlines())
+                seconds = {line["step"]: line["seconds"] for line in logged if line["kind"] == "train"}
+                return 1000 * (seconds[30] - seconds[10]) / 20
+
+        return lambda: step
+
+    def translator(config: Any) -> Callable[[], Any]:
+        return lambda: Translator(make_model(config).eval(), tokenizer, tokenizer)
+
+    small = translator(TransformerConfig(**translation))
+    recurrent = translator(Seq2SeqConfig(**translation))
+    language = lambda: TextGenerator(make_model(GPTConfig(vocab=len(WORDS) + 4)).eval(), tokenizer)  # noqa: E731
+    workloads = {
+        "translator, greedy, 32 lines": decoding(small, 32, "greedy"),
+        "translator, beam 5, 8 lines": decoding(small, 8, "beam"),
+        "translator, beam 5, 1 line": decoding(small, 1, "beam"),
+        "recurrent translator, greedy, 32 lines": decoding(recurrent, 32, "greedy"),
+        "recurrent translator, beam 5, 8 lines": decoding(recurrent, 8, "beam"),
+        "language model, greedy, 32 lines": decoding(language, 32, "greedy"),
+        "language model, greedy, 1 line": decoding(language, 1, "greedy"),
+        "training a translator, one update": training("translate", width=128, encoder_layers=2, decoder_layers=2),
+        "training a language model, one update": training("language", width=128, layers=4),
+    }
+    for name in IMPORTED:
+        load = lambda name=name: import_huggingface(imported / name)  # noqa: E731
+        workloads[f"{name}, forward, 32 texts"] = scoring(load)
+        if not name.endswith("MaskedLM"):
+            workloads[f"{name}, greedy, 8 texts"] = decoding(load, 8, "greedy")
+    return workloads
+
+
+def gpu_workloads() -> dict[str, Callable[[], Step]]:
     import torch
 
+    from regard.data import Tokenizer
     from regard.layers.packed import pack
     from regard.models import TransformerConfig, ViTConfig, make_model
     from regard.models.gpt import gpt_small
+    from regard.pipelines import Translator
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    count, length, width, layers, vocab = (4, 8, 32, 1, 50) if tiny else (914, 28, 512, 6, 32_000)
-
-    def texts(count: int, length: int, vocab: int, seed: int):
+    def texts(count: int, length: int, vocab: int, seed: int) -> Any:
         generator = torch.Generator().manual_seed(seed)
-        return pack(torch.randint(4, vocab, (count, length), generator=generator).tolist()).to(device)
+        return pack(torch.randint(4, vocab, (count, length), generator=generator).tolist()).to("cuda")
 
-    def training_step(config, inputs, compiled: bool) -> Callable[[], object]:
-        torch.manual_seed(0)
-        model = make_model(config).to(device).train()
-        optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True, capturable=device == "cuda")
-        for module in model.modules():
-            if compiled and type(module).__name__ in BLOCKS:
-                # "first": the name of forward_first in older checkouts
-                for name in {"forward", "first", "forward_first"} & set(dir(module)):
-                    setattr(module, name, torch.compile(getattr(module, name)))
+    def training(config: Any, inputs: Callable[[], tuple], compiled: bool = True) -> Callable[[], Step]:
+        def make() -> Step:
+            torch.manual_seed(0)
+            model, batch = make_model(config).cuda().train(), inputs()
+            optimizer = torch.optim.Adam(model.parameters(), 1e-4, fused=True, capturable=True)
+            for module in model.modules():
+                if compiled and type(module).__name__ in ("Embedding", "EncoderBlock", "DecoderBlock"):
+                    for name in {"forward", "forward_first"} & set(dir(module)):
+                        setattr(module, name, torch.compile(getattr(module, name)))
 
-        def step() -> None:
-            with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False):
-                features = model.features(*inputs)
-            features.float().square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
+            def step() -> None:
+                with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
+                    features = model.features(*batch)
+                features.float().square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
 
-        return capture(step) if compiled and device == "cuda" else step
+            return capture(step) if compiled else step
 
-    def capture(step: Callable[[], object]) -> Callable[[], object]:
+        return make
+
+    def capture(step: Step) -> Step:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for _ in range(3):
@@ -65,89 +168,128 @@ def measure_all(tiny: bool) -> dict[str, tuple[float, int]]:
             step()
         return graph.replay
 
-    def decoding_step(config) -> Callable[[], object]:
-        model = make_model(config).to(device).eval()
-        source, last = texts(8, 10, config.source_vocab, 3), torch.full((8, 4), 5, device=device)
-
-        @torch.no_grad()
-        def decode() -> None:
-            state = model.start(source)
-            state = model.reorder(state, torch.arange(8, device=device)[:, None].expand(8, 4))
-            for _ in range(10):
-                _, state = model.step(state, last)
-
-        return decode
-
-    def milliseconds(step: Callable[[], object]) -> float:
-        for _ in range(3):
-            step()
-        times = []
-        for _ in range(3 if tiny else 30):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if device == "cuda" else (None, None)
-            if begin is None or end is None:
-                return 0.0
-            begin.record()
-            step()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))
-        return statistics.median(times)
-
-    def count_kernels(step: Callable[[], object]) -> int:
-        with torch.profiler.profile() as profile:
-            step()
-            if device == "cuda":
-                torch.cuda.synchronize()
-        return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
-
-    shape = dict(width=width, heads=width // 16 if tiny else 8, feedforward=4 * width, dropout=0.1, max_len=128)
-    shape |= dict(encoder_layers=layers, decoder_layers=layers, shared_vocab=True, source_vocab=vocab)
-    pairs = texts(count, length, vocab, 1), texts(count, length, vocab, 2)
-    characters = texts(4, 16, 65, 1) if tiny else texts(64, 256, 65, 1)
-    images = torch.rand(2 if tiny else 256, 3, 224, 224, device=device)
-    base = {norm: TransformerConfig(**shape, target_vocab=vocab, norm=norm) for norm in ("post", "pre")}
-    vit = ViTConfig(layers=layers if tiny else 12, drop_path=0.1, labels=("a", "b"))
-    steps: dict[str, Callable[[], Callable[[], object]]] = {
-        "base, post-norm": lambda: training_step(base["post"], pairs, True),
-        "base, pre-norm": lambda: training_step(base["pre"], pairs, True),
-        "base, post-norm, eager": lambda: training_step(base["post"], pairs, False),
-        "base, pre-norm, eager": lambda: training_step(base["pre"], pairs, False),
-        "characters": lambda: training_step(gpt_small(vocab=65, max_len=256), (characters,), True),
-        "ViT-Ti, drop path": lambda: training_step(vit, (images,), True),
-        "base, pre-norm, 10 tokens decoded": lambda: decoding_step(base["pre"]),
+    vocab = 32_000
+    shape = dict(width=512, heads=8, feedforward=2048, dropout=0.1, max_len=128, encoder_layers=6, decoder_layers=6)
+    shape |= dict(shared_vocab=True, source_vocab=vocab, target_vocab=vocab)
+    post, pre = (TransformerConfig(**shape, norm=norm) for norm in ("post", "pre"))  # type: ignore[arg-type]
+    pairs = lambda: (texts(914, 28, vocab, 1), texts(914, 28, vocab, 2))  # noqa: E731
+    tokenizer = Tokenizer.train([" ".join(WORDS)], "word")
+    images = lambda: (torch.rand(256, 3, 224, 224, device="cuda"),)  # noqa: E731
+    return {
+        "base, post-norm": training(post, pairs),
+        "base, pre-norm": training(pre, pairs),
+        "base, post-norm, eager": training(post, pairs, compiled=False),
+        "base, pre-norm, eager": training(pre, pairs, compiled=False),
+        "characters": training(gpt_small(vocab=65, max_len=256), lambda: (texts(64, 256, 65, 1),)),
+        "base, pre-norm, greedy, 32 lines": decoding(
+            lambda: Translator(make_model(pre).cuda().eval(), tokenizer, tokenizer), 32, "greedy"
+        ),
+        "ViT-Ti, drop path": training(ViTConfig(layers=12, drop_path=0.1, labels=("a", "b")), images),
     }
+
+
+def measure(imported: Path, only: str) -> dict[str, tuple[float, int]]:
+    """Milliseconds and kernels per step of the workloads, in the checkout on PYTHONPATH."""
+    import torch
+
+    import regard
+
+    assert Path(regard.__file__).parents[1] == Path(os.environ["PYTHONPATH"]), "another package is measured"
+    on_gpu = torch.cuda.is_available()
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+    if not on_gpu and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     results = {}
-    for name, make in steps.items():
-        step = make()
-        results[name] = milliseconds(step), count_kernels(step)
-        del step
-        torch._dynamo.reset()
+    for name, make in (gpu_workloads() if on_gpu else cpu_workloads(imported)).items():
+        if only in name:
+            torch.manual_seed(0)
+            step, times = make(), []
+            step()
+            begin = time.perf_counter()
+            while len(times) < 30 and (not times or time.perf_counter() < begin + 2):
+                synchronize()
+                start = time.perf_counter()
+                result = step()
+                synchronize()
+                times.append(result if isinstance(result, float) else 1000 * (time.perf_counter() - start))
+            results[name] = statistics.median(times), count_kernels(step) if on_gpu else 0
+            torch._dynamo.reset()
     return results
+
+
+def count_kernels(step: Step) -> int:
+    import torch
+
+    with torch.profiler.profile() as profile:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def write_models(folder: Path) -> None:
+    """Write the imported models: random weights of transformers, and a tokenizer of words."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import torch
+    import transformers
+
+    from tests.interop.model_comparison import randomize, write_tokenizer, write_translation_tokenizer
+
+    ids = dict(vocab_size=2000, pad_token_id=0, bos_token_id=2, eos_token_id=3)
+    for name, config in IMPORTED.items():
+        torch.manual_seed(0)
+        model = getattr(transformers, name)(transformers.AutoConfig.for_model(**ids, **config))
+        randomize(model)
+        model.save_pretrained(folder / name)
+        if name.startswith("T5"):
+            write_translation_tokenizer(folder / name, model.config, vocab=2000)
+        else:
+            write_tokenizer(folder / name, add_special_tokens=name.endswith("MaskedLM"), vocab=2000)
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """95% interval of the median, by the bootstrap."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(10_000))
+    return medians[250], medians[-251]
+
+
+def run_round(checkout: Path, imported: Path, only: str) -> dict[str, tuple[float, int]]:
+    """The results of `measure` in a new process."""
+    environment = os.environ | {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--measure", str(imported), "--only", only]
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", nargs="*", type=Path, help="folders of two checkouts: before, after")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true", help="small sizes, to test the script")
+    parser.add_argument("--only", default="", help="part of the names of the workloads to measure")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not options.checkouts:
-        print(json.dumps(measure_all(options.tiny)))
+    if options.measure:
+        print(json.dumps(measure(options.measure, options.only)))
         return
-    results: dict[Path, list[dict]] = {folder: [] for folder in options.checkouts}
-    for round_index in range(options.rounds):
-        order = options.checkouts if round_index % 2 == 0 else options.checkouts[::-1]
-        for folder in order:
-            environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
-            command = [sys.executable, str(Path(__file__).resolve()), *(["--tiny"] if options.tiny else [])]
-            process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            results[folder].append(json.loads(process.stdout.splitlines()[-1]))
-    before, after = (results[folder] for folder in options.checkouts)
-    print(f"{'step':36} {'before ms':>10} {'after ms':>10} {'ratio':>7} {'kernels':>13}")
-    for name in before[0]:
-        first, second = (statistics.median(result[name][0] for result in rounds) for rounds in (before, after))
-        ratio = second / first if first else float("nan")
-        print(f"{name:36} {first:10.3f} {second:10.3f} {ratio:7.3f} {before[0][name][1]:6} {after[0][name][1]:6}")
+    results: list[list[dict[str, tuple[float, int]]]] = [[], []]
+    with tempfile.TemporaryDirectory() as folder:
+        write_models(Path(folder))
+        for index in range(options.rounds + 1):
+            for i in (0, 1) if index % 2 else (1, 0):
+                result = run_round(options.checkouts[i], Path(folder), options.only)
+                if index:  # the first round fills caches
+                    results[i].append(result)
+    print(f"{'workload':42} {'before ms':>10} {'after ms':>10} {'ratio':>6}  {'95% interval':13} {'kernels':>13}")
+    failed = False
+    for name in results[0][0]:
+        before, after = ([one[name][0] for one in rounds] for rounds in results)
+        ratios = [y / x for x, y in zip(before, after)]
+        low, high = interval(ratios)
+        times = f"{statistics.median(before):10.2f} {statistics.median(after):10.2f} {statistics.median(ratios):6.3f}"
+        kernels = " ".join(f"{rounds[-1][name][1]:6}" for rounds in results)
+        print(f"{name:42} {times}  {low:.3f}–{high:.3f}   {kernels}{'  failed' if low > ALLOWED_RATIO else ''}")
+        failed |= low > ALLOWED_RATIO
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

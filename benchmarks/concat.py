@@ -181,19 +181,19 @@ MAIN = dict(B=8, H=8, G=8, T=1024, S=1024, D=64, hidden=64, dtype=torch.bfloat16
 
 def variants(device: str, until: float) -> Iterator[list[str]]:
     """Tile sizes at the main shape, in the order of FORWARD and BACKWARD; forward and backward separately."""
-    from regard.kernels.cuda import concat_cuda
+    from regard.kernels.triton import concat
 
     yield ["pass", "rows, columns, warps, registers", "ms", "T elements/s", "error"]
     inputs = Inputs(**MAIN)
     with torch.no_grad():
         q, k, v = inputs.tensors
-        a, b = (concat_cuda.project(x, matrix) for x, matrix in zip((q, k), inputs.score.matrices))
+        a, b = (concat.project(x, matrix) for x, matrix in zip((q, k), inputs.score.matrices))
         w = inputs.score.weight_a.float().reshape(1, -1)
         rest = (None, None, None, inputs.tensors[0].shape[2], inputs.tensors[1].shape[2], False, 0)
-        saved = concat_cuda.concat_forward(a, b, w, v, *rest)
+        saved = concat.concat_forward(a, b, w, v, *rest)
         passes = {
-            "FORWARD": lambda: concat_cuda.concat_forward(a, b, w, v, *rest)[:1],
-            "BACKWARD": lambda: concat_cuda.concat_backward(inputs.grad, a, b, w, v, *saved, *rest),
+            "FORWARD": lambda: concat.concat_forward(a, b, w, v, *rest)[:1],
+            "BACKWARD": lambda: concat.concat_backward(inputs.grad, a, b, w, v, *saved, *rest),
         }
         for name, variants in (("FORWARD", FORWARD), ("BACKWARD", BACKWARD)):
             expected = passes[name]()
@@ -216,14 +216,14 @@ def variants(device: str, until: float) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def override_tiling(table: str, tiling: tuple) -> Iterator[None]:
     """Use one tiling temporarily."""
-    from regard.kernels.cuda import concat_cuda
+    from regard.kernels.triton import concat
 
-    default = getattr(concat_cuda, table)
-    setattr(concat_cuda, table, {256: concat_cuda.ConcatTiling(*tiling)})
+    default = getattr(concat, table)
+    setattr(concat, table, {256: concat.ConcatTiling(*tiling)})
     try:
         yield
     finally:
-        setattr(concat_cuda, table, default)
+        setattr(concat, table, default)
 
 
 def peers(device: str, until: float) -> Iterator[list[str]]:

@@ -1,10 +1,10 @@
-"""Float8 weights in decoding: the kernel against its plain twin, and tokens per second beside bfloat16.
+"""Float8 weights in decoding: the kernel against its reference implementation, and tokens per second beside bfloat16.
 
     python benchmarks/decoding_float8.py
     python benchmarks/decoding_float8.py --tiny      # a rehearsal: without a GPU in Triton's interpreter, with int8
 
 Prints two Markdown tables. The first has, for every shape of linear layers, the time of the kernel for few rows with
-bf16 and with float8 weights, and the relative error with float8 weights against the plain twin in float64. The second
+bf16 and with float8 weights, and the relative error with float8 weights against the reference in float64. The second
 has tokens per second of greedy decoding of one sentence or prompt; the precisions alternate, medians of the rounds.
 Weights are random: the share of equal tokens only shows that rounding acts; `decoding_quality.py` measures quality.
 """
@@ -23,12 +23,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
+from decoding import SHAPES, DecodingShape, RegardDecoder
 from gpu_common import milliseconds, table
 
-from regard.bench.decoding_peers import RegardDecoder
-from regard.bench.decoding_speed import SHAPES, DecodingShape
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS
-from regard.kernels.cuda.skinny_linear_cuda import RowNorm, plain_skinny_linear, skinny_linear
+from regard.kernels.triton.skinny_linear import RowNorm, plain_skinny_linear, skinny_linear
 from regard.layers.float8_linear import quantize_float8
 from regard.models import make_model
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from gpu_common import table
 
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.data.text.readers import read_lines
 from regard.decode import DecodeConfig
 from regard.pipelines import Translator, load
@@ -84,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     config = DecodeConfig(options.method, options.beam, precision=options.precision)
     lines = [line for line in read_lines(options.corpus) if line] if options.corpus else None
-    lines = lines or [pair.source for pair in phrasebook_pairs("train", 20_000)]
+    lines = lines or [source for source, _ in read_pairs(["phrasebook"])[:20_000]]
     translator = load(options.model, options.device, expect=Translator)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ except ImportError:  # run as a script
 RECIPE = """
 [data]
 files = ["phrasebook"]
-phrasebook_size = 400
+limit = 400
 [tokenizer]
 vocab_size = 150
 [model]

@@ -7,7 +7,7 @@ A process group of one rank: an update with DDP or FSDP2 sends nothing, so the d
 their overhead. All variants take turns on the same batches; the median over rounds is printed. `eager` updates launch
 each kernel from the host, `graph` updates are CUDA graphs, as in a training run. First, another process compares the
 losses of 30 updates of a smaller model; variants that fail there are left out. The scaling is arithmetic
-(`regard.training.planning`) from the times of `ddp` and `fsdp` and the stated link speeds, not a measurement.
+(`tools/plan.py`) from the times of `ddp` and `fsdp` and the stated link speeds, not a measurement.
 """
 
 import argparse
@@ -38,7 +38,6 @@ from regard.training import DataConfig, Recipe, run_recipe
 from regard.training.checkpoint import unique_parameters
 from regard.training.losses import LossParts
 from regard.training.optim.optimizers import make_optimizer, scale_gradients, step_if
-from regard.training.planning import exposed_exchange
 from regard.training.recipe import TrainConfig
 from regard.training.run.loss_guard import LossGuard, mark_non_finite
 from regard.training.run.run_folder import METRICS
@@ -46,6 +45,9 @@ from regard.training.run.run_log import read_metrics
 from regard.training.runtime.cuda_graphs import GraphedUpdate
 from regard.training.runtime.data_parallel import TaskLoss, accumulating, replicate, shard
 from regard.training.tasks import TASKS
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+from plan import exposed_exchange
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
@@ -194,7 +196,7 @@ def check_training_run(sharding: str) -> None:
     train = TrainConfig(
         steps=30, batch_tokens=2048, log_every=1, validate_every=30, save_every=30, optimizer="adamw", sharding=sharding
     )
-    recipe = Recipe(data=DataConfig(phrasebook_size=2000), model=replace(model, max_len=64), train=train)
+    recipe = Recipe(data=DataConfig(limit=2000), model=replace(model, max_len=64), train=train)
     with tempfile.TemporaryDirectory() as folder:
         run_recipe(recipe, Path(folder) / "run", quiet=True)
         lines = read_metrics(Path(folder) / "run" / METRICS)
@@ -266,7 +268,9 @@ def main() -> None:
             parameters = sum(p.numel() for p in make_model(config).parameters())
             for kind in ("ddp", "fsdp"):
                 one = seconds.get(f"{kind}, graph") or seconds[f"{kind}, eager"]
-                exposed = [exposed_exchange(parameters, 2 / 3 * one, gpus, sharding=kind) for gpus in (8, 64, 512)]
+                exposed = [
+                    exposed_exchange(parameters, 2 / 3 * one, gpus, fsdp=kind == "fsdp") for gpus in (8, 64, 512)
+                ]
                 scaling.append([f"{name}, {kind}", *(f"{100 * one / (one + extra):.1f}%" for extra in exposed)])
         if ON_GPU:
             torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from regard import DecodeConfig, RegardError, Translator, load
-from regard.data import phrasebook_pairs, read_lines
+from regard.data import read_lines, read_pairs
 from regard.evaluation import text_scores
 from regard.interop import export_ctranslate2, export_huggingface, export_onnx, load_onnx
 
@@ -85,8 +85,7 @@ def main() -> None:
     if options.data:
         sources, references = map(read_lines, options.data)
     else:
-        pairs = phrasebook_pairs("test", 1000)
-        sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        sources, references = map(list, zip(*read_pairs(["phrasebook:test"])))
     start = time.monotonic()
     expected = [best.text for best, *_ in translator.translate(sources, CONFIG)]
     seconds, bleu = time.monotonic() - start, text_scores(expected, references).bleu

@@ -39,7 +39,7 @@ from kill_test import digests
 
 import regard.cli
 import regard.cli.train
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.training import trainer
 from regard.training.run.checkpoint_store import CheckpointStore, load_checkpoint
 from regard.training.run.run_log import read_metrics
@@ -123,7 +123,7 @@ class Bench:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.rng, self.count = folder, random.Random(seed), 0
         self.counter = mmap.mmap(-1, 8)  # the step that a child process has reached
-        pairs = "".join(f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 200))
+        pairs = "".join(f"{source}\t{target}\n" for source, target in read_pairs(["phrasebook"])[:200])
         self.data = folder / "pairs.tsv.gz"
         self.data.write_bytes(gzip.compress(pairs.encode(), mtime=0))
         (folder / "recipe.toml").write_text(RECIPE.format(dropout=0.1), encoding="utf-8")

@@ -8,12 +8,10 @@ language without spaces are generated here; the rest are public data sets (`--da
 """
 
 import argparse
-import csv
 import gzip
 import json
 import math
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -23,10 +21,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import images
+import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from regard.data.phrasebook import phrasebook_pairs
+from regard.data import read_pairs
 
 TATOEBA_PAIRS = 6_000
 
@@ -57,8 +57,8 @@ def inflection(_: Path, folder: Path) -> Experiment:
 
 def without_spaces(_: Path, folder: Path) -> Experiment:
     """English to French of the phrasebook, with spaces removed from the target; the baseline copies the source."""
-    for name, split, count in (("spaceless.tsv", "train", 6000), ("spaceless-test.tsv", "test", 300)):
-        pairs = [(pair.source, pair.target.replace(" ", "")) for pair in phrasebook_pairs(split, count)]
+    for name, split, count in (("spaceless.tsv", "phrasebook", 6000), ("spaceless-test.tsv", "phrasebook:test", 300)):
+        pairs = [(source, target.replace(" ", "")) for source, target in read_pairs([split])[:count]]
         write_pairs(folder / name, pairs)
     baseline = CHRF().corpus_score([source for source, _ in pairs], [[target for _, target in pairs]]).score
     train, test = ["--data", "spaceless.tsv"], ["--data", "spaceless-test.tsv"]
@@ -104,13 +104,11 @@ def shakespeare(data: Path, folder: Path) -> Experiment:
 
 def pets(data: Path, folder: Path) -> Experiment:
     """37 breeds of cats and dogs; the baseline always predicts the most frequent one."""
-    for file in (data / "oxford-pets").iterdir():
-        shutil.copyfile(file, folder / file.name)
-    with open(folder / "index.csv", encoding="utf-8", newline="") as file:
-        breeds = Counter(row["breed"] for row in csv.DictReader(file) if row["split"] == "test")
-    baseline = 100 * max(breeds.values()) / sum(breeds.values())
-    train = ["--task", "classify-images", "--data", "index.csv:trainval", "--data.label", "breed"]
-    return Experiment("pets, 37 breeds", train, ["--data", "index.csv:test", "--label", "breed"], "accuracy", baseline)
+    images.pets(data / "oxford-pets", folder)
+    breeds = np.bincount(np.load(folder / "pets.npz")["test_breed"])
+    baseline = 100 * float(breeds.max() / breeds.sum())
+    train = ["--task", "classify-images", "--data", "pets.npz:train", "--data.label", "breed"]
+    return Experiment("pets, 37 breeds", train, ["--data", "pets.npz:test", "--label", "breed"], "accuracy", baseline)
 
 
 EXPERIMENTS: dict[str, Callable[[Path, Path], Experiment]] = {

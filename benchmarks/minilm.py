@@ -20,7 +20,7 @@ from tokenizers import models
 
 from regard.attention import record
 from regard.attention.exact_weights import compute_weights
-from regard.data import Tokenizer, phrasebook_pairs
+from regard.data import Tokenizer, read_pairs
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.interop import import_huggingface
 from regard.layers.packed import pack
@@ -37,7 +37,7 @@ def embed_with_transformers(folder: Path, texts: list[str]) -> np.ndarray:
 
 
 def compare_embeddings(folder: Path) -> None:
-    texts = [pair.source for pair in phrasebook_pairs("test", 100)]
+    texts = [source for source, _ in read_pairs(["phrasebook:test"])[:100]]
     start = time.monotonic()
     encoder = import_huggingface(folder)
     seconds = time.monotonic() - start

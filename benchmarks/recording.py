@@ -1,12 +1,12 @@
 """Cost of recording attention: time and peak memory of a forward pass of GPT-2, against transformers.
 
-    python benchmarks/recording.py                            # 8192 and, for one layer, 16384 tokens, bf16, on a GPU
-    python benchmarks/recording.py --length 256 --device cpu  # a small test, in float32
+    python benchmarks/recording.py                             # 8192 and, for one layer, 16384 tokens, bf16, on a GPU
+    python benchmarks/recording.py --length 1024 --device cpu  # a decoder with 4 layers of width 256, in float32
 
 One text, causal, random weights, no gradients, not compiled, since a recorded model runs eagerly. Each time is the
-median of several passes; the peak is measured in one more pass. Memory is all allocated memory, including parameters.
-"Weights" are those of every query and key, exact, in float32; those of a layer are freed before the next layer is
-computed.
+median of several passes; the peak is measured in one more pass. Memory is all allocated memory, including parameters;
+on a CPU, what the pass adds to it. "Weights" are those of every query and key, exact, in float32; those of a layer are
+freed before the next layer is computed.
 """
 
 import argparse
@@ -16,13 +16,17 @@ import time
 from collections.abc import Callable
 
 import torch
+from measurement import peak_memory, synchronize
 from torch import Tensor
 
 from regard.attention import Recording, record
 from regard.layers.packed import pack
 from regard.models.gpt import GPT, gpt2
 
-VOCABULARY = 50257
+SIZES = {
+    "cpu": dict(width=256, heads=4, layers=4, feedforward=1024, vocab=1000),
+    "cuda": dict(width=768, heads=12, layers=12, feedforward=3072, vocab=50257),
+}
 PASSES = {"cpu": 3, "cuda": 15}
 
 
@@ -30,14 +34,15 @@ class Bench:
     """Measures time and peak memory on one device; rows are relative to the first row of a model."""
 
     def __init__(self, device: str) -> None:
-        self.device = device
+        self.device = torch.device(device)
+        self.sizes = SIZES[device]
         self.baseline: tuple[float, float] | None = None
 
     def begin(self) -> None:
         """Start a new model: free memory and reset the baseline."""
         self.baseline = None
         gc.collect()
-        if self.device == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def row(self, label: str, run: Callable[[], None]) -> None:
@@ -52,28 +57,22 @@ class Bench:
 
     def measure(self, run: Callable[[], None]) -> tuple[float, float]:
         seconds = []
-        for _ in range(PASSES[self.device] + 1):
-            self.synchronize()
+        for _ in range(PASSES[self.device.type] + 1):
+            synchronize(self.device)
             start = time.perf_counter()
             run()
-            self.synchronize()
+            synchronize(self.device)
             seconds.append(time.perf_counter() - start)
-        peak = 0
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            run()
+        peak = peak_memory(run, self.device) or 0
+        if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated()
         return statistics.median(seconds[1:]), peak
-
-    def synchronize(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
 
 
 def measure_regard(bench: Bench, ids: list[int], dtype: torch.dtype) -> float:
     """Print the rows of Regard; return the maximum error of the weights against float64."""
     bench.begin()
-    model = GPT(gpt2(vocab=VOCABULARY, max_len=len(ids))).to(bench.device, dtype).eval()
+    model = GPT(gpt2(**bench.sizes, max_len=len(ids))).to(bench.device, dtype).eval()
     tokens = pack([ids]).to(bench.device)
 
     def run_recorded(weights: bool, heads: int | None = None) -> None:
@@ -95,13 +94,15 @@ def measure_regard(bench: Bench, ids: list[int], dtype: torch.dtype) -> float:
 
 def measure_one_layer(bench: Bench, ids: list[int], dtype: torch.dtype) -> None:
     bench.begin()
-    model = GPT(gpt2(vocab=VOCABULARY, max_len=len(ids))).to(bench.device, dtype).eval()
+    model = GPT(gpt2(**bench.sizes, max_len=len(ids))).to(bench.device, dtype).eval()
     tokens = pack([ids]).to(bench.device)
 
+    layer = f"blocks.{bench.sizes['layers'] // 2 - 1}"
+
     def run_recorded() -> None:
-        with record(model, "blocks.5.*") as recording:
+        with record(model, f"{layer}.*") as recording:
             model(tokens)
-        recording["blocks.5.attention"].weights()
+        recording[f"{layer}.attention"].weights()
 
     bench.row(f"Regard, {len(ids)} tokens, no recording", lambda: model(tokens))
     bench.row(f"Regard, {len(ids)} tokens, all heads of one layer, weights computed", run_recorded)
@@ -111,7 +112,11 @@ def measure_transformers(bench: Bench, ids: list[int], dtype: torch.dtype) -> No
     from transformers import GPT2Config, GPT2LMHeadModel
 
     tokens = torch.tensor([ids], device=bench.device)
-    config = GPT2Config(n_positions=len(ids), vocab_size=VOCABULARY, use_cache=False)
+    sizes = bench.sizes
+    config = GPT2Config(
+        n_positions=len(ids), vocab_size=sizes["vocab"], n_embd=sizes["width"], n_layer=sizes["layers"],
+        n_head=sizes["heads"], bos_token_id=0, eos_token_id=0, use_cache=False,
+    )  # fmt: skip
     bench.begin()
     for attention, attentions in (("sdpa", False), ("eager", False), ("eager", True)):
         config._attn_implementation = attention
@@ -140,7 +145,7 @@ def main() -> None:
     options = parser.parse_args()
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     bench, generator = Bench(options.device), torch.Generator().manual_seed(0)
-    ids = torch.randint(VOCABULARY, (2 * options.length,), generator=generator).tolist()
+    ids = torch.randint(bench.sizes["vocab"], (2 * options.length,), generator=generator).tolist()
     print(f"{options.length} tokens, {dtype}, {options.device}, torch {torch.__version__}\n")
     print("| | ms | × | peak MiB | × |\n| --- | ---: | ---: | ---: | ---: |")
     max_error = measure_regard(bench, ids[: options.length], dtype)

@@ -22,7 +22,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.interop import export_huggingface, import_huggingface
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -71,7 +71,7 @@ def write_variant(
 
 def make_texts() -> list[str]:
     """Sentences, and texts of several sentences with up to 400 words."""
-    sentences = [pair.source for pair in phrasebook_pairs("test", 200)]
+    sentences = [source for source, _ in read_pairs(["phrasebook:test"])[:200]]
     rng = random.Random(0)
     long = [" ".join(" ".join(rng.choices(sentences, k=80)).split()[:words]) for words in (40, 120, 250, 254, 400)]
     return [*sentences[:30], *long, "A", "été, naïve — 日本語 🙂"]

@@ -15,8 +15,8 @@ import time
 
 import numpy as np
 import torch
+from decoding import SHAPES
 
-from regard.bench.decoding_speed import SHAPES
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS
 from regard.decode import DecodeConfig, Shortlist, decode_all
 from regard.layers.packed import pack

@@ -31,7 +31,7 @@ from regard.training.runtime.workers import Workers
 def make_trainer(device: str, width: int, optimizer: str, folder: Path) -> trainer.Trainer:
     recipe = resolve_precision(
         Recipe(
-            data=DataConfig(phrasebook_size=4000),
+            data=DataConfig(limit=4000),
             tokenizer=TokenizerConfig(vocab_size=4000),
             model=TransformerConfig(width=width, heads=8, feedforward=4 * width, max_len=64),
             train=TrainConfig(steps=10_000, device=device, workers=1, batch_tokens=4096, optimizer=optimizer),

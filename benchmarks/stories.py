@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.interop import import_llama2c
 from regard.layers.packed import pack
 from tests.interop.reference_llama import ReferenceLlama, encode, greedy, read_pieces
@@ -41,7 +41,7 @@ def main() -> None:
     tokenizer_file, model_file = sorted(options.folder.glob("*.bin"), key=lambda path: path.stat().st_size)
     generator = import_llama2c(model_file, tokenizer_file)
     pieces = read_pieces(tokenizer_file, generator.model.config.vocab)
-    texts = [text for pair in phrasebook_pairs("test", 500) for text in (pair.source, pair.target)]
+    texts = [text for pair in read_pairs(["phrasebook:test"])[:500] for text in pair]
     identical = sum(generator.tokenizer.encode(text) == encode(pieces, text) for text in texts)
     print(f"{identical} of {len(texts)} texts have identical ids")
     for prompt in PROMPTS:

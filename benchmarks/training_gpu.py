@@ -31,7 +31,7 @@ from gpu_common import matrix_ceiling, override, sentence_lengths, sentence_pair
 from regard.attention import use
 from regard.data.batching.pair_batches import Batch
 from regard.data.batching.token_streams import TokenStreamBatches
-from regard.kernels.cuda import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
+from regard.kernels.triton import add_norm, cross_entropy, linear_relu
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
@@ -134,9 +134,9 @@ def regard_step(config: TransformerConfig | GPTConfig, variant: Variant, smoothi
     run = GraphedUpdate(update) if variant.graph and DEVICE == "cuda" else update
     forced = (lambda: use(variant.attention)) if variant.attention else contextlib.nullcontext
     kernels = {  # module and predicate of each fused kernel, and whether it is used
-        (cross_entropy_cuda, "supports"): variant.fused_loss,
-        (linear_relu_cuda, "supports"): variant.fused_relu,
-        (add_norm_cuda, "supports"): variant.fused_norm,
+        (cross_entropy, "supports"): variant.fused_loss,
+        (linear_relu, "supports"): variant.fused_relu,
+        (add_norm, "supports"): variant.fused_norm,
     }
 
     def step(batch: Batch) -> object:

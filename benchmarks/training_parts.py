@@ -28,8 +28,8 @@ from torch import Tensor
 
 from regard.attention import Offsets, ScaledDot, attend, causal, use
 from regard.attention.reference import reference_packed
-from regard.kernels.cuda import add_norm_cuda, cross_entropy_cuda, varlen_short_cuda
-from regard.kernels.cuda.varlen_short_cuda import VarlenTiling as Tiling
+from regard.kernels.triton import add_norm, cross_entropy, varlen_short
+from regard.kernels.triton.varlen_short import VarlenTiling as Tiling
 from regard.training import losses
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,17 +92,17 @@ class Inputs(NamedTuple):
 
     def forward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
         with override(
-            varlen_short_cuda,
-            FORWARD=varlen_short_cuda.FORWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling},
+            varlen_short,
+            FORWARD=varlen_short.FORWARD if tiling is None else {varlen_short.MAX_ELEMENTS: tiling},
         ):
-            return (varlen_short_cuda.varlen_short_forward(self.q, self.k, self.v, *self._arguments),)
+            return (varlen_short.varlen_short_forward(self.q, self.k, self.v, *self._arguments),)
 
     def backward(self, tiling: Tiling | None = None) -> tuple[Tensor, ...]:
         with override(
-            varlen_short_cuda,
-            BACKWARD=varlen_short_cuda.BACKWARD if tiling is None else {varlen_short_cuda.MAX_ELEMENTS: tiling},
+            varlen_short,
+            BACKWARD=varlen_short.BACKWARD if tiling is None else {varlen_short.MAX_ELEMENTS: tiling},
         ):
-            return varlen_short_cuda.varlen_short_backward(self.grad, self.q, self.k, self.v, *self._arguments)
+            return varlen_short.varlen_short_backward(self.grad, self.q, self.k, self.v, *self._arguments)
 
     def microseconds(self, direction: str, tiling: Tiling, first: Tiling) -> float:
         """Time with a tiling; infinite if it fails or its result differs from that of the first tiling."""
@@ -256,18 +256,18 @@ def loss(tiny: bool) -> None:
     measure("three matrix products", products)
     measure("Regard", run)
     for cells in (2**12,) if tiny else (2**26, 2**27, 2**29, 2**30):
-        with override(cross_entropy_cuda, CHUNK_ELEMENTS=cells):
+        with override(cross_entropy, CHUNK_ELEMENTS=cells):
             measure(f"Regard, 2^{cells.bit_length() - 1} logits at a time", run)
     for block, warps in (
         ((16, 4),) if tiny else ((2048, 4), (4096, 4), (8192, 8), (16384, 16), (32768, 16), (32768, 32))
     ):
-        with override(cross_entropy_cuda, BLOCK=block, WARPS=warps):
+        with override(cross_entropy, BLOCK=block, WARPS=warps):
             measure(f"Regard, {block} columns by {warps} warps", run)
-    with override(cross_entropy_cuda, _accumulates_in_float32=lambda: False):
+    with override(cross_entropy, _accumulates_in_float32=lambda: False):
         measure("Regard, gradient accumulated separately", run)
     measure("Regard, R-Drop", lambda: run(2.5))
     if DEVICE == "cuda":
-        without = override(cross_entropy_cuda, supports=lambda features: False)
+        without = override(cross_entropy, supports=lambda features: False)
         with without, override(losses, _rows_loss=torch.compile(losses._rows_loss, dynamic=False)):
             measure("plain cross-entropy, compiled", run)
             measure("plain cross-entropy, compiled, R-Drop", lambda: run(2.5))
@@ -287,14 +287,12 @@ def norms(tiny: bool) -> None:
         for warps in (4,) if tiny else (4, 8):
             times = []
             for programs in (3,) if tiny else (264, 528, 1056, 2112):
-                with override(add_norm_cuda, TILE_ELEMENTS=cells, WARPS=warps, PROGRAMS=programs):
+                with override(add_norm, TILE_ELEMENTS=cells, WARPS=warps, PROGRAMS=programs):
                     if not times:
-                        times.append(captured_milliseconds(lambda: add_norm_cuda.add_norm_forward(x, y, *arguments)))
-                        total = add_norm_cuda.add_norm_forward(x, y, *arguments)[1]
+                        times.append(captured_milliseconds(lambda: add_norm.add_norm_forward(x, y, *arguments)))
+                        total = add_norm.add_norm_forward(x, y, *arguments)[1]
                     backward_arguments = (grad, None, total, norm.weight, True, seed, 0.1, norm.eps)
-                    times.append(
-                        captured_milliseconds(lambda a=backward_arguments: add_norm_cuda.add_norm_backward(*a))
-                    )
+                    times.append(captured_milliseconds(lambda a=backward_arguments: add_norm.add_norm_backward(*a)))
             rows.append([f"{cells} cells, {warps} warps", *(f"{1e3 * ms:.0f}" for ms in times)])
             print(*rows[-1], flush=True)
     copy = captured_milliseconds(lambda: (x.clone(), y.clone()))

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.data.text.readers import read_lines
 
 COMMAND = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -54,7 +54,7 @@ def translate(model: str, source: Path, output: Path, options: list[str], kill_a
 
 def write_corpus(path: Path, corpus: str | None, count: int) -> None:
     """Write `count` lines of a corpus, which is repeated if it is shorter."""
-    lines = read_lines(corpus) if corpus else [pair.source for pair in phrasebook_pairs("train", min(count, 20_000))]
+    lines = read_lines(corpus) if corpus else [source for source, _ in read_pairs(["phrasebook"])[: min(count, 20_000)]]
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in itertools.islice(itertools.cycle(lines), count))
 

@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import regard
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.models import ViT, ViTConfig, make_model
 from regard.pipelines import TextEncoder
 from regard.training import list_step_folders
@@ -68,7 +68,7 @@ def train_classifier() -> ViT:
 def train_text_models(folder: Path) -> dict[str, Any]:
     """Train a language model and a masked language model on sentences of the phrasebook."""
     text = folder / "text.txt"
-    text.write_text("\n".join(pair.source for pair in phrasebook_pairs("train", 6000)) + "\n")
+    text.write_text("\n".join(source for source, _ in read_pairs(["phrasebook"])[:6000]) + "\n")
     sizes = {"width": 64, "heads": 4, "layers": 3, "feedforward": 128, "max_len": 64}
     options: dict[str, Any] = {"steps": 400, "workers": 1, "quiet": True, "tokenizer": {"kind": "word"}}
     return {

@@ -1,4 +1,27 @@
-"""Train, run and explain attention models."""
+"""Train, run and explain attention models. `translator` below is a pipeline: a model with its tokenizers.
+
+Train a model on files, or on rows such as [("The cat sleeps.", "Le chat dort."), …]:
+    translator = regard.train("pairs.tsv", out="model")
+Load a trained or imported model, or several as an ensemble:
+    translator = regard.load("model")
+Translate, or with models of other tasks generate, embed, classify (help(translator)):
+    translator("The cat sleeps.")
+See where a model looked, as a page or a plot:
+    regard.look(translator, "The cat sleeps.").save("page.html")
+Compare two sentences, models or training steps:
+    regard.compare(regard.look(translator, "He sleeps."), regard.look(translator, "She sleeps.")).save("page.html")
+Measure quality on test data:
+    regard.evaluate(translator, "test.tsv")
+Save a model:
+    regard.save("copy", translator)
+Record the exact attention weights of any forward pass, also of your own modules:
+    with regard.attention.record(translator) as recording:
+        translator("The cat sleeps.")
+Use a model on a server (regard serve model):
+    translator = regard.connect("http://localhost:8000")
+Compare the six scores on the same sentence pairs:
+    print(regard.scores("pairs.tsv"))
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 from regard.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from regard import attention as attention
+    from regard import viewer as viewer
     from regard.decode import DecodeConfig as DecodeConfig
-    from regard.diagnostics import doctor as doctor
     from regard.errors import RegardError as RegardError
     from regard.evaluation import evaluate as evaluate
     from regard.pipelines import Translator as Translator
@@ -15,8 +39,8 @@ if TYPE_CHECKING:
     from regard.pipelines import save as save
     from regard.serve.client import connect as connect
     from regard.training.api import train as train
-    from regard.training.planning import plan as plan
     from regard.training.recipe import Recipe as Recipe
+    from regard.training.score_comparison import scores as scores
     from regard.training.shards.preparation import prepare as prepare
     from regard.viewer import compare as compare
     from regard.viewer import look as look
@@ -29,23 +53,37 @@ _PUBLIC = {
     "Translator": "regard.pipelines",
     "compare": "regard.viewer",
     "connect": "regard.serve.client",
-    "doctor": "regard.diagnostics",
     "evaluate": "regard.evaluation",
     "load": "regard.pipelines",
     "look": "regard.viewer",
-    "plan": "regard.training.planning",
     "prepare": "regard.training.shards.preparation",
     "save": "regard.pipelines",
+    "scores": "regard.training.score_comparison",
     "train": "regard.training.api",
 }
+# Packages that need no import of their own.
+_PACKAGES = (
+    "attention",
+    "data",
+    "decode",
+    "evaluation",
+    "interop",
+    "layers",
+    "models",
+    "pipelines",
+    "training",
+    "viewer",
+)
 __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"regard.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PACKAGES})

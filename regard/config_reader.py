@@ -4,7 +4,6 @@ Recipes, config.json of a model folder and configs of other formats are read her
 """
 
 import dataclasses
-import difflib
 import json
 import re
 import tomllib
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regard.errors import RegardError
+from regard.errors import RegardError, did_you_mean
 from regard.files import read_file
 from regard.ranges import check_value, default_hint, format_value, is_list
 
@@ -138,9 +137,8 @@ def check_keys(
     known = list(known)
     for key in table:
         if key not in known:
-            matches = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            advice = f"Did you mean {prefix}{matches[0]}? {hint}".strip()
-            raise RegardError(f"{origin}: unknown key {_shown_key(prefix + key)}.", advice)
+            nearest = did_you_mean(prefix + key, [prefix + name for name in known], cutoff=0.0)
+            raise RegardError(f"{origin}: unknown key {_shown_key(prefix + key)}.", f"{nearest} {hint}".strip())
 
 
 def _shown_key(key: str) -> str:

@@ -1,6 +1,7 @@
-"""Devices: names in configs and on the command line, and the torch device they stand for."""
+"""Devices: names in configs and on the command line, the torch device they stand for, and instructions of the CPU."""
 
 import re
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -9,6 +10,9 @@ from regard.errors import RegardError
 from regard.ranges import check_value
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+
+LIMITED_ISA = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+"""the environment variable that limits the instructions of oneDNN, for machines on which its CPU detection is wrong"""
 
 
 def find_device(name: str) -> torch.device:
@@ -30,3 +34,14 @@ def find_device(name: str) -> torch.device:
     if not available[name]:
         raise RegardError(f"Device {name} is not available on this machine.", "Use device auto or cpu.")
     return torch.device(name)
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets and features that the processor reports; empty if they are unknown."""
+    try:
+        match = re.search(
+            r"^(flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE
+        )
+    except OSError:
+        return frozenset()
+    return frozenset(match[2].split()) if match else frozenset()

@@ -7,7 +7,8 @@ calls `check_ranges`.
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -60,14 +61,42 @@ class Range:
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """Choices of a text field that are looked up when a value is checked: the keys of a registry.
+    """Choices of a text field that are looked up when a value is checked: the keys of a registry, except some.
 
     >>> check_value(Annotated[str, OneOf({"dot": 1})], "dto", "model.score")
     Traceback (most recent call last):
-    regard.errors.RegardError: model.score must be one of dot (got 'dto'). Did you mean 'dot'?
+    regard.errors.RegardError: model.score must be one of dot (got 'dto'). Did you mean 'dot'? If 'dto' is your own, \
+import the module that registers it first.
     """
 
     registry: Mapping[str, Any]
+    excluded: tuple[str, ...] = ()
+
+
+def register(
+    registry: MutableMapping[str, Any], kind: str, name: str, entry: Any, define: Callable[[Any], Any]
+) -> None:
+    """Add an entry to a registry. It replaces one from the same definition: a cell of a notebook that ran again.
+
+    `define` returns the class or function that an entry comes from; its module and name identify the definition.
+
+    >>> scores = {"dot": int}
+    >>> register(scores, "score", "dot", float, lambda entry: entry)
+    Traceback (most recent call last):
+    regard.errors.RegardError: The score 'dot' is already registered, by builtins.int. Choose another name.
+    """
+    if name in registry and (known := definition(define(registry[name]))) != definition(define(entry)):
+        raise RegardError(f"The {kind} {name!r} is already registered, by {known}.", "Choose another name.")
+    registry[name] = entry
+
+
+def definition(entry: Any) -> str:
+    """Module and name of a class or function: the same for one that is defined again.
+
+    >>> definition(OneOf)
+    'regard.ranges.OneOf'
+    """
+    return f"{entry.__module__}.{entry.__qualname__}"
 
 
 Count = Annotated[int, Range(low=1)]
@@ -124,12 +153,17 @@ def default_hint(field: dataclasses.Field) -> str:
 def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
     """Convert a value to the type of an annotation; raise an error that names the field if it is invalid.
 
+    Paths become text, and numbers of NumPy those of Python.
+
     >>> check_value(tuple[float, ...], [1, 2], "data.weights")
     (1.0, 2.0)
     """
     limits, annotation = _split_annotation(annotation)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of NumPy or PyTorch
+        value = value.item()
     if isinstance(limits, OneOf):
-        return _choice(value, tuple(limits.registry), name)
+        choices = tuple(choice for choice in limits.registry if choice not in limits.excluded)
+        return _choice(value, choices, name, is_open=True)
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         if value is None and NoneType in parts:
@@ -152,6 +186,7 @@ def check_value(annotation: Any, value: Any, name: str, hint: str = "") -> Any:
         if type(value) is not bool:
             raise _invalid(name, "true or false", value, hint)
     elif annotation is str:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
         _check_text(value, name, hint)
     elif isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
         return _instance(value, [annotation], name)
@@ -198,11 +233,14 @@ def _number(value: Any, limits: Range, name: str, hint: str) -> float:
     return value if isinstance(value, float) else number
 
 
-def _choice(value: Any, choices: tuple[Any, ...], name: str) -> Any:
+def _choice(value: Any, choices: tuple[Any, ...], name: str, is_open: bool = False) -> Any:
+    """The value if it is a choice; `is_open`: users can register others."""
     if isinstance(value, str) and value in choices:
         return value
     near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
     hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of these {len(choices)}."
+    if is_open and isinstance(value, str):
+        hint += f" If {format_value(value)} is your own, import the module that registers it first."
     raise _invalid(name, f"one of {', '.join(choices)}", value, hint)
 
 

@@ -6,7 +6,6 @@ must print TEXT, or have it as the repr of its value. A block after `<!-- not ru
 
 import ast
 import contextlib
-import functools
 import importlib.util
 import io
 import re
@@ -18,13 +17,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import tyro
 
 from regard.attention import SCORES
-from regard.cli import COMMANDS, main
+from regard.cli import main
 from regard.data import AugmentConfig
 from regard.decode import DecodeConfig
+from regard.layers import POSITIONS
 from regard.models import FAMILIES
-from regard.recipes import recipe_names
 from regard.training import TASKS, DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
 from regard.training.recipe import DERIVED
 
@@ -71,14 +71,6 @@ def run_block(page: Path, block: Block, names: dict[str, Any]) -> None:
             assert printed.getvalue().strip() == expected.strip(), f"{page}, line {statement.end_lineno}"
 
 
-@functools.cache
-def known_options(*command: str) -> frozenset[str]:
-    """All --options in the help of a command."""
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        assert main([*command, "--help-all" if command[0] == "train" else "--help"]) == 0
-    return frozenset(OPTION.findall(output.getvalue()))
-
-
 def commands(text: str) -> list[list[str]]:
     """The arguments of each `regard` call in a shell block."""
     found = []
@@ -96,7 +88,7 @@ def commands(text: str) -> list[list[str]]:
 @pytest.fixture
 def restored_registries() -> Iterator[None]:
     """Remove what a page registers."""
-    registries: list[dict[str, Any]] = [FAMILIES, SCORES, TASKS]
+    registries: list[dict[str, Any]] = [FAMILIES, SCORES, TASKS, POSITIONS]
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before):
@@ -130,21 +122,42 @@ def test_extras_are_installed_from_the_clone(page: Path) -> None:
     assert set(re.findall(r'pip install -e "\.\[([a-z0-9]+)\]"', text)) <= set(extras)
 
 
+class Parsed(BaseException):
+    """Ends a command whose arguments are valid."""
+
+
+@pytest.fixture
+def only_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands end when their arguments have been parsed."""
+    parse = tyro.cli
+
+    def parse_options(*args: Any, **options: Any) -> None:
+        parse(*args, **options)
+        raise Parsed
+
+    def check_recipe(table: dict[str, Any], overrides: dict[str, Any], *_: Any, **__: Any) -> None:
+        recipe_from_dict(overrides, recipe_from_dict(table))
+        raise Parsed
+
+    monkeypatch.setattr(tyro, "cli", parse_options)
+    monkeypatch.setattr("regard.cli.train.resolve_recipe", check_recipe)
+    monkeypatch.setattr("regard.cli.train.is_shard_folder", lambda word: word.endswith("-shards"))
+
+
+@pytest.mark.usefixtures("only_parsed")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_and_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "200")
-    for block in blocks(page, "console", "sh"):
-        for name, *words in commands(block.text):
-            assert name in COMMANDS, f"{page}, line {block.line}: regard {name}"
-            # The model options depend on the family, and so on the recipe.
-            selection = [word for word in words[:1] if name == "train" and word in recipe_names()]
-            for option in ("--model.family", "--family", "--task"):
-                if option in words:
-                    index = words.index(option)
-                    selection += words[index : index + 2]
-            unknown = {word for word in words if word.startswith("--")} - known_options(name, *selection)
-            assert not unknown, f"{page}, line {block.line}: regard {name} has no {', '.join(unknown)}"
+def test_commands_are_valid(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commands, options and their values; recipe.toml is the recipe above the command."""
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "console", "sh", "toml"):
+        if block.kind == "toml":
+            Path("recipe.toml").write_text(block.text, encoding="utf-8")
+            continue
+        for words in commands(block.text):
+            with contextlib.suppress(Parsed):
+                assert main(words) == 0, f"{page}, line {block.line}: {words}: {capsys.readouterr().err}"
 
 
 def test_outputs_have_different_names() -> None:
@@ -253,7 +266,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "benchmarks").glob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_links_are_valid(page: Path) -> None:
     for name, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
         target = page.parent / name if name else page

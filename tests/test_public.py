@@ -1,5 +1,7 @@
 """The public names of each package: a new or removed name is listed here."""
 
+import ast
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -21,13 +23,12 @@ PUBLIC = {
         "Translator",
         "compare",
         "connect",
-        "doctor",
         "evaluate",
         "load",
         "look",
-        "plan",
         "prepare",
         "save",
+        "scores",
         "train",
     ],
     "regard.attention": [
@@ -60,23 +61,6 @@ PUBLIC = {
         "weights",
         "window",
     ],
-    "regard.bench": [
-        "AttentionShape",
-        "BenchReport",
-        "Ceilings",
-        "DecodingShape",
-        "Measurement",
-        "RecordingShape",
-        "ScoreMeasurement",
-        "ScoreReport",
-        "TrainingShape",
-        "bench_attention",
-        "bench_decoding",
-        "bench_growth",
-        "bench_recording",
-        "bench_scores",
-        "bench_training",
-    ],
     "regard.data": [
         "AugmentConfig",
         "ImageSet",
@@ -91,7 +75,6 @@ PUBLIC = {
         "encode_pairs",
         "encode_texts",
         "one_hot_targets",
-        "phrasebook_pairs",
         "read_documents",
         "read_image",
         "read_images",
@@ -127,11 +110,6 @@ PUBLIC = {
         "greedy",
         "sample",
     ],
-    "regard.diagnostics": [
-        "MachineCheck",
-        "MachineReport",
-        "doctor",
-    ],
     "regard.evaluation": [
         "TextScores",
         "align",
@@ -161,13 +139,16 @@ PUBLIC = {
         "EncoderBlock",
         "FeedForward",
         "MultiHead",
+        "POSITIONS",
         "Packed",
         "Padded",
+        "PositionalEncoding",
         "RMSNorm",
         "Recurrent",
         "TimeMajorLayout",
         "make_norm",
         "pack",
+        "register_positions",
     ],
     "regard.pipelines": [
         "Classification",
@@ -184,6 +165,7 @@ PUBLIC = {
         "Translation",
         "Translator",
         "check_kind",
+        "check_storable",
         "load",
         "load_weights",
         "make_pipeline",
@@ -247,25 +229,44 @@ def test_public_names(module):
         assert getattr(package, name) is not None
 
 
-def test_no_module_has_the_name_of_a_public_function():
+def test_no_module_has_the_name_of_a_public_function_of_its_package():
     """Otherwise `from regard.data import …` would depend on the order of imports."""
     found = modules_of_the_package()
     # Modules of commands have the name of the command and export nothing.
     modules = [name for name in found if not name.startswith("regard.cli.")]
     packages = [importlib.import_module(name) for name in ["regard", *modules]]
     functions = {
-        name
+        f"{package.__name__}.{name}"
         for package in packages
         for name in getattr(package, "__all__", ())
         if inspect.isfunction(getattr(package, name))
     }
-    assert {"attend", "look", "phrasebook_pairs", "train"} <= functions
-    assert [name for name in modules if name.rpartition(".")[2] in functions] == []
+    assert {"regard.attention.attend", "regard.look", "regard.data.read_pairs", "regard.train"} <= functions
+    assert functions.isdisjoint(modules)
 
 
 def test_dir_lists_the_public_names():
     program = "import sys, regard; sys.exit(not {*regard.__all__, '__version__'} <= set(dir(regard)))"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_packages_need_no_import_of_their_own():
+    program = "import regard; regard.attention.record, regard.viewer.look, regard.models.GPT; 'viewer' in dir(regard)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_help_names_ten_things_with_examples_that_can_be_called():
+    headings = [line for line in regard.__doc__.splitlines()[1:] if line and not line.startswith(" ")]
+    assert len(headings) == 10
+    examples = ast.parse("\n".join(line[4:] for line in regard.__doc__.splitlines() if line.startswith("    ")))
+    calls = [node for node in ast.walk(examples) if isinstance(node, ast.Call)]
+    found = {ast.unparse(call.func): call for call in calls if ast.unparse(call.func).startswith("regard.")}
+    names = {name for name in found if not name.endswith(".save") or name == "regard.save"}
+    assert {"regard.train", "regard.load", "regard.look", "regard.attention.record"} <= names
+    for name in names:
+        function = functools.reduce(getattr, name.split(".")[1:], regard)
+        keywords = {one.arg: one.value for one in found[name].keywords}
+        inspect.signature(function).bind(*found[name].args, **keywords)
 
 
 def test_unknown_name_is_an_attribute_error():
@@ -289,12 +290,6 @@ def modules_of_the_package() -> list[str]:
     found = [module.name for module in pkgutil.walk_packages(regard.__path__, "regard.")]
     has_server = importlib.util.find_spec("fastapi") is not None
     return [name for name in found if has_server or not name.startswith("regard.serve.")]
-
-
-def test_module_names_are_unique():
-    """Modules of commands have the names of the commands; all others are unique."""
-    names = [name.rpartition(".")[2] for name in modules_of_the_package() if not name.startswith("regard.cli.")]
-    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 def test_names_of_public_classes_are_unique():

@@ -13,16 +13,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from regard.attention import SCORES, Score, register_score
 from regard.cli import main
 from regard.data import Tokenizer
 from regard.data.images.augmentation import AugmentConfig
 from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.models import FAMILIES, TransformerConfig, make_model
+from regard.models import FAMILIES, GPT, GPTConfig, TransformerConfig, family_name, make_model, register_family
 from regard.pipelines import load, make_pipeline
 from regard.ranges import Range, check_value
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from_dict
+from regard.training import (
+    TASKS,
+    DataConfig,
+    Recipe,
+    TokenizerConfig,
+    TrainConfig,
+    TranslateTask,
+    read_toml,
+    recipe_from_dict,
+    register_task,
+)
 from regard.training.recipe import DERIVED, SECTIONS
 from tests.training.test_recipe import as_toml
 
@@ -282,3 +293,40 @@ def test_wrong_numbers_in_config_json(folders, family, value):
             assert str(folders[family]) in error or is_valid(bundle.model.config, field)
     finally:
         path.write_text(before, encoding="utf-8")
+
+
+CELLS = {
+    "score": """
+@register_score("new")
+class Mine(Score):
+    def pair(self, q, k):
+        return q @ k.mT
+""",
+    "family": """
+class MineConfig(GPTConfig): ...
+class Mine(GPT): ...
+register_family("new", MineConfig, Mine, pipeline="text_generator")
+""",
+    "task": """
+class Mine(TranslateTask): ...
+register_task("new", Mine())
+""",
+}
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_cell_that_runs_again_replaces_what_it_registered(kind, monkeypatch):
+    registry: dict[str, Any] = {"score": SCORES, "family": FAMILIES, "task": TASKS}[kind]
+    monkeypatch.setitem(registry, "new", None)  # removed after the test
+    del registry["new"]
+    names = dict(__name__="__main__", GPT=GPT, GPTConfig=GPTConfig, Score=Score, TranslateTask=TranslateTask)
+    names |= dict(register_score=register_score, register_family=register_family, register_task=register_task)
+    first = dict(names)
+    exec(CELLS[kind], first)
+    exec(CELLS[kind], names)
+    entry = {"score": lambda: registry["new"], "family": lambda: registry["new"].model}.get(kind)
+    assert (entry() if entry else type(registry["new"])) is names["Mine"] is not first["Mine"]
+    if kind == "family":  # a model of the earlier cell can still be saved
+        assert family_name(first["MineConfig"]()) == "new"
+    with pytest.raises(RegardError, match=rf"The {kind} 'new' is already registered, by __main__.Mine\."):
+        exec(CELLS[kind].replace("Mine", "Other"), names)

@@ -68,11 +68,7 @@ def test_torch_is_pinned_by_version():
 
 
 def test_stated_versions_of_python_agree():
-    """In pyproject.toml, in the README and in `regard doctor`."""
-    from regard.diagnostics.machine_checks import TESTED_PYTHON
-
+    """In pyproject.toml and in the README."""
     classifiers = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
-    oldest, newest = TESTED_PYTHON
-    assert classifiers == [f"3.{minor}" for minor in range(oldest[1], newest[1] + 1)]
-    assert PROJECT["requires-python"] == f">=3.{oldest[1]}"
-    assert f"Python 3.{oldest[1]} to 3.{newest[1]}" in (ROOT / "README.md").read_text()
+    assert PROJECT["requires-python"] == f">={classifiers[0]}"
+    assert f"Python {classifiers[0]} to {classifiers[-1]}" in (ROOT / "README.md").read_text()

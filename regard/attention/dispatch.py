@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
@@ -25,14 +25,15 @@ from regard.attention.backends import (
     varlen,
     varlen_short,
 )
-from regard.attention.backends.call import Call
+from regard.attention.backends.call import Call, disable_autocast
 from regard.attention.bias import Bias
 from regard.attention.exact_weights import compute_weights
-from regard.attention.masks import Mask, MaskParts
+from regard.attention.masks import Mask, MaskParts, Matrix
 from regard.attention.offsets import Offsets
 from regard.attention.reference import reference, reference_packed
 from regard.attention.scores import Location, ScaledDot, Score, too_many_keys_error
 from regard.errors import RegardError
+from regard.kernels.derivatives import check_first_derivative, is_transformed
 
 # In order of preference; chunked supports everything. Packed calls without a PACKED backend are padded.
 PACKED = {"varlen_short": varlen_short, "varlen": varlen, "concat": concat}
@@ -48,6 +49,8 @@ PADDED = {
 BACKENDS = (*dict.fromkeys((*PACKED, *PADDED)), "reference")
 # Backends of plain torch operations, which round scores to the dtype of the inputs. The others accumulate in float32.
 UNFUSED = ("batched_matmul", "chunked", "reference")
+# Backends on torch's kernels, whose own error for second derivatives names only the kernel.
+ONCE_DIFFERENTIABLE = ("sdpa", "varlen")
 
 Observer = Callable[[Call, Tensor], None]
 """Called with each call as the backend received it, and its output."""
@@ -193,7 +196,7 @@ def attend(
     v: Float[Tensor, "*BG S Dv"],
     *,
     score: Score | None = None,
-    mask: Mask | None = None,
+    mask: Mask | Bool[Tensor, "..."] | None = None,
     bias: Bias | None = None,
     q_offsets: Int[Tensor, "B1"] | Offsets | None = None,
     k_offsets: Int[Tensor, "B1"] | Offsets | None = None,
@@ -202,7 +205,8 @@ def attend(
 
     Tensors are (B, T, D) or (B, H, T, D); q may have a multiple of the heads of k and v. With offsets they are packed,
     (N, H, D). The default score is the scaled dot product. `bias` adds a term per head, query position and key
-    position (see `Bias`). A query without an allowed key gets zeros. No T×S matrix is built, forward or backward.
+    position (see `Bias`). A mask may be a boolean tensor of the shape of the weights, True where a query may attend. A
+    query without an allowed key gets zeros. No T×S matrix is built, forward or backward.
 
     >>> from regard.attention import causal
     >>> q = k = v = torch.eye(3)[None]
@@ -211,6 +215,8 @@ def attend(
     """
     call = _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets)
     state = DispatchState(_traced_backend) if is_dynamo_compiling() else _thread.state
+    if is_transformed():
+        state = state._replace(forced_backend="reference")
     for interceptor in state.interceptors:
         call = interceptor.before(call)
     is_packed = call.q_offsets is not None
@@ -227,7 +233,7 @@ def weights(
     k: Float[Tensor, "*keys C"],
     *,
     score: Score | None = None,
-    mask: Mask | None = None,
+    mask: Mask | Bool[Tensor, "..."] | None = None,
     bias: Bias | None = None,
     q_offsets: Int[Tensor, "B1"] | Offsets | None = None,
     k_offsets: Int[Tensor, "B1"] | Offsets | None = None,
@@ -277,22 +283,27 @@ def _reference(call: Call) -> Tensor:
 def _run(name: str, backend: Callable[[Call], Tensor], call: Call, state: DispatchState) -> Tensor:
     """Run a backend and note the choice for `explain`.
 
-    A score may exceed the largest float16, 65504: backends that round scores to float16, and all backends on a CPU,
-    compute in float32 instead.
+    Under autocast the output of all backends has its dtype. A score may exceed the largest float16, 65504: backends
+    that round scores to float16, and all backends on a CPU, compute in float32 instead.
     """
     for choices in state.choices:
         choices.append(Choice(name, tuple(call.q.shape), tuple(call.k.shape)))
     device, dtype = call.q.device.type, call.v.dtype
-    if dtype != torch.float16 or not (name in UNFUSED or device == "cpu"):
-        return backend(call)
-    with torch.autocast(device, enabled=False):
-        return backend(call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())).to(dtype)
+    if dtype == torch.float16 and (name in UNFUSED or device == "cpu"):
+        with disable_autocast(call.q):
+            return backend(call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())).to(dtype)
+    out = backend(call)
+    if name in ONCE_DIFFERENTIABLE and out.requires_grad and not torch.compiler.is_compiling():
+        out.register_hook(check_first_derivative)
+    if out.dtype == torch.float32 and not out.is_meta and torch.is_autocast_enabled(device):
+        out = out.to(torch.get_autocast_dtype(device))
+    return out
 
 
 def _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
     """Check the inputs; (B, T, D) tensors become (B, 1, T, D)."""
     score = score or _scaled_dot
-    parts = MaskParts.from_mask(mask)
+    parts = MaskParts.from_mask(_as_matrix(mask, q, k, q_offsets) if isinstance(mask, Tensor) else mask)
     if q_offsets is None and k_offsets is None:
         if q.dim() == 3 and k.dim() == 3:
             q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
@@ -351,6 +362,27 @@ def _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
     if score.needs_equal_widths and q_shape[-1] != k_shape[-1]:
         raise _shape_error(q, k, v, "This score needs q and k of the same width; General and Concat do not.")
     return Call(q, k, v, score, parts, bias, q_offsets, k_offsets)
+
+
+def _as_matrix(mask: Tensor, q: Tensor, k: Tensor, offsets: Tensor | Offsets | None) -> Matrix:
+    """A boolean tensor as a mask, with an axis of heads."""
+    if mask.dtype != torch.bool:
+        raise RegardError(
+            f"A mask must be boolean (got a tensor of {mask.dtype}).",
+            "Pass True where a query may attend to a key; a term that is added to the scores is a bias.",
+        )
+    if offsets is not None:
+        raise RegardError(
+            "A tensor as mask has no meaning for packed sequences.", "Pass (B, H, T, D) tensors, or subclass Mask."
+        )
+    shape = (*q.shape[:-1], k.shape[-2])
+    if not 2 <= mask.dim() <= len(shape) or any(size not in (1, n) for size, n in zip(mask.shape[::-1], shape[::-1])):
+        raise RegardError(
+            f"The mask has shape {tuple(mask.shape)}, the weights have shape {shape}.",
+            "Pass a mask of that shape, or one that broadcasts to it.",
+        )
+    mask = mask.expand(*mask.shape[:-1], k.shape[-2])
+    return Matrix(mask.unsqueeze(1) if q.dim() == mask.dim() == 3 else mask)
 
 
 def _equal_except_last_axis(k_shape: torch.Size, v_shape: torch.Size) -> bool:

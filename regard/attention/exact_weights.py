@@ -7,14 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.backends import chunked
-from regard.attention.backends.call import Call
+from regard.attention.backends.call import Call, disable_autocast
 from regard.attention.bias import HeadSubsetBias
 from regard.attention.masks import NO_MASK, MaskParts
 from regard.attention.offsets import Offsets
 from regard.attention.reference import repeat_heads
-from regard.attention.scores import Dot, DotLike, ScaledDot
+from regard.attention.scores import Dot, DotLike, ScaledDot, pairs_as
 from regard.errors import RegardError
-from regard.kernels.cuda import exact_weights_cuda
+from regard.kernels.derivatives import is_transformed
+from regard.kernels.triton import exact_weights
 
 Selection = int | slice | Sequence[int] | None
 """Heads or queries to compute: an index, a slice, several indices; None: all."""
@@ -26,7 +27,7 @@ def compute_weights(call: Call, heads: Selection = None, queries: Selection = No
     Nothing is computed for other heads and queries. In addition to the result, memory is linear in T and S: queries are
     processed in blocks.
     """
-    with torch.autocast(call.q.device.type, enabled=False):
+    with disable_autocast(call.q):
         return _compute_weights(select_heads(call, resolve_indices(heads, call.q.shape[1], "head")), queries)
 
 
@@ -63,7 +64,7 @@ def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]
         q, k = q.to(precise), repeat_heads(k, H).to(precise)
     q, k, scale = call.score.fold(q, k, positions)
     if _kernel_supports(call, q, k, parts):
-        return exact_weights_cuda.exact_weights(
+        return exact_weights.exact_weights(
             q,
             k,
             scale,
@@ -75,9 +76,12 @@ def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]
             q_lengths=q_lengths,
         )
     q, k = q.to(precise), repeat_heads(k, H).to(precise)
-    out = torch.zeros(B, H, q.shape[2], S, dtype=precise, device=q.device)
     rows = torch.arange(T, device=q.device) if query_indices is None else query_indices
     s = torch.arange(S, device=q.device)
+    if is_transformed():  # vmap cannot assign blocks
+        out = chunked.block_weights(q, k, scale, call.score, parts, call.bias, rows + (S - T), s)
+        return out if q_lengths is None else out.masked_fill(~(rows < q_lengths[:, None])[:, None, :, None], 0.0)
+    out = torch.zeros(B, H, q.shape[2], S, dtype=precise, device=q.device)
     # In addition to its pairs a block holds scores, masked scores and weights. If all queries are computed, keys that
     # are masked for an entire block are left out.
     pair_size, block_parts = call.score.pair_size(q.shape[-1]) + 3, parts if query_indices is None else NO_MASK
@@ -96,14 +100,13 @@ def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]
 
 
 def _kernel_supports(call: Call, q: Tensor, k: Tensor, parts: MaskParts) -> bool:
-    """Whether `exact_weights_cuda` supports this call, with folded q and k."""
+    """Whether the kernel supports this call, with folded q and k."""
     return (
-        isinstance(call.score, DotLike)
-        and type(call.score).pair is DotLike.pair
+        pairs_as(call.score, DotLike)
         and call.bias is None
         and parts.rest is None
         and parts.distance is None
-        and exact_weights_cuda.supports(q, k)
+        and exact_weights.supports(q, k)
     )
 
 
@@ -114,7 +117,7 @@ def weight_gradients(call: Call, output_grad: Float[Tensor, "..."]) -> Float[Ten
     """
     precise = torch.promote_types(call.v.dtype, torch.float32)
     grad, v = output_grad.to(precise), call.v.to(precise)
-    with torch.autocast(grad.device.type, enabled=False):
+    with disable_autocast(grad):
         if call.q_offsets is None or call.k_offsets is None:
             return grad @ repeat_heads(v, grad.shape[1]).mT
         grad, v = _pad(grad, call.q_offsets), _pad(v, call.k_offsets)

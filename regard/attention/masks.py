@@ -34,40 +34,85 @@ class Mask:
         raise NotImplementedError
 
     def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> "Mask":
-        """The same mask for some sequences of the batch."""
-        return self
+        """The same mask for some sequences of the batch. Override it if computing only those is cheaper."""
+        return SelectedSequences(self, indices)
 
     def __and__(self, other: "Mask") -> "Mask":
-        return And(self, other)
+        return And(self, check_mask(other))
 
     def __or__(self, other: "Mask") -> "Mask":
-        return Or(self, other)
+        return Or(self, check_mask(other))
+
+    __rand__, __ror__ = __and__, __or__
 
     def __invert__(self) -> "Mask":
         return Not(self)
 
 
+def check_mask(mask: Any) -> Mask:
+    """Raise an error if a value is not a mask."""
+    if not isinstance(mask, Mask):
+        raise RegardError(
+            f"A mask is an expression such as causal() & padding(lengths) (got {type(mask).__name__}).",
+            "Pass a boolean tensor of the shape of the weights alone, as mask=, or subclass Mask.",
+        )
+    return mask
+
+
 @dataclass(frozen=True, eq=False)
-class Causal(Mask):
+class SelectedSequences(Mask):
+    """A mask for some sequences of the batch."""
+
+    inner: Mask
+    indices: Int[Tensor, "b"] | slice
+
+    @property
+    def is_relative(self) -> bool:  # type: ignore[override]
+        return self.inner.is_relative
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
+        block = self.inner.block(p, s)
+        return block if block.dim() < 4 or len(block) == 1 else block[self.indices]
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix(Mask):
+    """A boolean tensor of the shape of the weights, or broadcast to it."""
+
+    allowed: Bool[Tensor, "*B1 #T S"]
+
+    def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
+        T, S = self.allowed.shape[-2:]
+        allowed = self.allowed.to(s.device)
+        return (allowed if T == 1 else allowed[..., p - (S - T), :])[..., s]
+
+
+class RelativeMask(Mask):
+    """A mask of the distance between query and key, the same for all sequences."""
+
     is_relative = True
 
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(RelativeMask):
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return s <= p[:, None]
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Mask):
+class Window(RelativeMask):
     n: int
-    is_relative = True
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return (s <= p[:, None]) & (s > p[:, None] - self.n)
 
 
 @dataclass(frozen=True, eq=False)
-class Local(Mask):
+class Local(RelativeMask):
     n: int
-    is_relative = True
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "t s"]:
         return (s - p[:, None]).abs() <= self.n
@@ -205,7 +250,7 @@ class MaskParts:
                 return MaskParts(lengths=lengths)
             case And(left, right):
                 return MaskParts.from_mask(left).intersect(MaskParts.from_mask(right))
-        return MaskParts(rest=mask)
+        return MaskParts(rest=check_mask(mask))
 
     def intersect(self, other: "MaskParts") -> "MaskParts":
         """The conjunction of two masks."""

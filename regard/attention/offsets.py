@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from regard.errors import RegardError
+
 T = TypeVar("T")
 
 
@@ -52,6 +54,10 @@ class Offsets:
         """From a tensor of offsets, whose last element and longest sequence are read: on a GPU, this synchronizes."""
         if isinstance(offsets, Offsets):
             return offsets
+        if offsets.is_meta:
+            raise RegardError(
+                "Offsets on the meta device have no values to read.", "Pass Offsets(starts, total, max_len) instead."
+            )
         max_len = int((offsets[1:] - offsets[:-1]).max()) if len(offsets) > 1 else 0
         return Offsets(offsets, int(offsets[-1]), max_len)
 

@@ -7,9 +7,10 @@ definition.
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
-from regard.kernels.cuda import l2_normalize_cuda
-from regard.ranges import OneOf, check_value
+from regard.kernels.triton import l2_normalize
+from regard.ranges import OneOf, check_value, register
 
 
 class Score(nn.Module):
@@ -36,6 +37,12 @@ class Score(nn.Module):
     needs_equal_widths = False
     """whether q and k must have the same width"""
 
+    def __init_subclass__(cls) -> None:
+        if "forward" in cls.__dict__:
+            raise RegardError(
+                f"{cls.__name__} overrides forward, which backends do not call.", "Override pair or fold."
+            )
+
     @classmethod
     def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Score":
         """The score for a model's sizes. Override it if the constructor has arguments.
@@ -43,6 +50,7 @@ class Score(nn.Module):
         `hidden` is the width of a hidden layer, `max_keys` the maximum number of keys, and `heads` the number of heads,
         or None if one set of parameters serves all heads.
         """
+        check_constructor(cls)
         return cls()
 
     def forward(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
@@ -101,6 +109,19 @@ class DotLike(Score):
         return q @ k.mT
 
 
+def pairs_as(score: Score, *kinds: type[Score]) -> bool:
+    """Whether a score is of one of these classes and pairs as that class does: kernels do not call `pair`.
+
+    >>> class Doubled(Dot):
+    ...     def pair(self, q, k):
+    ...         return 2 * super().pair(q, k)
+    >>> pairs_as(Dot(), DotLike), pairs_as(Doubled(), DotLike)
+    (True, False)
+    """
+    cls = type(score)
+    return any(issubclass(cls, kind) and (cls.pair, cls.pair_at) == (kind.pair, kind.pair_at) for kind in kinds)
+
+
 class Dot(DotLike):
     """Dot product, s·h.
 
@@ -142,8 +163,8 @@ def _normalize_rows(
 ) -> tuple[Float[Tensor, "*b T D"], Float[Tensor, "*g S D"]]:
     """L2-normalize the rows of q and k, and scale q; a zero vector stays zero."""
     eps = _MIN_NORM.get(q.dtype, 1e-6)
-    if l2_normalize_cuda.supports(q, k):
-        return l2_normalize_cuda.l2_normalize(q, k, log_scale, eps)
+    if l2_normalize.supports(q, k):
+        return l2_normalize.l2_normalize(q, k, log_scale, eps)
     # In float16 a norm may overflow where no element does.
     q, k = (
         nn.functional.normalize(
@@ -294,7 +315,7 @@ class SoftCap(Score):
 
     def __init__(self, inner: Score, cap: float) -> None:
         super().__init__()
-        if type(inner).pair is not DotLike.pair:
+        if not pairs_as(inner, DotLike):
             raise RegardError(
                 f"Soft-capping needs a score that is a dot product (got {type(inner).__name__}).",
                 "Use scaled_dot, or set model.score_cap to 0.",
@@ -371,6 +392,17 @@ class Disentangled(Score):
         return Disentangled(self.keys[list(heads)], self.queries[list(heads)], self.index)
 
 
+def check_constructor(cls: type[nn.Module], *arguments: Any) -> None:
+    """Raise an error unless a class can be constructed from these arguments, as its inherited `build` does."""
+    try:
+        inspect.signature(cls).bind(*arguments)
+    except TypeError as error:
+        raise RegardError(
+            f"{cls.__name__} cannot be built for a model: its constructor does not fit ({error}).",
+            "Define the class method build, which receives the sizes of the model.",
+        ) from None
+
+
 def too_many_keys_error(keys: int, max_keys: int) -> RegardError:
     return RegardError(f"Location: {keys} keys, but W_a has {max_keys} rows.", "Pass a larger max_keys to Location.")
 
@@ -394,6 +426,8 @@ S = TypeVar("S", bound=type[Score])
 def register_score(name: str) -> Callable[[S], S]:
     """Class decorator that makes a score available by name, in configs, recipes and model folders.
 
+    A class of the same module and name replaces the earlier one, so that a cell of a notebook can run again.
+
     >>> @register_score("negative_distance")
     ... class NegativeDistance(Score):
     ...     def pair(self, q, k):
@@ -403,13 +437,11 @@ def register_score(name: str) -> Callable[[S], S]:
     >>> del SCORES["negative_distance"]
     """
 
-    def register(score: S) -> S:
-        if SCORES.get(name, score) is not score:
-            raise RegardError(f"The score {name!r} is already registered.", "Choose another name.")
-        SCORES[name] = score
+    def add(score: S) -> S:
+        register(SCORES, "score", name, score, lambda entry: entry)
         return score
 
-    return register
+    return add
 
 
 def make_score(

@@ -31,7 +31,6 @@ COMMANDS = {
     "demo": Command("regard.cli.demo", "Train a small English-French translator in a minute"),
     "train": Command("regard.cli.train", "Train a model from files"),
     "prepare": Command("regard.cli.prepare", "Encode a corpus larger than memory for training"),
-    "plan": Command("regard.cli.plan", "Plan a training run on a cluster: memory, time and cost"),
     "translate": Command("regard.cli.inference.translate", "Translate text"),
     "generate": Command("regard.cli.inference.generate", "Generate text from a prompt"),
     "classify": Command("regard.cli.inference.classify", "Classify texts or images"),
@@ -49,7 +48,7 @@ COMMANDS = {
     "export": Command("regard.cli.export_model", "Export a model to Hugging Face, CTranslate2 or ONNX"),
     "recipes": Command("regard.cli.recipes", "List the packaged recipes, or print one"),
     "config": Command("regard.cli.config", "Show the recipe and configuration of a model"),
-    "bench": Command("regard.cli.bench", "Benchmark Regard against installed peer libraries"),
+    "scores": Command("regard.cli.scores", "Compare models with each of the six scores on the same data"),
     "doctor": Command("regard.cli.doctor", "Check this machine, and describe it for a bug report"),
     "completion": Command("regard.cli.completion", "Print a completion script for bash, zsh or fish"),
 }
@@ -88,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         code = _run(argv)
         sys.stdout.flush()
         return code
-    except RegardError as error:
+    except (RegardError, Interrupted) as error:
         print(f"regard: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ from regard.devices import Device
 from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
-from regard.kernels.cpu.numba_support import Compilation, compilation
+from regard.kernels.cpu.support import Compilation, compilation
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
 from regard.pipelines.large_files.file_processing import FileProgress, FileSummary
 from regard.pipelines.large_files.input_items import InputItems, find_shards, is_pattern
@@ -473,14 +473,14 @@ class UnknownCharacters:
 
 
 def plot_format(path: Path) -> str:
-    """The format of a plot by its file name: png or svg.
+    """The format of a plot by its file name: png, svg or pdf.
 
     >>> plot_format(Path("confusion.SVG"))
     'svg'
     """
     form = path.suffix.lower().removeprefix(".")
-    if form not in ("png", "svg"):
-        raise RegardError(f"{path}: expected the extension .png or .svg.", "Change the file extension.")
+    if form not in ("png", "svg", "pdf"):
+        raise RegardError(f"{path}: expected the extension .png, .svg or .pdf.", "Change the file extension.")
     return form
 
 

@@ -14,7 +14,6 @@ from regard.config_reader import REPLACE_FILE, read_json
 from regard.errors import RegardError
 from regard.models import family_name
 from regard.pipelines import read_config
-from regard.pipelines.folder.migration import migrate_recipe
 from regard.ranges import format_value
 from regard.training.recipe import DERIVED, Recipe, recipe_to_dict
 
@@ -50,7 +49,7 @@ def _read_recipe(model: Path) -> dict[str, Any]:
     recipe = read_json(path).get("recipe", {}) if path.exists() else {}
     if not isinstance(recipe, dict):
         raise RegardError(f"{path}: recipe must be an object (got {format_value(recipe)}).", REPLACE_FILE)
-    return migrate_recipe(recipe)
+    return recipe
 
 
 def recipe_toml(recipe: Recipe) -> str:

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.cli.common import Quiet, parse, print_note
+from regard.data.text.readers import PHRASEBOOK, read_aligned_pairs
 from regard.decode import DecodeConfig
 from regard.evaluation import align, alignment_error_rate, text_scores
 from regard.evaluation.alignment import best_layer
-from regard.evaluation.evaluators import phrasebook_examples
 from regard.models import TransformerConfig
 from regard.pipelines import Translator
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, run_recipe
@@ -29,6 +29,7 @@ EXAMPLES = (
     "Did the old woman see him?",
     "We went to the beach yesterday.",
 )
+
 TEST_SENTENCES = 1000
 
 
@@ -38,7 +39,7 @@ def demo_recipe(seed: int = 1) -> Recipe:
     Muon matters: 700 steps of Adam reach 95% exact matches, or 99% with rotary positions and QK-norm.
     """
     return Recipe(
-        data=DataConfig(phrasebook_size=80_000, languages=("en", "fr")),
+        data=DataConfig(files=(PHRASEBOOK,), languages=("en", "fr")),
         tokenizer=TokenizerConfig(kind="word", vocab_size=4000, shared=False),
         model=TransformerConfig(
             width=64,
@@ -107,11 +108,12 @@ def run(argv: list[str]) -> int:
 
 def _print_scores(translator: Translator, seconds: float) -> None:
     """Print scores on sentences whose verb-object or adjective-noun pairs do not occur in the training data."""
-    test, validation = phrasebook_examples("test", TEST_SENTENCES), phrasebook_examples("val", 200)
-    outputs = translator.translate([source for source, _ in test.pairs], DecodeConfig(method="greedy"))
-    scores = text_scores([best[0].text for best in outputs], [target for _, target in test.pairs])
-    layer = best_layer(translator, validation.pairs, validation.gold or [], words=validation.words)
-    links = align(translator, test.pairs, layer, words=test.words)
+    (pairs, gold), validation = (read_aligned_pairs([f"{PHRASEBOOK}:{part}"]) for part in ("test", "validation"))
+    pairs, gold = pairs[:TEST_SENTENCES], (gold or [])[:TEST_SENTENCES]
+    outputs = translator.translate([source for source, _ in pairs], DecodeConfig(method="greedy"))
+    scores = text_scores([best[0].text for best in outputs], [target for _, target in pairs])
+    layer = best_layer(translator, validation[0], validation[1] or [])
+    links = align(translator, pairs, layer)
     table = Table(
         title=f"{TEST_SENTENCES} sentences with word combinations that are not in the training data",
         title_justify="left",
@@ -120,6 +122,6 @@ def _print_scores(translator: Translator, seconds: float) -> None:
     table.add_column("", justify="right")
     table.add_row("exact matches", f"{scores.exact_match:.1f} %")
     table.add_row("BLEU", f"{scores.bleu:.2f}")
-    table.add_row(f"alignment error rate of {layer}", f"{100 * alignment_error_rate(links, test.gold or []):.1f} %")
+    table.add_row(f"alignment error rate of {layer}", f"{100 * alignment_error_rate(links, gold):.1f} %")
     table.add_row("training time", f"{seconds:.0f} s")
     Console().print(table)

@@ -50,6 +50,8 @@ class Options:
         tuple[str, ...],
         tyro.conf.arg(metavar="FILE", help="validation files", help_behavior_hint="(default: a split of the data)"),
     ] = ()
+    limit: int = DataConfig.limit
+    """number of examples to read, the first ones; 0: all"""
     columns: Columns = ()
     prefixes: Annotated[
         tuple[str, ...],
@@ -84,6 +86,7 @@ def run(argv: list[str]) -> int:
         task=options.task,
         tokenizer=settings if options.tokenizer is None else options.tokenizer,
         validation=options.validation,
+        limit=options.limit,
         columns=options.columns,
         max_ratio=options.max_ratio,
         prefixes=options.prefixes,

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from regard.cli.common import NO_HINT, Quiet, parse
-from regard.optional_packages import require_package
+from regard.errors import require_package
 
 
 @dataclass(frozen=True)

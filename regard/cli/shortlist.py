@@ -6,12 +6,10 @@ from typing import Annotated
 import tyro
 
 from regard.cli.common import Columns, Model, Quiet, batch_progress, parse, print_note
-from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs
 from regard.data.text.readers import read_pairs
 from regard.pipelines import Translator, load
 from regard.pipelines.folder.shortlist_file import SHORTLIST_FILE, write_shortlist
 from regard.pipelines.translator import FREQUENT_TOKENS, TOKENS_PER_SOURCE_TOKEN
-from regard.training import DataConfig
 
 TrainingData = Annotated[
     tuple[str, ...],
@@ -44,11 +42,7 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "shortlist", argv)
     translator = load(options.model, "cpu", expect=Translator)
-    if options.data == (PHRASEBOOK,):
-        size = DataConfig().phrasebook_size
-        pairs = [(pair.source, pair.target) for pair in phrasebook_pairs("train", size)]
-    else:
-        pairs = read_pairs(options.data, options.columns)
+    pairs = read_pairs(options.data, options.columns)
     with batch_progress("learning") as on_progress:
         shortlist = translator.learn_shortlist(
             pairs, per_token=options.per_token, frequent=options.frequent, progress=on_progress

@@ -8,7 +8,7 @@ from shlex import join, quote
 from typing import Any
 
 from regard.cli.config import recipe_toml
-from regard.cli.train_options import full_help, option_name, parse_words, recipe_keys, short_help
+from regard.cli.train_options import every_option, full_help, option_name, parse_words, recipe_keys, short_help
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import format_metric
 from regard.interop.export_targets import EXPORT_TARGETS
@@ -57,6 +57,10 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             options[key] = [word for word in options[key] if not _is_recipe(word)]
             if not options[key]:
                 raise RegardError(f"{option_name(key)}: expected at least one file.", "Pass the data files after it.")
+    for key, value in options.items():
+        # `--train.deterministic recipe.toml`: a switch, and the recipe.
+        if every_option()[key].metavar.endswith("]") and _is_recipe(value):
+            words, options[key] = [*words, value], "true"
     if shards := [word for word in words if is_shard_folder(word)]:
         words = [word for word in words if word not in shards]
         options["data.files"] = [*options.get("data.files", ()), *shards]

@@ -67,7 +67,7 @@ class Option(NamedTuple):
     key: str
     """dotted key of a recipe; for other options their name"""
     metavar: str = ""
-    """placeholder of the value; ends in … for several values; empty for a flag"""
+    """placeholder of the value; ends in … for several values, in ] if it may be left out; empty for a flag"""
     help: str = ""
     default: str = ""
     """default in the help; empty: none"""
@@ -182,6 +182,8 @@ def parse_words(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
     >>> parse_words(["--steps=5", "r.toml", "--data", "a.en", "a.fr", "--quiet"])
     (['r.toml'], {'train.steps': '5', 'data.files': ['a.en', 'a.fr'], 'quiet': True})
+    >>> parse_words(["--train.deterministic", "--model.tied", "false"])
+    ([], {'train.deterministic': 'true', 'model.tied': 'false'})
     """
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*")
@@ -191,6 +193,8 @@ def parse_words(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             parser.add_argument(*names, *(["-h"] if option.key == "help" else []), dest=option.key, action="store_true")
         elif option.metavar.endswith("…"):
             parser.add_argument(*names, dest=option.key, nargs="+", action="extend")
+        elif option.metavar.endswith("]"):
+            parser.add_argument(*names, dest=option.key, nargs="?", const="true")
         else:
             parser.add_argument(*names, dest=option.key)
     namespace, unknown = parser.parse_known_intermixed_args(list(argv))
@@ -343,7 +347,7 @@ def _metavar(kind: Any) -> str:
         return "|".join(_metavar(part) for part in get_args(kind) if part is not NoneType)
     if get_origin(kind) is tuple:
         return f"{_metavar(get_args(kind)[0])} …"
-    return {int: "N", float: "X", bool: "true|false"}.get(kind, "TEXT")
+    return {int: "N", float: "X", bool: "[true|false]"}.get(kind, "TEXT")
 
 
 def _value(name: str, words: Any, kind: Any) -> Any:

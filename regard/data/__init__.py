@@ -5,7 +5,6 @@ from regard.data.batching.text_batches import encode_texts
 from regard.data.images.augmentation import AugmentConfig, augment, one_hot_targets
 from regard.data.images.image_decoding import read_image
 from regard.data.images.image_set import ImageSet, RaggedImages, read_images, read_ragged_images
-from regard.data.phrasebook import phrasebook_pairs
 from regard.data.text.cleaning import clean, split_validation
 from regard.data.text.examples.documents import encode_documents, read_documents, split_documents
 from regard.data.text.examples.labeled_texts import read_labeled_texts
@@ -29,7 +28,6 @@ __all__ = [
     "encode_pairs",
     "encode_texts",
     "one_hot_targets",
-    "phrasebook_pairs",
     "read_documents",
     "read_image",
     "read_images",

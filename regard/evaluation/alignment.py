@@ -5,14 +5,13 @@ source word are summed, those of the pieces of a target word averaged. Each targ
 with the largest weight. Special tokens around the two texts, such as `<eos>`, are left out.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from regard.data.text.readers import numbered_lines
+from regard.data.text.readers import Link, errors_at_line, numbered_lines, parse_links
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import (
@@ -24,12 +23,8 @@ from regard.evaluation.teacher_forcing import (
 )
 from regard.pipelines import Translator
 
-Link = tuple[int, int]
-"""Indices of a source word and of a target word."""
 WordSplitter = Callable[[str], list[str]]
 """Splits a text into words."""
-
-_PHARAOH = re.compile(r"(\d{1,9})-(\d{1,9})")
 
 
 def align(
@@ -108,15 +103,11 @@ def format_links(links: Sequence[Link]) -> str:
 
 def read_links(file: str | Path) -> list[list[Link]]:
     """Read alignments in Pharaoh format ("0-0 2-1"), one line per sentence pair."""
-    return [list(_parse(line, f"{file}, line {number}")) for number, line in numbered_lines(file)]
-
-
-def _parse(line: str, location: str) -> Iterator[Link]:
-    for link in line.split():
-        match = _PHARAOH.fullmatch(link)
-        if match is None:
-            raise RegardError(f"{location}: invalid link {link!r}.", 'Write word indices from 0, like "0-0 1-2".')
-        yield int(match[1]), int(match[2])
+    alignments = []
+    for number, line in numbered_lines(file):
+        with errors_at_line(file, number):
+            alignments.append(parse_links(line))
+    return alignments
 
 
 def _align(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,22 +16,25 @@ from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.data.images.annotations import NO_LABEL, check_annotations
 from regard.data.images.image_files import LABEL_COLUMN
 from regard.data.images.image_set import ImageSet, RaggedImages, read_images, read_ragged_images
-from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs, split_words
 from regard.data.text.examples.documents import read_documents
 from regard.data.text.examples.labeled_texts import label_ids, read_labeled_texts
 from regard.data.text.examples.questions import read_squad
 from regard.data.text.examples.tagged_texts import check_tags, read_tagged_texts
 from regard.data.text.language_pairs import files_per_pair, parse_language_pairs
 from regard.data.text.language_tokens import describe_languages
-from regard.data.text.readers import read_pairs
+from regard.data.text.readers import (
+    Link,
+    TextPair,
+    built_in_part,
+    check_links,
+    errors_at_line,
+    read_aligned_pairs,
+)
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import (
-    Link,
-    WordSplitter,
     align,
     alignment_error_rate,
-    best_layer,
     read_links,
     sharpest_layer,
 )
@@ -46,8 +49,6 @@ from regard.progress import show_progress
 logger = logging.getLogger(__name__)
 
 BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
-# Sentence pairs of the phrasebook: in its test split, and to select the alignment layer.
-TEST_PAIRS, VALIDATION_PAIRS = 1000, 500
 # Examples evaluated between two progress updates.
 CHUNK = 512
 
@@ -71,9 +72,10 @@ def evaluate(
     """Evaluate a model (or a model folder) on test data, and return every metric that applies, by name.
 
     - A translator: BLEU (sacreBLEU, with `bleu_tokenizer`), chrF, exact match, word error rate, loss and perplexity of
-      the references; with gold word `alignments` (Pharaoh format) the alignment error rate of a cross-attention
-      `layer`, by default the sharpest. `decode` configures the search. For a multilingual model, `languages` has the
-      language pair of each file ("en-de", "en-fr"); "per_pair" has the metrics of each, the others are means.
+      the references; with gold word alignments (Pharaoh format, in the file `alignments` or in a third column of the
+      data) the alignment error rate of a cross-attention `layer`, by default the sharpest. `decode` configures the
+      search. For a multilingual model, `languages` has the language pair of each file ("en-de", "en-fr"); "per_pair"
+      has the metrics of each, the others are means.
     - A language model: loss, perplexity per word and bits per byte of plain text.
     - A text classifier: accuracy, F1, calibration error; `columns` name text and label.
     - A question-answering model: exact match and F1 on a file in SQuAD's format, normalized for `language`;
@@ -100,7 +102,7 @@ def evaluate(
         case TextEncoder() if model.model.config.head == "answer":
             metrics = _evaluate_answers(model, files, language, allow_empty, quiet)
         case TextEncoder() if model.model.config.head == "tag":
-            metrics = _evaluate_tags(model, files, quiet)
+            metrics = _evaluate_tags(model, files, columns, quiet)
         case ImageModel() if model.model.config.head in ("classify", "segment"):
             metrics = _evaluate_image_model(model, files, label, quiet)
         case TextEncoder() | ImageModel():
@@ -111,29 +113,6 @@ def evaluate(
         case _:
             raise RegardError(f"Cannot evaluate {type(model).__name__}.", "Pass what regard.load returns.")
     return {"data": files} | metrics
-
-
-class Examples(NamedTuple):
-    """Sentence pairs; their gold alignments, if known, and the function that splits the aligned words."""
-
-    pairs: list[tuple[str, str]]
-    gold: list[list[Link]] | None = None
-    words: WordSplitter = str.split
-
-
-def read_examples(files: Sequence[str], columns: Sequence[str] = ()) -> Examples:
-    """Sentence pairs from files, or the phrasebook's test split with its gold alignments."""
-    if tuple(files) == (PHRASEBOOK,):
-        return phrasebook_examples("test", TEST_PAIRS)
-    return Examples(read_pairs(files, columns))
-
-
-def phrasebook_examples(split: Literal["val", "test"], size: int) -> Examples:
-    """Pairs of the phrasebook with their gold alignments."""
-    pairs = phrasebook_pairs(split, size)
-    return Examples(
-        [(pair.source, pair.target) for pair in pairs], [list(pair.alignment) for pair in pairs], split_words
-    )
 
 
 def _evaluate_language_pairs(
@@ -183,76 +162,62 @@ def _evaluate_translator(
     quiet: bool,
 ) -> dict[str, Any]:
     text_scores([], [], bleu_tokenizer)  # an unavailable tokenizer is an error now, not after minutes of translating
-    examples = _read_test_pairs(files, columns, alignments)
-    sources, references = [source for source, _ in examples.pairs], [target for _, target in examples.pairs]
+    pairs, gold = _read_test_pairs(files, columns, alignments)
+    sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     start = time.perf_counter()
     with show_progress("translating", silent=quiet) as on_progress:
         translations = translator.translate(sources, decode, truncate=truncate, progress=on_progress)
     seconds = time.perf_counter() - start
     scores = text_scores([n_best[0].text for n_best in translations], references, bleu_tokenizer)
-    metrics = {"sentences": len(examples.pairs)} | dataclasses.asdict(scores)
+    metrics = {"sentences": len(pairs)} | dataclasses.asdict(scores)
     metrics["sentences_per_second"] = len(sources) / seconds
     if not translator.ensemble_members:
-        metrics |= _reference_loss(translator, examples, truncate, quiet)
-    if examples.gold is not None and attention_names(translator, "cross"):
-        layer = _alignment_layer(translator, examples, files, alignments, layer, truncate)
-        links = align(translator, examples.pairs, layer, words=examples.words, truncate=truncate)
+        metrics |= _reference_loss(translator, pairs, truncate, quiet)
+    if gold is not None and (names := attention_names(translator, "cross")):
+        if layer is None:
+            layer = sharpest_layer(translator, pairs, truncate=truncate)
+        elif layer not in names:
+            raise RegardError(f"Unknown cross-attention {layer!r}.", f"Choose from: {', '.join(names)}.")
+        links = align(translator, pairs, layer, truncate=truncate)
         metrics |= {
-            "alignment_error_rate": 100 * alignment_error_rate(links, examples.gold),
+            "alignment_error_rate": 100 * alignment_error_rate(links, gold),
             "alignment_layer": layer,
         }
     return metrics
 
 
-def _read_test_pairs(files: Sequence[str], columns: Sequence[str], alignments: str | Path | None) -> Examples:
-    """Pairs that are not empty, with their gold alignments."""
-    examples, name = read_examples(files, columns), " ".join(files)
+def _read_test_pairs(
+    files: Sequence[str], columns: Sequence[str], alignments: str | Path | None
+) -> tuple[list[TextPair], list[list[Link]] | None]:
+    """Pairs that are not empty, and their gold alignments, if known. Of built-in data, the test part is read."""
+    pairs, gold = read_aligned_pairs(built_in_part(files, "test") or files, columns)
+    name = " ".join(files)
     if alignments is not None:
-        examples = Examples(examples.pairs, read_links(alignments))
-    gold = examples.gold
-    if gold is not None and len(gold) != len(examples.pairs):
-        raise RegardError(
-            f"{alignments} has {len(gold)} lines, but {name} has {len(examples.pairs)} pairs.",
-            "Provide one line of links per pair.",
-        )
-    rows = [i for i, pair in enumerate(examples.pairs) if any(text.strip() for text in pair)]
+        gold = read_links(alignments)
+        if len(gold) != len(pairs):
+            raise RegardError(
+                f"{alignments} has {len(gold)} lines, but {name} has {len(pairs)} pairs.",
+                "Provide one line of links per pair.",
+            )
+        for number, (pair, links) in enumerate(zip(pairs, gold), 1):
+            with errors_at_line(alignments, number):
+                check_links(links, *pair)
+    rows = [i for i, pair in enumerate(pairs) if any(text.strip() for text in pair)]
     if not rows:
         raise RegardError(f"{name}: all pairs are empty.", "Pass files with text.")
-    if len(rows) < len(examples.pairs):
-        logger.warning("Empty pairs left out: %d.", len(examples.pairs) - len(rows))
-    return Examples(
-        [examples.pairs[i] for i in rows], None if gold is None else [gold[i] for i in rows], examples.words
-    )
+    if len(rows) < len(pairs):
+        logger.warning("Empty pairs left out: %d.", len(pairs) - len(rows))
+    return [pairs[i] for i in rows], None if gold is None else [gold[i] for i in rows]
 
 
-def _reference_loss(translator: Translator, examples: Examples, truncate: bool, quiet: bool) -> dict[str, Any]:
-    pairs = [pair for pair in examples.pairs if pair[0].strip()]
+def _reference_loss(translator: Translator, pairs: list[TextPair], truncate: bool, quiet: bool) -> dict[str, Any]:
+    pairs = [pair for pair in pairs if pair[0].strip()]
     with show_progress("scoring", silent=quiet) as on_progress:
         scores = translator.score(pairs, truncate=truncate, progress=on_progress)
     if not scores:
         return {}
     loss = -sum(score.logprob for score in scores) / sum(score.tokens for score in scores)
     return {"loss": loss, "perplexity": math.exp(loss)}
-
-
-def _alignment_layer(
-    translator: Translator,
-    examples: Examples,
-    files: Sequence[str],
-    alignments: str | Path | None,
-    layer: str | None,
-    truncate: bool,
-) -> str:
-    """The cross-attention to evaluate: as given, or the best on the phrasebook's validation split, or the sharpest."""
-    names = attention_names(translator, "cross")
-    if layer is not None:
-        if layer not in names:
-            raise RegardError(f"Unknown cross-attention {layer!r}.", f"Choose from: {', '.join(names)}.")
-        return layer
-    if tuple(files) == (PHRASEBOOK,) and alignments is None:
-        validation = phrasebook_examples("val", VALIDATION_PAIRS)
-        return best_layer(translator, validation.pairs, validation.gold or [], words=validation.words)
-    return sharpest_layer(translator, examples.pairs, truncate=truncate)
 
 
 def _evaluate_language_model(model: TextGenerator, files: Sequence[str], quiet: bool) -> dict[str, Any]:
@@ -306,8 +271,8 @@ def _evaluate_answers(
     return {"questions": len(questions), "without_answer": unanswerable, "exact_match": exact, "f1": f1}
 
 
-def _evaluate_tags(encoder: TextEncoder, files: Sequence[str], quiet: bool) -> dict[str, Any]:
-    names, texts = encoder.model.config.labels, read_tagged_texts(files)
+def _evaluate_tags(encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], quiet: bool) -> dict[str, Any]:
+    names, texts = encoder.model.config.labels, read_tagged_texts(files, columns)
     words = len(check_tags(texts, names))
     predicted: list[list[str]] = []
     with show_progress("tagging", silent=quiet) as on_progress:

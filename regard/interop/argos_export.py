@@ -19,7 +19,7 @@ from regard.errors import RegardError
 from regard.files import check_output_file, write_atomically
 from regard.interop.ctranslate2_export import export_ctranslate2
 from regard.interop.sentencepiece_files import UNIGRAM, UNKNOWN, Piece, PieceModel, to_piece_model, write_pieces
-from regard.pipelines import Translator
+from regard.pipelines import Translator, check_storable
 
 # Version of Argos Translate whose format this is.
 _ARGOS_VERSION = "1.9.0"
@@ -55,6 +55,7 @@ def export_argos(translator: Translator, path: str | Path) -> None:
     >>> export_argos(translator, "en_de.argosmodel")  # doctest: +SKIP
     """
     path = Path(path)
+    check_storable(translator)
     check_output_file(path)
     if path.exists():
         raise RegardError(f"{path}: the file already exists.", "Choose another name.")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import RegardError, require_package
 from regard.files import check_output_folder
 from regard.interop.ctranslate2_layers import (
     ACTIVATIONS,
@@ -23,8 +23,7 @@ from regard.interop.ctranslate2_layers import (
 from regard.interop.ctranslate2_single_stack import decoder_specification, encoder_specification
 from regard.interop.weight_mapping import MappingRow, MappingTable
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.optional_packages import require_package
-from regard.pipelines import TextEncoder, TextGenerator, Translator, write_tokenizers
+from regard.pipelines import Pipeline, TextEncoder, TextGenerator, Translator, check_storable, write_tokenizers
 from regard.pipelines.language_choice import language_tokens_of
 
 # -- mapping tables: parameter names, and paths in the specification of CTranslate2 -----------------------------------
@@ -72,7 +71,7 @@ CTRANSLATE2_VALUES: dict[str, tuple] = {
 }
 
 
-def export_ctranslate2(pipeline: Translator | TextGenerator | TextEncoder, folder: str | Path) -> None:
+def export_ctranslate2(pipeline: Pipeline, folder: str | Path) -> None:
     """Write a model folder for CTranslate2, in float32, with its tokenizer.
 
     Translators run as `ctranslate2.Translator`, language models as `ctranslate2.Generator`, and the encoders of text
@@ -89,6 +88,7 @@ def export_ctranslate2(pipeline: Translator | TextGenerator | TextEncoder, folde
     target_tokenizer.json. If outputs start with a forced token (BART's `<s>`), pass it as target_prefix. The sources of
     a multilingual model begin with the tag of the target language (`<2fr>`).
     """
+    check_storable(pipeline)
     library, folder = require_package("ctranslate2", "ctranslate2"), Path(folder)
     check_output_folder(folder)
     if isinstance(pipeline, TextGenerator):

@@ -88,3 +88,5 @@ def add_positions(config: Any, weights: dict[str, Tensor], name: str) -> None:
         weights[name] = Sinusoidal(config.width, config.max_len, config.positions == "sinusoidal_halves").table
     elif config.positions == "none":
         weights[name] = torch.zeros(config.max_len, config.width)
+    elif config.positions not in ("rotary", "relative"):
+        raise RegardError(f"CTranslate2 does not support the positions {config.positions}.", "Export to onnx.")

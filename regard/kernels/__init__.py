@@ -1,5 +1,5 @@
 """Device code: Triton and CPU kernels as functions of plain tensors, and the custom operators around them.
 
-One file per kernel; its docstring names the plain PyTorch code that computes the same. `cpu/` holds CPU kernels;
-`cuda/` launches the Triton sources in `triton/`. Nothing here depends on scores, masks, layers or models.
+One file per kernel, which also launches it; its docstring names the plain PyTorch code that computes the same. `cpu/`
+holds CPU kernels, `triton/` GPU kernels. Nothing here depends on scores, masks, layers or models.
 """

@@ -6,9 +6,11 @@ from regard.layers.feedforward import FeedForward
 from regard.layers.multihead import MultiHead
 from regard.layers.norms import RMSNorm, make_norm
 from regard.layers.packed import Packed, Padded, pack
+from regard.layers.positions import POSITIONS, PositionalEncoding, register_positions
 from regard.layers.recurrent import Recurrent, TimeMajorLayout
 
 __all__ = [
+    "POSITIONS",
     "BlockConfig",
     "DecoderBlock",
     "Embedding",
@@ -17,9 +19,11 @@ __all__ = [
     "MultiHead",
     "Packed",
     "Padded",
+    "PositionalEncoding",
     "RMSNorm",
     "Recurrent",
     "TimeMajorLayout",
     "make_norm",
     "pack",
+    "register_positions",
 ]

@@ -7,7 +7,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.kernels.cuda import linear_relu_cuda
+from regard.kernels.triton import linear_relu
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu"]
 EncoderActivation = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu", "geglu", "geglu_exact"]
@@ -58,8 +58,8 @@ class FeedForward(nn.Module):
         return self.activation in _GATES
 
     def forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
-        if self.activation == "relu" and linear_relu_cuda.supports(x, self.inner.weight, self.inner.bias):
-            return self.outer(linear_relu_cuda.linear_relu(x, self.inner.weight, self.inner.bias))
+        if self.activation == "relu" and linear_relu.supports(x, self.inner.weight, self.inner.bias):
+            return self.outer(linear_relu.linear_relu(x, self.inner.weight, self.inner.bias))
         hidden = self.inner(x)
         return self.outer(self.apply_gate(hidden) if self.is_gated else activate(self.activation, hidden))
 

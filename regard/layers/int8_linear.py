@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.kernels.cpu.int8_linear_cpu import int8_linear, quantize_weight
+from regard.kernels.cpu.int8_linear import int8_linear, quantize_weight
 
 
 class Int8Linear(nn.Module):

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.scores import check_constructor
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
+from regard.ranges import OneOf
 
 # Llama 3: channel pairs with fewer rotations over the context are scaled in full, with more rotations not at all.
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0
@@ -19,10 +21,36 @@ YARN_ROTATIONS = 1.0, 32.0
 RotaryScaling = Literal["interpolate", "yarn", "dynamic"]
 RotaryTables = tuple[Float[Tensor, "*t 1 P"], Float[Tensor, "*t 1 P"]]
 """cos and sin of the rotation angle of each pair of channels"""
-PositionKind = Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative", "none"]
 
 
-class Sinusoidal(nn.Module):
+class PositionalEncoding(nn.Module):
+    """Base class of positional encodings, which are added to the embeddings of the tokens.
+
+    >>> class Ramp(PositionalEncoding):
+    ...     def forward(self, positions):
+    ...         return positions[..., None] / 100 * torch.ones(4)
+    >>> Ramp()(torch.tensor([7])).shape
+    torch.Size([1, 4])
+    """
+
+    extrapolates = True
+    """whether the encoding is defined at any position, or only below the `max_len` of the model"""
+
+    @classmethod
+    def build(cls, width: int, *, max_len: int) -> "PositionalEncoding":
+        """The encoding for a model's sizes. Override it if the constructor has other arguments than `width`."""
+        check_constructor(cls, width)
+        return cls(width)
+
+    def reserve(self, length: int | torch.SymInt) -> None:
+        """Called before `forward` with a bound of all positions + 1, for encodings with a table."""
+
+    def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... E"]:
+        """The encodings of these positions."""
+        raise NotImplementedError
+
+
+class Sinusoidal(PositionalEncoding):
     """Interleaved sin and cos of p / 10000^(2i/E) (Vaswani et al. 2017, section 3.5), from a cached table.
 
     With `split_halves` all sines come first, then all cosines (tensor2tensor, Marian). The table grows when a longer
@@ -70,6 +98,8 @@ class Learned(nn.Embedding):
 
     The first `offset` rows of the table are unused (BART, RoBERTa).
     """
+
+    extrapolates = False
 
     def __init__(self, width: int, length: int, offset: int = 0) -> None:
         super().__init__(length + offset, width)
@@ -380,14 +410,59 @@ def _relative_steps(span: int, distance: int) -> Int[Tensor, "P"]:
     return torch.where(gap <= near, gap, (ratio * (near - 1)).ceil().long() + near)
 
 
-def make_positions(kind: PositionKind, width: int, max_len: int, offset: int = 0) -> Sinusoidal | Learned | None:
+POSITIONS: dict[str, type[Any] | None] = {
+    "sinusoidal": Sinusoidal,
+    "sinusoidal_halves": Sinusoidal,
+    "learned": Learned,
+    # Not added to the embeddings: models pass them to the attention.
+    "rotary": None,
+    "relative": None,
+    "none": None,
+}
+PositionKind = Annotated[
+    Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative", "none"] | str, OneOf(POSITIONS)
+]
+StackPositionKind = Annotated[
+    Literal["rotary", "learned", "sinusoidal", "none"] | str,
+    OneOf(POSITIONS, excluded=("sinusoidal_halves", "relative")),
+]
+"""of models with a single stack"""
+P = TypeVar("P", bound=type[PositionalEncoding])
+
+
+def register_positions(name: str) -> Callable[[P], P]:
+    """Class decorator that makes a positional encoding available by name, in configs, recipes and model folders.
+
+    >>> @register_positions("zeros")
+    ... class Zeros(PositionalEncoding):
+    ...     def __init__(self, width):
+    ...         super().__init__()
+    ...         self.width = width
+    ...     def forward(self, positions):
+    ...         return torch.zeros(*positions.shape, self.width)
+    >>> make_positions("zeros", 8, 16)
+    Zeros()
+    >>> del POSITIONS["zeros"]
+    """
+
+    def register(positions: P) -> P:
+        if POSITIONS.get(name, positions) is not positions:
+            raise RegardError(f"The positions {name!r} are already registered.", "Choose another name.")
+        POSITIONS[name] = positions
+        return positions
+
+    return register
+
+
+def make_positions(kind: str, width: int, max_len: int, offset: int = 0) -> PositionalEncoding | Learned | None:
     """The module whose output is added to the embeddings; None for kinds without one.
 
     >>> make_positions("rotary", 8, 16) is None
     True
     """
-    if kind in ("sinusoidal", "sinusoidal_halves"):
+    positions = POSITIONS[kind]
+    if positions is Sinusoidal:
         return Sinusoidal(width, split_halves=kind == "sinusoidal_halves")
-    if kind == "learned":
+    if positions is Learned:
         return Learned(width, max_len, offset)
-    return None
+    return None if positions is None else positions.build(width, max_len=max_len)

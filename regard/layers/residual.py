@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.offsets import Lengths, Offsets
-from regard.kernels.cuda import add_norm_cuda
+from regard.kernels.triton import add_norm
 from regard.layers.dropout import Dropout, DropPath
 from regard.layers.norms import RMSNorm
 
@@ -70,10 +70,10 @@ class FusedResidual(Residual):
         offsets: Offsets | Lengths | None = None,
     ) -> tuple[Float[Tensor, "*n E"], Float[Tensor, "*n E"]]:
         use_kernel = self.training if self.norm_first else x.dim() == 2 and x.dtype == update.dtype
-        if use_kernel and isinstance(norm, nn.LayerNorm | RMSNorm) and add_norm_cuda.supports(x, update):
+        if use_kernel and isinstance(norm, nn.LayerNorm | RMSNorm) and add_norm.supports(x, update):
             bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
             if bias is not None or isinstance(norm, RMSNorm):
                 eps = norm.eps or torch.finfo(norm.weight.dtype).eps
                 p = self.dropout.p if self.training else 0.0
-                return add_norm_cuda.add_norm(x, update, norm.weight, bias, eps, p)
+                return add_norm.add_norm(x, update, norm.weight, bias, eps, p)
         return super().add_norm(x, update, norm, offsets)

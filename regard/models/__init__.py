@@ -8,7 +8,7 @@ from regard.models.gpt import GPT, GPTConfig
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vit import ViT, ViTConfig
-from regard.ranges import format_value
+from regard.ranges import definition, format_value, register
 
 
 class ModelConfig(Protocol):
@@ -51,18 +51,17 @@ def register_family(name: str, config: type[Any], model: type[Any], *, pipeline:
     """Add a model family: recipes, training, model folders and commands then accept it by name.
 
     `config` is a frozen dataclass with defaults (see `ModelConfig`). `model` is a module that is built from a config
-    and keeps it as `model.config`. `pipeline` is one of those listed in `Family`.
+    and keeps it as `model.config`. `pipeline` is one of those listed in `Family`. A model class of the same module and
+    name replaces the earlier one.
 
-    >>> register_family("gpt", GPTConfig, GPT, pipeline="text_generator")
+    >>> register_family("gpt", BertConfig, Bert, pipeline="text_encoder")
     Traceback (most recent call last):
-    regard.errors.RegardError: The family 'gpt' is already registered. Choose another name.
+    regard.errors.RegardError: The family 'gpt' is already registered, by regard.models.gpt.GPT. Choose another name.
     """
-    if name in FAMILIES:
-        raise RegardError(f"The family {name!r} is already registered.", "Choose another name.")
     known = sorted({family.pipeline for family in FAMILIES.values()})
     if pipeline not in known:
         raise RegardError(f"pipeline must be one of {', '.join(known)} (got {pipeline!r}).")
-    FAMILIES[name] = Family(config, model, pipeline)
+    register(FAMILIES, "family", name, Family(config, model, pipeline), lambda family: family.model)
 
 
 def family_name(config: Any) -> str:
@@ -72,7 +71,7 @@ def family_name(config: Any) -> str:
     'transformer'
     """
     for name, family in FAMILIES.items():
-        if isinstance(config, family.config):
+        if definition(type(config)) == definition(family.config):
             return name
     raise RegardError(
         f"model must be the config of a registered model family (got {format_value(config)}).",

@@ -17,7 +17,7 @@ from regard.layers.feedforward import EncoderActivation, activate
 from regard.layers.heads import AttentionPooling, mean_tokens
 from regard.layers.norms import EncoderNormKind, make_norm
 from regard.layers.packed import Padded, Tokens
-from regard.layers.positions import RelativeBias, RelativeEmbedding
+from regard.layers.positions import RelativeBias, RelativeEmbedding, StackPositionKind
 from regard.models.config_checks import check_heads, check_relative_bias
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
@@ -42,7 +42,7 @@ class BertConfig:
     activation: EncoderActivation = "gelu"
     bias: Literal["all", "attention", "feedforward", "none"] = "all"
     """linear layers of the blocks that have a bias"""
-    positions: Literal["learned", "rotary", "sinusoidal", "none"] = "learned"
+    positions: StackPositionKind = "learned"
     position_offset: Natural = 0
     """unused rows at the start of the learned position table (RoBERTa: 2)"""
     rotary_base: Annotated[float, Range(low=1)] = 10000.0

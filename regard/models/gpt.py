@@ -15,7 +15,7 @@ from regard.layers.kv_cache import KVCache
 from regard.layers.multihead import BiasPlacement
 from regard.layers.norms import DecoderNormKind, make_norm
 from regard.layers.packed import Packed, Tokens
-from regard.layers.positions import RotaryScaling
+from regard.layers.positions import RotaryScaling, StackPositionKind
 from regard.models.config_checks import check_heads
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
@@ -37,7 +37,7 @@ class GPTConfig:
     parallel: bool = False
     """attention and feed-forward of a block have the same input, x + attention(norm(x)) + feedforward(norm(x))"""
     activation: Activation = "relu2"
-    positions: Literal["rotary", "learned", "sinusoidal", "none"] = "rotary"
+    positions: StackPositionKind = "rotary"
     rotary_base: Annotated[float, Range(low=1)] = 10000.0
     """rotary positions: base of the rotation rates base^(-2i/D)"""
     rotary_factor: Annotated[float, Range(low=1)] = 1.0

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from regard.layers.positions import POSITIONS
+
 
 def length_limit(config: Any) -> int | None:
     """Maximum number of input tokens of a model with this config; None if unlimited.
@@ -16,4 +18,5 @@ def length_limit(config: Any) -> int | None:
     names = ("score", "encoder_score", "decoder_score", "cross_score")
     attends = getattr(config, "attention", "") != "none"
     has_location = attends and any(getattr(config, name, None) == "location" for name in names)
-    return config.max_len if has_location or getattr(config, "positions", None) == "learned" else None
+    extrapolates = getattr(POSITIONS.get(getattr(config, "positions", "")), "extrapolates", True)
+    return config.max_len if has_location or not extrapolates else None

@@ -1,16 +1,19 @@
 """Parameters of a model without memory: their count from a config alone, and models without initial weights."""
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import RegardError
 from regard.models import FAMILIES, BertConfig, ModelConfig, TransformerConfig, ViTConfig, family_name
+from regard.ranges import definition, format_value
 
 
 class SkipInitialization(TorchFunctionMode):
@@ -58,6 +61,72 @@ def shapes_only(config: Any) -> Iterator[None]:
             stack.enter_context(torch.device("meta"))  # for buffers too; it imports torch._dynamo
         stack.enter_context(SkipInitialization())
         yield
+
+
+def find_change(model: nn.Module) -> str:
+    """How a model differs from a new one of its config, apart from the values of its parameters; "" if it does not.
+
+    >>> from regard.models import GPT, GPTConfig
+    >>> model = GPT(GPTConfig(width=8, heads=2, feedforward=8, vocab=5))
+    >>> find_change(model)
+    ''
+    >>> model.blocks[1].attention.score = torch.nn.Identity()
+    >>> find_change(model)
+    'blocks.1.attention.score is Identity instead of ScaledDot'
+    """
+    config: Any = model.config
+    with SkipInitialization():
+        new = FAMILIES[family_name(config)].model(config)
+    modules, expected = (dict(one.named_modules(remove_duplicate=False)) for one in (model, new))
+    for path in expected | modules:
+        name = path or "the model"
+        if path not in expected or path not in modules:
+            return f"{name} is {'missing' if path in expected else 'an additional module'}"
+        module, other = modules[path], expected[path]
+        if definition(type(module)) != definition(type(other)):
+            return f"{name} is {type(module).__name__} instead of {type(other).__name__}"
+        settings, defaults = _settings(module), _settings(other)
+        for key in defaults | settings:
+            if key not in settings or key not in defaults or not _is_same(settings[key], defaults[key]):
+                value, default = (format_value(one[key]) if key in one else "missing" for one in (settings, defaults))
+                return f"{name} has {key} = {value} instead of {default}"
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"{name} has a hook, which may change its output"
+    shapes, expected_shapes = ({name: p.shape for name, p in one.named_parameters()} for one in (model, new))
+    for name in expected_shapes | shapes:  # of tied parameters only the first
+        if shapes.get(name) != expected_shapes.get(name):
+            shape, expected_shape = (list(one.get(name, ())) or "tied or missing" for one in (shapes, expected_shapes))
+            return f"the parameter {name} is {shape} instead of {expected_shape}"
+    return ""
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """The public attributes and buffers of a module; attributes that begin with an underscore are caches."""
+    attributes = {
+        name: value for name, value in vars(module).items() if not name.startswith("_") and name != "training"
+    }
+    return attributes | dict(module.named_buffers(recurse=False))
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether a setting of a module is the same as another: equal, or built in the same way."""
+    if value is other:
+        return True
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return value.shape == other.shape and (other.is_meta or torch.equal(value.cpu().to(other.dtype), other))
+    if isinstance(value, type) or inspect.isroutine(value):
+        return hasattr(other, "__qualname__") and definition(value) == definition(other)
+    if definition(type(value)) != definition(type(other)):
+        return False
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    if isinstance(value, nn.Module):
+        return True  # compared at its own path
+    if isinstance(value, functools.partial):
+        return _is_same([value.func, value.args, value.keywords], [other.func, other.args, other.keywords])
+    if type(value).__eq__ is object.__eq__:
+        return _is_same([*vars(value).items()], [*vars(other).items()])
+    return bool(value == other)
 
 
 class ParameterCount(NamedTuple):
@@ -113,6 +182,8 @@ def _count(config: Any) -> ParameterCount:
         with shapes_only(config):
             parameters = list(FAMILIES[family_name(config)].model(config).parameters())
     except (RuntimeError, OverflowError, MemoryError, TypeError) as error:
+        if isinstance(error, TypeError) and "verflow" not in str(error):
+            raise  # an error in a custom component
         # A tensor whose size in bytes does not fit into 64 bits.
         raise RegardError(
             f"A model of these sizes is too large to be built ({str(error).splitlines()[0]}).",

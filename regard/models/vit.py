@@ -386,13 +386,20 @@ class ViT(nn.Module):
         features = self.features(images)
         return self.masks(features, images) if self.config.head == "segment" else self.logits(features)
 
-    def masked_loss(self, images: Float[Tensor, "B C H W"], mask_ratio: float = 0.75) -> Float[Tensor, ""]:
+    def masked_loss(
+        self, images: Float[Tensor, "B C H W"], mask_ratio: float = 0.75, noise: Float[Tensor, "B S"] | None = None
+    ) -> Float[Tensor, ""]:
         """Mean squared error of the reconstructed patches (MAE)."""
-        predicted, target, _ = self.reconstruct(images, mask_ratio)
+        predicted, target, _ = self.reconstruct(images, mask_ratio, noise)
         return (predicted.float() - target).square().mean()
 
-    def reconstruct(self, images: Float[Tensor, "B C H W"], mask_ratio: float = 0.75) -> Reconstruction:
-        """Mask random patches of each image and predict them; only the visible patches are encoded."""
+    def reconstruct(
+        self, images: Float[Tensor, "B C H W"], mask_ratio: float = 0.75, noise: Float[Tensor, "B S"] | None = None
+    ) -> Reconstruction:
+        """Mask random patches of each image and predict them; only the visible patches are encoded.
+
+        The patches with the largest `noise` are masked, random numbers by default.
+        """
         if self.painter is None or self.output is None:
             raise RegardError(
                 f"A model with the head {self.config.head} does not reconstruct patches.", "Set model.head to pixels."
@@ -407,7 +414,8 @@ class ViT(nn.Module):
                 f"A mask ratio of {mask_ratio} leaves {visible_count} of {count} patches visible.",
                 "Choose a ratio that leaves some patches visible and masks some.",
             )
-        order = torch.rand(len(images), count, device=images.device).argsort(dim=1)
+        noise = torch.rand(len(images), count, device=images.device) if noise is None else noise
+        order = noise.argsort(dim=1)
         visible, masked = order[:, :visible_count], order[:, visible_count:]
         pixels = self.embedding.normalize(images)
         x, offsets, rotary = self.embedding.embed_visible(pixels, visible)

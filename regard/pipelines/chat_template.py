@@ -11,8 +11,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from regard.errors import RegardError
-from regard.optional_packages import require_package
+from regard.errors import RegardError, require_package
 
 Messages = Sequence[Mapping[str, Any]]
 """messages of a conversation, each with `role` (system, user or assistant) and `content`"""

@@ -33,7 +33,7 @@ PixelArrays = UInt8[np.ndarray, "M H W C"] | list[UInt8[np.ndarray, "_ _ C"]]
 Size = tuple[int, int]
 
 
-@dataclass
+@dataclass(repr=False)
 class ImageModel(Pipeline):
     """A Vision Transformer that classifies or segments images.
 
@@ -46,6 +46,9 @@ class ImageModel(Pipeline):
     training: dict[str, Any] = field(default_factory=dict)
     resizing: Resizing | None = None
     """resizing of an imported model; None: images are scaled and center-cropped to the training size"""
+
+    def _describe_input(self) -> str:
+        return f"images of {self.size[0]} × {self.size[1]} pixels, {len(self.labels)} labels"
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
+from regard.models import family_name
 from regard.models.lengths import length_limit
 from regard.pipelines.large_files.resumable_file import AllowedChange
 
@@ -43,6 +44,23 @@ class Pipeline(_Stored):
     def device(self) -> torch.device:
         """The device of the model."""
         return next(self.model.parameters()).device
+
+    def __repr__(self) -> str:
+        """The model, its input, and its training: one line each."""
+        config = self.model.config
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        sizes = f"width {config.width}" + (f", {count:,} parameters" if count else "")
+        lines = [f"{type(self).__name__}: {family_name(config)} of {sizes}, on {self.device}"]
+        lines += [f"  input: {self._describe_input()}"]
+        facts = [f"step {self.training['step']}"] if "step" in self.training else []
+        scores = self.training.get("validation")
+        if isinstance(scores, dict):
+            facts += [f"{name} {value:.4g}" for name, value in scores.items() if isinstance(value, float)]
+        return "\n".join([*lines, *([f"  training: {', '.join(facts)}"] if facts else [])])
+
+    def _describe_input(self) -> str:
+        distinct = self.tokenizers[: 1 if self.tokenizers[0] is self.tokenizers[-1] else 2]
+        return ", ".join(f"{tokenizer.kind} tokenizer of {tokenizer.vocab_size:,} entries" for tokenizer in distinct)
 
     def fingerprint(self) -> str:
         """A hash of the weights, config and tokenizers."""

@@ -44,7 +44,7 @@ logger = logging.getLogger("regard")
 BATCH_TOKENS = 8192
 
 
-@dataclass
+@dataclass(repr=False)
 class TextEncoder(TextPipeline):
     """A text encoder (BERT) with its tokenizer.
 

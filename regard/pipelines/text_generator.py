@@ -37,8 +37,8 @@ class Continuation:
 
     text: str
     score: float
-    hypothesis: Hypothesis
-    history: SearchHistory | None = None
+    hypothesis: Hypothesis = field(repr=False)
+    history: SearchHistory | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TokenScores(NamedTuple):
     top_logprobs: Tensor
 
 
-@dataclass
+@dataclass(repr=False)
 class TextGenerator(TextPipeline):
     """A language model (GPT) with its tokenizer.
 

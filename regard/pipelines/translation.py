@@ -1,7 +1,7 @@
 """Translations of lines, and their text format."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from regard.data.text.sentence_splitter import join_sentences
@@ -17,8 +17,8 @@ class Translation:
 
     text: str
     score: float
-    hypothesis: Hypothesis
-    history: SearchHistory | None = None
+    hypothesis: Hypothesis = field(repr=False)
+    history: SearchHistory | None = field(default=None, repr=False)
 
 
 def format_translations(

@@ -46,7 +46,7 @@ TOKENS_PER_SOURCE_TOKEN = 50
 FREQUENT_TOKENS = 100
 
 
-@dataclass
+@dataclass(repr=False)
 class Translator(TextPipeline):
     """A translation model with its tokenizers.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.optional_packages import require_package
+from regard.errors import require_package
 from regard.serve.authentication import check_exposure, read_tokens
 
 

@@ -1,51 +1,109 @@
 """One-call training: `regard.train`, which the command `regard train` shares."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from regard.config_reader import read_toml
-from regard.data.phrasebook import PHRASEBOOK
 from regard.errors import RegardError
 from regard.interop.export_targets import ExportTarget
-from regard.pipelines import read_config
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
+from regard.pipelines.folder.model_folder import AnyPipeline
 from regard.recipes import find_recipe
-from regard.training.datasets import Dataset
-from regard.training.fine_tuning import fine_tuning_recipe
+from regard.training.datasets import Dataset, find_rows, write_rows
+from regard.training.fine_tuning import StartFrom, fine_tuning_recipe, origin_config, origin_name
 from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
 from regard.training.recipe_run import run_recipe
 from regard.training.run.run_folder import check_run_folder, read_stored_recipe
-from regard.training.run.run_setup import check_tensor_parallel
 from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
 from regard.training.shards.sharded_dataset import ShardedDataset, shards_task
 from regard.training.tasks import check_recipe, read_dataset, restrict_recipe, suggest_recipe
 
-Files = str | Path | Sequence[str | Path]
+Data = str | Path | Sequence[str | Path] | Iterable[Any]
+ROWS = "<rows>"
+"""the name of data that were passed as rows, in recipes"""
+# Fields of rows that are tuples; of other tasks, a row is a text.
+_FIELDS = {"translate": ("source", "target"), "text2text": ("source", "target"), "classify": ("text", "label")}
 
 
+@overload
 def train(
-    data: Files | None = None,
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: Literal["translate", "text2text"] = "translate",
+    recipe: None = None,
+    dry_run: Literal[False] = False,
+    **options: Any,
+) -> Translator: ...
+@overload
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: Literal["language"],
+    dry_run: Literal[False] = False,
+    **options: Any,
+) -> TextGenerator: ...
+@overload
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: Literal["mask", "classify", "answer", "tag"],
+    dry_run: Literal[False] = False,
+    **options: Any,
+) -> TextEncoder: ...
+@overload
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: Literal["classify-images", "segment", "mask-images"],
+    dry_run: Literal[False] = False,
+    **options: Any,
+) -> ImageModel: ...
+@overload
+def train(
+    data: Data | None = None,
     out: str | Path = "model",
     *,
     task: str | None = None,
     recipe: str | Path | Recipe | None = None,
-    start_from: str | Path | None = None,
+    start_from: StartFrom | None = None,
     export_for: ExportTarget | None = None,
     quiet: bool = False,
     dry_run: bool = False,
     **overrides: Any,
-) -> Any:
-    """Train a model on files; whatever is not specified is chosen from the data.
+) -> AnyPipeline | None: ...
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: str | None = None,
+    recipe: str | Path | Recipe | None = None,
+    start_from: StartFrom | None = None,
+    export_for: ExportTarget | None = None,
+    quiet: bool = False,
+    dry_run: bool = False,
+    **overrides: Any,
+) -> AnyPipeline | None:
+    """Train a model on files or rows; whatever is not specified is chosen from the data.
 
     `data` names one or more files ("phrasebook": the built-in data) or a folder of token shards (see
-    `regard.prepare`), and `out` the model folder to write. `task` is "translate" unless the recipe or the shards name
+    `regard.prepare`), or is an iterable of rows: pairs, dictionaries with the fields of a JSONL file, or a data frame.
+    `out` is the model folder to write. `task` is "translate" unless the recipe or the shards name
     another one. `recipe` is a Recipe, the path of a TOML file or the name of a packaged recipe. Further keyword
-    arguments override keys of the recipe: sections as dictionaries
-    (`train={"steps": 3000}`), or single keys (`steps=3000`). `start_from` is a model folder to fine-tune; `export_for`
-    restricts the model to a form that this export target supports.
+    arguments override keys of the recipe: sections as dictionaries or config objects (`train={"steps": 3000}`), or
+    single keys (`steps=3000`). `start_from` is a model to fine-tune: its folder, or what `regard.load` returns;
+    `export_for` restricts the model to a form that this export target supports.
 
-    An interrupted run is resumed by the same call. With `dry_run` the plan is printed and nothing is trained. Returns
+    An interrupted run is resumed by the same call. Random numbers, default types and gradient modes of PyTorch are
+    those of the run while it trains, and afterwards those of the caller; in several threads, one training waits for
+    the other. With `dry_run` the plan is printed and nothing is trained. Returns
     the pipeline that `regard.load(out)` returns; in a script that torchrun started, only on rank 0.
 
     >>> translator = train("pairs.tsv", out="model", steps=3000)  # doctest: +SKIP
@@ -53,23 +111,37 @@ def train(
     'Le chat a chassé la souris.'
     """
     if torchrun_rank():  # rank 0 reads the data, prints and writes
-        return None if dry_run else run_torchrun_rank()
+        if not dry_run:
+            run_torchrun_rank()
+        return None
     if isinstance(recipe, Recipe):
         table, origin = recipe_to_dict(recipe), "the recipe"
     else:
         table, origin = (read_toml(find_recipe(str(recipe))), str(recipe)) if recipe is not None else ({}, "the recipe")
     if task is not None:
         table["task"] = task
-    files: list[str] | None = None
-    if data is not None:
-        files = [str(file) for file in ([data] if isinstance(data, str | Path) else data)]
-    table = add_shards_task(table, files)
-    nested = nest_overrides(overrides, recipe_from_dict(table, origin=origin))
-    if files is not None:
-        nested["data"] = {**nested.get("data", {}), "files": files}
-    complete, dataset = resolve_recipe(
-        table, nested, out, origin=origin, start_from=start_from, export_for=export_for, quiet=quiet, dry_run=dry_run
-    )
+    rows, files = find_rows(data), None
+    with ExitStack() as stack:
+        if rows is not None:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "rows.jsonl")
+            given = overrides.get("columns") or overrides.get("data", {}).get("columns")
+            write_rows(rows, file, given or _FIELDS.get(table.get("task", "translate"), ("text",)))
+            files = [str(file)]
+        elif data is not None:
+            files = [str(file) for file in ([data] if isinstance(data, str | Path) else data)]
+        table = add_shards_task(table, files)
+        nested = nest_overrides(overrides, recipe_from_dict(table, origin=origin))
+        if files is not None:
+            nested["data"] = {**nested.get("data", {}), "files": files}
+        options: Any = dict(start_from=start_from, export_for=export_for, quiet=quiet, dry_run=dry_run)
+        try:
+            complete, dataset = resolve_recipe(table, nested, out, origin=origin, **options)
+        except RegardError as error:
+            if rows is None:
+                raise
+            raise RegardError(error.message.replace(str(file), "data"), error.hint) from None
+    if rows is not None:
+        complete = dataclasses.replace(complete, data=dataclasses.replace(complete.data, files=(ROWS,)))
     return run_recipe(complete, out, start_from=start_from, dataset=dataset, quiet=quiet, dry_run=dry_run)
 
 
@@ -95,7 +167,7 @@ def resolve_recipe(
     *,
     origin: str = "the recipe",
     overrides_origin: str = "regard.train",
-    start_from: str | Path | None = None,
+    start_from: StartFrom | None = None,
     export_for: ExportTarget | None = None,
     quiet: bool = False,
     dry_run: bool = False,
@@ -112,21 +184,17 @@ def resolve_recipe(
         chosen["model"] = {"family": overrides["model"]["family"]}
     plain = recipe_from_dict(chosen, plain, overrides_origin)
     plain = recipe_from_dict(overrides, plain, overrides_origin)
-    data = plain.data
-    check_tensor_parallel(plain, given={**table.get("model", {}), **overrides.get("model", {})})
-    pass_data = f"Pass {key_name('data.files')}."
+    data, origin_model = plain.data, origin_name(start_from)
     if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
-        raise RegardError("No training data is given.", pass_data)
-    if data.files == (PHRASEBOOK,) and plain.task != "translate":
-        raise RegardError(f"The phrasebook does not support the task {plain.task}.", pass_data)
+        raise RegardError("No training data is given.", f"Pass {key_name('data.files')}.")
     if export_for and start_from:
         raise RegardError(
-            f"The model to fine-tune, {start_from}, cannot be restricted to a form for {export_for}.",
+            f"The model to fine-tune, {origin_model}, cannot be restricted to a form for {export_for}.",
             f"Leave out {key_name('for')}.",
         )
     if not dry_run:
         # before reading the data, which may take long
-        check_run_folder(Path(out), [*data.files, *data.validation, start_from])
+        check_run_folder(Path(out), [*data.files, *data.validation, origin_model])
     dataset = read_dataset(plain.task, resolve_cache_folder(data, out), quiet=quiet)
     # A resumed run keeps its recipe, apart from what is overridden.
     stored = read_stored_recipe(out)
@@ -162,19 +230,20 @@ def _refuse_other_tokenizer(recipe: Recipe, dataset: ShardedDataset, key_name: C
 
 
 def _refuse_ignored(
-    overrides: Mapping[str, Any], recipe: Recipe, start_from: str | Path, key_name: Callable[[str], str]
+    overrides: Mapping[str, Any], recipe: Recipe, start_from: StartFrom, key_name: Callable[[str], str]
 ) -> None:
     """Raise an error for overrides that contradict the model to fine-tune."""
+    origin = origin_name(start_from)
     for name in overrides.get("tokenizer", {}):
         if name != "dropout":  # used only during training
             raise RegardError(
-                f"Fine-tuning uses the tokenizers of {start_from}.", f"Leave out {key_name(f'tokenizer.{name}')}."
+                f"Fine-tuning uses the tokenizers of {origin}.", f"Leave out {key_name(f'tokenizer.{name}')}."
             )
-    model = fine_tuning_recipe(recipe, read_config(Path(start_from))[0], start_from).model
+    model = fine_tuning_recipe(recipe, origin_config(start_from), origin).model
     for name, value in overrides.get("model", {}).items():
         current = getattr(model, name, value)
         if current != value:
             raise RegardError(
-                f"Fine-tuning uses the model of {start_from}, whose {name} is {current} (got {value}).",
+                f"Fine-tuning uses the model of {origin}, whose {name} is {current} (got {value}).",
                 f"Leave out {key_name(f'model.{name}')}.",
             )

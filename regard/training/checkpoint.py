@@ -13,7 +13,6 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.pipelines.folder.migration import migrate_names
 from regard.training.optim.local_shards import LocalShard, local_tensors, shard_like, sharded_weight
 
 STEPS = "steps"
@@ -49,7 +48,7 @@ class Checkpoint:
     @staticmethod
     def load(path: Path) -> "Checkpoint":
         with _open(path) as file:
-            tensors = migrate_names({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return Checkpoint(tensors, _facts(file))
 
 
@@ -113,7 +112,7 @@ def restore_state(
         )
         if mismatched:
             raise make_error(f"{len(mismatched)} of its tensors do not match, for example {mismatched[0]}")
-    # The optimizer numbers parameters group by group, and an earlier version may have grouped them differently.
+    # The optimizer numbers parameters group by group.
     parameters = _optimizer_parameters(optimizer)
     for name, tensor in parts["optimizer"].items():
         number, _, key = name.partition(".")

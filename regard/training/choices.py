@@ -22,7 +22,7 @@ _REASONS: dict[str, str] = {
     "activation": "as in T5 1.1",
     "bias": "as in T5 1.1",
     "gpt.activation": "as in Qwen3, so that transformers can run the model",
-    "transformer.positions": "0.9 to 1.4 BLEU better than sinusoidal on small corpora; extrapolate beyond max_len",
+    "transformer.positions": "0.9 to 1.0 BLEU better than sinusoidal on small corpora; extrapolate beyond max_len",
     "text2text.positions": "as in T5 1.1; extrapolate beyond max_len",
     "vit.positions": "work for any image size without interpolating a table",
     **dict.fromkeys(("channels", "mean", "std"), _IMAGES),

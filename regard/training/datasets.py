@@ -1,17 +1,21 @@
 """Datasets: training examples and a validation split."""
 
 import hashlib
-from collections.abc import Callable, Sequence, Sized
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Int
 
 from regard.data import ImageSet, RaggedImages, Tokenizer, clean, read_pairs, split_validation
-from regard.data.phrasebook import PHRASEBOOK, phrasebook_pairs
 from regard.data.text.cleaning import CleaningCounts
+from regard.data.text.readers import built_in_part, stream_pairs
 from regard.errors import RegardError
+from regard.ranges import format_value
 from regard.training.recipe import DataConfig
 
 Example = TypeVar("Example")
@@ -132,6 +136,42 @@ def digest(split: Any) -> str:
     return result.hexdigest()
 
 
+def find_rows(data: Any) -> Iterable[Any] | None:
+    """The rows of a data frame, or of an iterable of rows such as pairs or dictionaries; None for names of files.
+
+    >>> find_rows(["a.tsv", "b.tsv"]), list(find_rows(pair for pair in [("a", "b")]))
+    (None, [('a', 'b')])
+    """
+    if isinstance(data, str | Path | None):
+        return None
+    if hasattr(data, "columns"):
+        return data.to_dicts() if hasattr(data, "to_dicts") else data.to_dict("records")  # Polars, pandas
+    if isinstance(data, dict | bytes) or not isinstance(data, Iterable):
+        raise RegardError(
+            f"data must be files or rows (got {format_value(data)}).",
+            'Pass the name of a file, a list of them, or rows such as [("the cat", "le chat"), …].',
+        )
+    # A list of texts cannot be told from a list of files; files are meant.
+    is_files = isinstance(data, list | tuple) and all(isinstance(file, str | Path) for file in data)
+    return None if is_files else data
+
+
+def write_rows(rows: Iterable[Any], file: Path, columns: Sequence[str]) -> None:
+    """Write rows as a JSONL file: dictionaries, or tuples (or a text) whose fields are `columns`."""
+    with file.open("w", encoding="utf-8") as stream:
+        for number, row in enumerate(rows, 1):
+            values = (row,) if isinstance(row, str) else row
+            if not isinstance(row, Mapping):
+                if not isinstance(values, tuple | list) or len(values) != len(columns):
+                    raise RegardError(
+                        f"Row {number} of the data must be ({', '.join(columns)}) or a dictionary "
+                        f"(got {format_value(row)}).",
+                        "Pass such rows, or name their fields with columns=….",
+                    )
+                values = dict(zip(columns, values))
+            stream.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")
+
+
 def split_dataset(
     examples: Sequence[Example], validation: Sequence[Example], unit: str, key: Callable[[Example], Any]
 ) -> Dataset[Sequence[Example]]:
@@ -147,6 +187,20 @@ def split_dataset(
     return Dataset(examples, validation, unit)
 
 
+def keep_known_names(dataset: Dataset[Any], names: Callable[[Any], Iterable[str]]) -> Dataset[Any]:
+    """Move validation examples with a label (or tag) that no training example has to the training examples.
+
+    >>> keep_known_names(Dataset(["a", "b"], ["b", "c"], "texts"), list)
+    Dataset(training=['a', 'b', 'c'], validation=['b'], unit='texts', detail='', dropped='')
+    """
+    known = {name for example in dataset.training for name in names(example)}
+    validation = [example for example in dataset.validation if known.issuperset(names(example))]
+    if not validation:
+        raise too_few_examples(dataset.unit)
+    rare = [example for example in dataset.validation if not known.issuperset(names(example))]
+    return Dataset([*dataset.training, *rare], validation, dataset.unit)
+
+
 def too_few_examples(unit: str) -> RegardError:
     """The error for data that are too small for a validation split."""
     return RegardError(f"Too few {unit} for a validation split.", "Add more data, or pass --validation files.")
@@ -155,12 +209,9 @@ def too_few_examples(unit: str) -> RegardError:
 def read_pair_dataset(config: DataConfig) -> Dataset[Pairs]:
     """Read and clean sentence pairs; without validation files, split them.
 
-    >>> len(read_pair_dataset(DataConfig(phrasebook_size=100)).training)
+    >>> len(read_pair_dataset(DataConfig(limit=100)).training)
     100
     """
-    if config.files == (PHRASEBOOK,):
-        training = [(pair.source, pair.target) for pair in phrasebook_pairs("train", config.phrasebook_size)]
-        return Dataset(training, [(pair.source, pair.target) for pair in phrasebook_pairs("val", 500)])
     training, validation, counts = read_pair_splits(config, config.files, config.validation)
     return Dataset(training, validation, dropped=counts.reasons)
 
@@ -169,11 +220,12 @@ def read_pair_splits(
     config: DataConfig, files: Sequence[str], validation: Sequence[str]
 ) -> tuple[Pairs, Pairs, CleaningCounts]:
     """Training pairs, validation pairs, and the counts of dropped pairs."""
-    pairs, counts = clean(read_pairs(files, config.columns), config.max_ratio)
+    pairs, counts = clean(islice(stream_pairs(files, config.columns), config.limit or None), config.max_ratio)
     if not pairs:
         raise RegardError(
             f"{' '.join(files)}: no pair is left after cleaning.", f"Check the files; dropped: {counts.reasons}."
         )
+    validation = validation or built_in_part(files, "validation")
     if not validation:
         # Independent of the seed, so that runs with different seeds are comparable and can be ensembled.
         return *split_validation(pairs, seed=0), counts

@@ -1,6 +1,7 @@
 """Fine-tuning: the config and the initial weights that a new model inherits from a trained one."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,9 +10,13 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.layers.patches import patch_coordinates
 from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_name
+from regard.pipelines import Pipeline, read_config
+from regard.ranges import format_value
 from regard.training.recipe import Recipe
 from regard.training.registry import families_for
 
+StartFrom = str | Path | Pipeline
+"""the model to fine-tune: its folder, or a pipeline"""
 # Prefixes of parameters that may differ from those of the model to fine-tune: task heads.
 HEAD_PARAMETERS = (
     "output.",
@@ -27,6 +32,27 @@ HEAD_PARAMETERS = (
 # weights, and those of a head that it does not have yet.
 _ADJUSTABLE_FIELDS = ("dropout", "drop_path")
 _HEAD_FIELDS = {"segment": ("segmenter", "segmenter_layers"), "pixels": ("decoder_width", "decoder_layers")}
+
+
+def origin_name(start_from: StartFrom | None) -> str | None:
+    """The folder of the model to fine-tune, for messages and training.json.
+
+    >>> origin_name("models/encoder"), origin_name(None)
+    ('models/encoder', None)
+    """
+    if start_from is None or isinstance(start_from, str | Path):
+        return None if start_from is None else str(start_from)
+    if not isinstance(start_from, Pipeline) or len(getattr(start_from, "models", [start_from.model])) > 1:
+        raise RegardError(
+            f"start_from must be a model folder, or a model that regard.load returns (got {format_value(start_from)}).",
+            "Pass one model.",
+        )
+    return str(min(start_from.folders, default="a model in memory"))
+
+
+def origin_config(start_from: StartFrom) -> Any:
+    """The model config of the model to fine-tune."""
+    return start_from.model.config if isinstance(start_from, Pipeline) else read_config(Path(start_from))[0]
 
 
 def fine_tuning_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:

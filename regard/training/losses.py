@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.data.batching.pair_batches import IGNORE_INDEX
-from regard.kernels.cuda import cross_entropy_cuda
+from regard.kernels.derivatives import once_differentiable
+from regard.kernels.triton import cross_entropy
 
 
 class LossParts(NamedTuple):
@@ -61,8 +62,8 @@ class _TokenLoss(torch.autograd.Function):
         dtype = features.dtype
         if torch.is_autocast_enabled(features.device.type):
             dtype = torch.get_autocast_dtype(features.device.type)
-        fused = partial(cross_entropy_cuda.cross_entropy, ignore_index=IGNORE_INDEX)
-        compute = fused if cross_entropy_cuda.supports(features) else _loss_and_grads
+        fused = partial(cross_entropy.cross_entropy, ignore_index=IGNORE_INDEX)
+        compute = fused if cross_entropy.supports(features) else _loss_and_grads
         if logit_cap:
             compute = partial(_capped_loss_and_grads, logit_cap=logit_cap)
         loss, nll, weight_grad, bias_grad, feature_grads = compute(
@@ -75,6 +76,7 @@ class _TokenLoss(torch.autograd.Function):
         return loss, nll, tokens
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, scale, _nll, _tokens):
         weight_grad, bias_grad, *feature_grads = ctx.saved_tensors
         first, second = (feature_grads[0] * scale, feature_grads[1] * scale if ctx.has_second_pass else None)

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 
 from regard.config_reader import check_keys, fill_config
 from regard.data.images.augmentation import AugmentConfig
-from regard.data.phrasebook import PHRASEBOOK
+from regard.data.text.readers import PHRASEBOOK
 from regard.errors import RegardError, did_you_mean
 from regard.models import FAMILIES, ModelConfig, TransformerConfig, family_name
-from regard.pipelines.folder.migration import migrate_recipe
 from regard.ranges import (
     Count,
     Fraction,
@@ -24,6 +23,7 @@ from regard.ranges import (
     Seed,
     check_ranges,
     check_value,
+    format_value,
 )
 from regard.training.optim.optimizers import OptimizerName
 from regard.training.optim.schedules import ScheduleName, parse_duration
@@ -40,11 +40,14 @@ class DataConfig:
     files: tuple[str, ...] = (PHRASEBOOK,)
     """two parallel files, or TSV, CSV, JSONL or Parquet files; plain, .gz, .xz, .bz2 or .zst; "-": standard input;
     "hf:NAME:SPLIT": a dataset of the Hugging Face hub; a folder of token shards (regard prepare); "phrasebook":
-    built-in data. Images: a folder, a table (.csv), .npz or idx files"""
+    built-in sentence pairs. Images: a folder, a table (.csv), .npz or idx files"""
     validation: tuple[str, ...] = ()
     """validation files; without them, a part of the training data"""
+    limit: Natural = 0
+    """number of training examples to read, the first ones (of each file of text2text, of each language pair); 0: all"""
     columns: tuple[str, ...] = ()
-    """columns of source and target, or of text and label: header names, JSONL fields, or numbers from 1"""
+    """columns of source and target, of text and label, or of word and tag: header names, JSONL fields, or numbers
+    from 1"""
     languages: tuple[str, ...] = ()
     """codes of the source and target languages (en fr), stored in the model folder for exports and servers; for one
     model of several language pairs, the pair of each file (en-de en-fr)"""
@@ -56,8 +59,6 @@ class DataConfig:
     max_ratio: Annotated[float, Range(low=1)] = 9.0
     """maximum ratio of the lengths of both sides, in characters; pairs beyond it (by more than 20 characters) are
     dropped"""
-    phrasebook_size: Annotated[int, Range(low=2, high=10_000_000)] = 40_000
-    """number of phrasebook pairs"""
     prefixes: tuple[str, ...] = ()
     """text2text: prefix of the sources of each file, which names the task to the model"""
     weights: tuple[Positive, ...] = ()
@@ -154,9 +155,6 @@ class TrainConfig:
     sharding: Literal["none", "fsdp"] = "none"
     """several processes: none: each holds the whole model (DDP); fsdp: they divide weights, gradients and optimizer
     state among them (FSDP2)"""
-    tensor_parallel: Annotated[int, Range(low=1, high=1024)] = 1
-    """ranks among which the heads and hidden units of every layer are divided (tensor parallelism); it must divide the
-    number of ranks"""
     compile: bool = False
     deterministic: bool = False
     """bit-exact reproducibility on a GPU, slightly slower"""
@@ -215,7 +213,7 @@ def recipe_from_dict(table: Mapping[str, Any], base: Recipe | None = None, origi
     >>> recipe_from_dict({"train": {"steps": 10}}).train.steps
     10
     """
-    base, table = base or Recipe(), migrate_recipe(table)
+    base = base or Recipe()
     check_keys(table, ["task", *SECTIONS], origin)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), Mapping):
@@ -257,7 +255,7 @@ def nest_overrides(overrides: Mapping[str, Any], recipe: Recipe) -> dict[str, An
     Traceback (most recent call last):
     regard.errors.RegardError: dropout is a key of tokenizer and model. Write for example model={"dropout": …}.
     """
-    tables = {key: value for key, value in overrides.items() if key in ("task", *SECTIONS)}
+    tables = {key: _as_table(key, value) for key, value in overrides.items() if key in ("task", *SECTIONS)}
     family = overrides.get("family", dict(tables.get("model", {})).get("family"))
     if "task" in tables and family is None and tables["task"] in TASKS:
         family = families_for(tables["task"])[0]
@@ -286,6 +284,25 @@ def nest_overrides(overrides: Mapping[str, Any], recipe: Recipe) -> dict[str, An
     return tables
 
 
+def _as_table(name: str, value: Any) -> Any:
+    """The keys of a section that is given as a dictionary or a config object."""
+    if name == "task" or isinstance(value, Mapping):
+        return value
+    kinds = [family.config for family in FAMILIES.values()] if name == "model" else [type(getattr(Recipe(), name))]
+    if isinstance(value, tuple(kinds)):
+        return _section_to_dict(value)
+    raise RegardError(
+        f"{name} must be a table of keys (got {format_value(value)}).", f'Write for example {name}={{"key": value}}.'
+    )
+
+
+def _section_to_dict(config: Any) -> dict[str, Any]:
+    """A section of a recipe as a table; a model with its family, and without what is derived from the data."""
+    table = {key: value for key, value in dataclasses.asdict(config).items() if key not in DERIVED}
+    is_model = any(type(config) is family.config for family in FAMILIES.values())
+    return {"family": family_name(config), **table} if is_model else table
+
+
 def resolve_cache_folder(data: DataConfig, out: str | Path) -> DataConfig:
     """Set the folder for decoded images, if it is not set: regard-cache next to the model folder.
 
@@ -301,8 +318,4 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     >>> recipe_from_dict(recipe_to_dict(Recipe())) == Recipe()
     True
     """
-    table = dataclasses.asdict(recipe)
-    table["model"] = {"family": family_name(recipe.model)} | {
-        key: value for key, value in table["model"].items() if key not in DERIVED
-    }
-    return table
+    return {"task": recipe.task, **{name: _section_to_dict(getattr(recipe, name)) for name in SECTIONS}}

@@ -1,14 +1,16 @@
 """A run of a recipe: data, tokenizers and workers around the training loop of `trainer.py`."""
 
+import copy
+import dataclasses
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
-from regard.pipelines import load, write_tokenizers
+from regard.pipelines import Pipeline, load, write_tokenizers
 from regard.training.datasets import Dataset, count_units
-from regard.training.fine_tuning import fine_tuning_recipe
+from regard.training.fine_tuning import StartFrom, fine_tuning_recipe, origin_name
 from regard.training.recipe import Recipe, resolve_cache_folder
 from regard.training.run.checkpoint_store import CheckpointStore
 from regard.training.run.run_folder import LOSSES, METRICS, check_run_folder, check_same_run, read_state
@@ -16,7 +18,6 @@ from regard.training.run.run_log import RunLog, plot_losses, read_metrics
 from regard.training.run.run_setup import (
     RunSpec,
     check_task_settings,
-    check_tensor_parallel,
     choose_tokenizers,
     configured_machine,
     count_ranks,
@@ -37,7 +38,7 @@ def run_recipe(
     recipe: Recipe,
     out: str | Path,
     *,
-    start_from: str | Path | None = None,
+    start_from: StartFrom | None = None,
     dataset: Dataset[Any] | None = None,
     quiet: bool = False,
     dry_run: bool = False,
@@ -45,7 +46,7 @@ def run_recipe(
     """Train a model, write it to the folder `out`, and return the pipeline that `load(out)` opens.
 
     An interrupted run in `out` is resumed; a finished one is extended if the recipe allows more steps. `start_from` is
-    a model folder to fine-tune: its weights, tokenizers and sizes are used. `dataset` replaces the recipe's files. With
+    a model to fine-tune: its weights, tokenizers and sizes are used. `dataset` replaces the recipe's files. With
     `dry_run` the plan is printed, nothing is trained or written, and None is returned.
 
     Under torchrun, rank 0 does all this, and the other ranks only train: for them, the result is None.
@@ -54,17 +55,28 @@ def run_recipe(
     """
     if torchrun_rank():
         return None if dry_run else run_torchrun_rank()
-    started, out, task = time.monotonic(), Path(out), TASKS[recipe.task]
+    with configured_machine(recipe.train):
+        return _run(recipe, Path(out), start_from, dataset, quiet, dry_run)
+
+
+def _run(
+    recipe: Recipe,
+    out: Path,
+    start_from: StartFrom | None,
+    dataset: Dataset[Any] | None,
+    quiet: bool,
+    dry_run: bool,
+) -> Any:
+    started, task, name = time.monotonic(), TASKS[recipe.task], origin_name(start_from)
     check_task_settings(recipe, task)
     if not dry_run:
-        check_run_folder(out, [*recipe.data.files, *recipe.data.validation, start_from])
-    origin = load(start_from, "cpu") if start_from is not None else None
+        check_run_folder(out, [*recipe.data.files, *recipe.data.validation, name])
+    origin = _open_origin(start_from) if start_from is not None else None
     if origin is not None:
-        recipe = fine_tuning_recipe(recipe, origin.model.config, start_from)
-    check_tensor_parallel(recipe)
+        recipe = fine_tuning_recipe(recipe, origin.model.config, name)
     dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
     check_model_size(recipe, task, dataset)
-    provenance = make_provenance(recipe, dataset, start_from)
+    provenance = make_provenance(recipe, dataset, name)
 
     with open_run_folder(out, dry_run) as folder:
         checkpoint = CheckpointStore(folder).find_intact(lambda line: print(f"regard: {line}", file=sys.stderr))
@@ -81,7 +93,7 @@ def run_recipe(
                 with join_torchrun() as workers:
                     workers.connect(None)
         else:
-            _run(recipe, folder, checkpoint, state, dataset, origin, provenance, started, quiet, dry_run)
+            _train(recipe, folder, checkpoint, state, dataset, origin, provenance, started, quiet, dry_run)
         if dry_run:
             return None
         try:
@@ -91,7 +103,17 @@ def run_recipe(
     return load(out, recipe.train.device)
 
 
-def _run(
+def _open_origin(start_from: StartFrom) -> Any:
+    """The pipeline of the model to fine-tune, on the CPU."""
+    if not isinstance(start_from, Pipeline):
+        return load(start_from, "cpu")
+    if start_from.device.type == "cpu":
+        return start_from
+    copied: Any = start_from
+    return dataclasses.replace(copied, model=copy.deepcopy(copied.model).cpu())
+
+
+def _train(
     recipe: Recipe,
     folder: Path,
     checkpoint: Path | None,
@@ -103,29 +125,28 @@ def _run(
     quiet: bool,
     dry_run: bool,
 ) -> None:
-    with configured_machine(recipe.train):
-        size = count_ranks(recipe, state)
-        recipe = resolve_precision(recipe, state.precision if state else None)
-        with Workers(size=size) if dry_run else start_workers(size) as workers:
-            # While the other workers start, rank 0 encodes the data and builds the model for all of them.
-            spec, resources = prepare_run(recipe, folder, checkpoint, dataset, origin, provenance)
-            step = state.step if state else 0
-            run_log = RunLog(
-                folder / METRICS,
-                recipe.train.steps,
-                step,
-                is_silent=quiet,
-                writes_files=not dry_run,
-                wandb_mode=recipe.train.wandb,
-                recipe=provenance["recipe"],
-            )
-            if not dry_run:
-                workers.connect(spec)
-            trainer = Trainer(spec, workers, run_log, started, resources)
-            if dry_run:
-                trainer.print_plan()
-            else:
-                trainer.run()
+    size = count_ranks(recipe, state)
+    recipe = resolve_precision(recipe, state.precision if state else None)
+    with Workers(size=size) if dry_run else start_workers(size) as workers:
+        # While the other workers start, rank 0 encodes the data and builds the model for all of them.
+        spec, resources = prepare_run(recipe, folder, checkpoint, dataset, origin, provenance)
+        step = state.step if state else 0
+        run_log = RunLog(
+            folder / METRICS,
+            recipe.train.steps,
+            step,
+            is_silent=quiet,
+            writes_files=not dry_run,
+            wandb_mode=recipe.train.wandb,
+            recipe=provenance["recipe"],
+        )
+        if not dry_run:
+            workers.connect(spec)
+        trainer = Trainer(spec, workers, run_log, started, resources)
+        if dry_run:
+            trainer.print_plan()
+        else:
+            trainer.run()
 
 
 def run_worker(spec: RunSpec, workers: Workers) -> None:

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from regard.errors import RegardError
-from regard.ranges import OneOf
+from regard.ranges import OneOf, register
 
 if TYPE_CHECKING:
     from regard.training.tasks.task import Task
@@ -15,13 +14,13 @@ TaskName = Annotated[str, OneOf(TASKS)]
 def register_task(name: str, task: "Task") -> None:
     """Add a task: recipes, `train` and `regard train --task` then accept it by name.
 
-    >>> register_task("translate", TASKS["translate"])
+    A task whose class has the same module and name replaces the earlier one.
+
+    >>> register_task("translate", TASKS["language"])
     Traceback (most recent call last):
-    regard.errors.RegardError: The task 'translate' is already registered. Choose another name.
+    regard.errors.RegardError: The task 'translate' is already registered, by ...TranslateTask. Choose another name.
     """
-    if name in TASKS:
-        raise RegardError(f"The task {name!r} is already registered.", "Choose another name.")
-    TASKS[name] = task
+    register(TASKS, "task", name, task, type)
 
 
 def families_for(task: str) -> tuple[str, ...]:

@@ -94,7 +94,6 @@ class Trainer:
         )
         self.model, self.ema_model = self.distributed.model, self.distributed.ema_model
         self.loss, self.is_sharded = self.distributed.loss, self.distributed.is_sharded
-        self.tensor_parallel = self.distributed.tensor_parallel
         self.shards = AsyncSaver(workers, self.store) if self.is_sharded else None
         if resources is not None:
             self.pipeline = replace(resources.pipeline, model=self.distributed.full)
@@ -173,7 +172,7 @@ class Trainer:
     def _make_update(self) -> Callable[[list[Batch]], LossParts]:
         """The function that updates the weights; on a GPU, captured as CUDA graphs."""
         is_single, is_muon = self.workers.update_group is None, self.config.optimizer == "muon"
-        is_eager = self.tensor_parallel is not None or (self.is_sharded and is_muon)
+        is_eager = self.is_sharded and is_muon
         if self.device.type != "cuda" or self.config.accumulate > 1 or is_eager:
             return self._apply_batches
         if is_single:
@@ -257,8 +256,6 @@ class Trainer:
             for total, value in zip(totals, self._backward(part, is_last=index == len(parts))):
                 total += value
         self.workers.sum(totals)
-        if self.tensor_parallel is not None:
-            self.tensor_parallel.sum_gradients(self.parameters)
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = scale_gradients(grads, totals[2], self.config.clip)
         result = mark_non_finite(LossParts(*totals), norm)
@@ -430,7 +427,7 @@ class Trainer:
             if self.is_rank_0:
                 self._report_batch(skipped)
             raise repeated_failure_error(self.spec.out, skipped.describe(float(self.guard.limit)), int(step))
-        self._restore(self.store.find(int(step)))
+        self._restore(self.store.path(int(step)))
         self.state = dataclasses.replace(
             self.state,
             epoch=failed.epoch,

@@ -63,7 +63,7 @@ class Comparison(NotebookDisplay):
         return one.head_weights(head) - other.head_weights(head)
 
     def save(self, path: str | Path, attention: str | None = None, head: int | None = None) -> None:
-        """Save a page (.html) with all attentions of all looks, or a plot (.png, .svg) of one attention in all looks.
+        """Save a page (.html) with all attentions of all looks, or a plot (.png, .svg, .pdf) of one attention in all.
 
         As .gif, the plot is an animation with one frame per look: the attention over the steps of a training run. The
         default attention is the alignment attention of the last look, averaged over heads.

@@ -34,7 +34,7 @@ from regard.viewer.rollout import (
 if TYPE_CHECKING:
     from regard.viewer.page.page_model import Precision
 
-PAGE_FORMAT, PLOT_FORMATS, ANIMATION_FORMAT = "html", ("png", "svg"), "gif"
+PAGE_FORMAT, PLOT_FORMATS, ANIMATION_FORMAT = "html", ("png", "svg", "pdf"), "gif"
 # Labels of a segmenter in one plot: those with the most pixels.
 MAX_LABELS = 11
 BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
@@ -48,7 +48,7 @@ def check_format(path: str | Path, animated: bool = False, image: Path | None = 
     file_format = Path(path).suffix.lower().removeprefix(".")
     if file_format not in (PAGE_FORMAT, *PLOT_FORMATS, *([ANIMATION_FORMAT] if animated else [])):
         only = "; an animation (.gif) needs a comparison (--steps)" if file_format == ANIMATION_FORMAT else ""
-        raise RegardError(f"{path}: pages are .html, plots are .png or .svg{only}.", "Change the file extension.")
+        raise RegardError(f"{path}: pages are .html, plots are .png, .svg or .pdf{only}.", "Change the file extension.")
     check_output_file(path, [image])
     return file_format
 
@@ -63,8 +63,8 @@ class PatchMap:
 
     name: str
     kind: str
-    rows: list[str]
-    columns: list[str]
+    rows: list[str] = field(repr=False)
+    columns: list[str] = field(repr=False)
     recorded: Recorded = field(repr=False)
 
     @property
@@ -75,6 +75,9 @@ class PatchMap:
     def weights(self) -> Float[np.ndarray, "H T S"]:
         """The exact weights, computed on first access."""
         return self.recorded.weights()[0].float().cpu().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, "H T S"]:
+        return np.array(self.weights, dtype, copy=copy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +101,13 @@ class ImageLook(ExplainedLook, NotebookDisplay):
     """name of the model in the page"""
     file: Path | None = None
     """file of the image, which `save` does not replace"""
+
+    @property
+    def model(self) -> ViT:
+        """The model; an error in a look that was pickled."""
+        if self.pipeline is None:
+            raise RegardError("This look was loaded from a pickle, which has no model.", "Call regard.look again.")
+        return self.run.model
 
     @property
     def label(self) -> str | None:
@@ -139,7 +149,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         index = self.label_index(label)
         if self._rollout.queries is not None:
             return self._rollout.patch_weights(query=index).cpu().numpy()
-        return attention_rollout(self.run.model, self.run.images, [index]).patch_weights().cpu().numpy()
+        return attention_rollout(self.model, self.run.images, [index]).patch_weights().cpu().numpy()
 
     def attribution(self, label: str | None = None, method: str = "gradient") -> PatchWeights:
         """Attribution of a label, by default the most likely one, to each patch.
@@ -163,7 +173,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
-        """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
+        """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg, .pdf) of one attention.
 
         The plot shows the image and a panel per head (or one head); the query is selected as in `patch_weights`. With
         attention "all" it has a small panel per head of each attention; with `rollout`, or a label of a classifier, the

@@ -28,7 +28,7 @@ from regard.layers.multihead import MultiHead
 from regard.models import Bert, Transformer
 
 # Attributes that hold positional encodings, by class; a module with None there uses no positions.
-POSITIONS: dict[type[nn.Module], tuple[str, ...]] = {
+POSITION_ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {
     Embedding: ("positions",),
     ImageEmbedding: ("learned", "sinusoidal", "rotary"),
     MultiHead: ("rotary",),
@@ -330,7 +330,7 @@ def _positions(model: nn.Module) -> list[tuple[nn.Module, str]]:
     return [
         (module, name)
         for module in model.modules()
-        for name in POSITIONS.get(type(module), ())
+        for name in POSITION_ATTRIBUTES.get(type(module), ())
         if getattr(module, name) is not None
     ]
 

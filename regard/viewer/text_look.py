@@ -20,8 +20,9 @@ from regard.evaluation.teacher_forcing import attention_names, mutual_informatio
 from regard.files import write_atomically
 from regard.layers.packed import pack
 from regard.models import ViT, family_name
-from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translation, Translator
+from regard.pipelines import ImageModel, Pipeline, TextEncoder, TextGenerator, Translation, Translator
 from regard.pipelines.image_model import ImageLike
+from regard.ranges import format_value
 from regard.viewer.explanations.explained_look import ExplainedLook
 from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_at_image
 from regard.viewer.page.notebook_display import NotebookDisplay
@@ -57,8 +58,8 @@ class AttentionMap:
 
     name: str
     kind: str
-    queries: TokenAxis
-    keys: TokenAxis
+    queries: TokenAxis = field(repr=False)
+    keys: TokenAxis = field(repr=False)
     recorded: Recorded = field(repr=False)
 
     @property
@@ -68,6 +69,9 @@ class AttentionMap:
     @property
     def columns(self) -> list[str]:
         return self.keys.tokens
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, "H T S"]:
+        return np.array(self.weights, dtype, copy=copy)
 
     @property
     def heads(self) -> int:
@@ -103,16 +107,16 @@ class AttentionMap:
                 self.recorded.weights(queries=part)[0, :, :, S.start : S.stop].float().cpu().numpy() for part in parts
             )
             weights = np.concatenate([group_weights(one, t, s) for one in exact], axis=1)
-        labels = [
+        row_labels, column_labels = (
             [f"{tokens[i]} …" if size > 1 else tokens[i] for i in part[::size]]
             for tokens, part, size in ((self.rows, T, t), (self.columns, S, s))
-        ]
+        )
         note = (
             ""
             if t == s == 1
             else f"Each cell: mean of {t} rows, sum of {s} columns, which are named by their first tokens."
         )
-        return GroupedWeights(weights, *labels, note)
+        return GroupedWeights(weights, row_labels, column_labels, note)
 
     def check_head(self, head: int | None) -> None:
         """Raise an error if there is no such head."""
@@ -185,10 +189,10 @@ class Look(ExplainedLook, NotebookDisplay):
 
     @cached_property
     def search_tree(self) -> "SearchTree | None":
-        """The search for the translation, computed on first access; None if the target was given."""
+        """The search for the translation, computed on first access; None without a search or a model."""
         from regard.viewer.search_tree import build_tree
 
-        if self.search is None or (history := self.search[0][0].history) is None:
+        if self.search is None or self.pipeline is None or (history := self.search[0][0].history) is None:
             return None
         translations, config, prefix = self.search
         attention = self.alignment.name if self.maps and self.alignment.kind == "cross" else None
@@ -229,7 +233,7 @@ class Look(ExplainedLook, NotebookDisplay):
         explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
-        """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg) of one attention.
+        """Save a self-contained page (.html) with all attentions, or a plot (.png, .svg, .pdf) of one attention.
 
         The plot shows the alignment by default, averaged over heads or one head; with `overview` (or attention "all") a
         small map per head of each attention. For a page the same arguments select the initial view, by default the
@@ -311,11 +315,20 @@ def look(
     source_language: str | None = None,
 ) -> Look: ...
 @overload
+def look(
+    model: Translator | TextGenerator | TextEncoder,
+    source: list[str] | tuple[str, ...],
+    target: Sequence[str] | None = None,
+    **options: Any,
+) -> list[Look]: ...
+@overload
 def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
+@overload
+def look(model: ImageModel | ViT, source: list[Any] | tuple[Any, ...], *, name: str = "") -> list[ImageLook]: ...
 def look(
     model: Any,
     source: Any,
-    target: str | None = None,
+    target: Any = None,
     *,
     layers: LayerNames = None,
     gold: Sequence[Link] | None = None,
@@ -327,8 +340,8 @@ def look(
     context: str | None = None,
     to: str | None = None,
     source_language: str | None = None,
-) -> Look | ImageLook:
-    """Run a model on an input and record all of its attention maps.
+) -> Any:
+    """Run a model on an input and record all of its attention maps; a list of inputs gives a list of looks.
 
     A translator translates the source, or is forced to output `target`; language models and text encoders read the
     text; image models take an image (a file, a PIL image, an array, bytes, or a tensor as the model takes it).
@@ -350,10 +363,28 @@ def look(
     (4, 8, 7)
     >>> seen.save("page.html")  # doctest: +SKIP
     """
+    if not isinstance(model, Pipeline | ViT):
+        raise RegardError(
+            f"look needs a model with its tokenizers (got {type(model).__name__}).",
+            "Pass the pipeline that regard.load or regard.train returned, not its .model.",
+        )
+    if isinstance(source, list | tuple):
+        targets = [None] * len(source) if target is None else target
+        if isinstance(targets, str) or len(targets) != len(source) or gold is not None:
+            raise RegardError(
+                f"A list of {len(source)} sources needs as many targets, or none, and no gold links.",
+                "Look at one source at a time.",
+            )
+        options: Any = dict(layers=layers, words=words, config=config, prefix=prefix, name=name, truncate=truncate)
+        options |= dict(context=context, to=to, source_language=source_language)
+        look_at_one: Any = look
+        return [look_at_one(model, one, other, **options) for one, other in zip(source, targets)]
     if isinstance(model, ImageModel | ViT):
         if any(option is not None for option in (target, layers, gold, context)):
             raise RegardError("target, layers, gold and context are not supported for images.", "Leave them out.")
         return look_at_image(model, source, name)
+    if not isinstance(source, str):
+        raise RegardError(f"look needs a text (got {format_value(source)}).", "Pass a string or a list of strings.")
     if not source.strip():
         raise RegardError("The text is empty: there is nothing to look at.", "Pass a sentence.")
     if gold is not None:

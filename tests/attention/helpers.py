@@ -3,7 +3,19 @@
 import torch
 from torch import nn
 
-from regard.attention import Concat, Cosine, Dot, General, Location, ScaledDot, causal, local, padding, window
+from regard.attention import (
+    Concat,
+    Cosine,
+    Dot,
+    General,
+    Location,
+    ScaledDot,
+    Score,
+    causal,
+    local,
+    padding,
+    window,
+)
 
 
 class FakeCudaTensor(torch.Tensor):
@@ -21,6 +33,20 @@ class Slope(nn.Module):
 
     def forward(self, p, s):
         return self.slope[:, None, None] / (1 + (p[:, None] - s).abs())
+
+
+class Tanh(Score):
+    """A custom score with a parameter, Σ_i w_i tanh(s_i − h_i), which only `chunked` supports."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1.0, 2.0, width))
+
+    def pair(self, q, k):
+        return (q.unsqueeze(-2) - k.unsqueeze(-3)).tanh() @ self.weight
+
+    def pair_size(self, width):
+        return width
 
 
 def scores(D: int, C: int, S: int, H: int) -> dict:

@@ -1,5 +1,6 @@
 """Dispatch: the choice of a backend, invalid inputs, empty inputs, and the state that context managers set."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -12,9 +13,13 @@ import torch
 import regard.attention
 from regard.attention import (
     Concat,
+    Cosine,
     Dot,
     General,
     Location,
+    Offsets,
+    ScaledDot,
+    SoftCap,
     attend,
     causal,
     dispatch,
@@ -27,7 +32,7 @@ from regard.attention import (
 )
 from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, EncoderBlock
-from tests.attention.helpers import Slope, random
+from tests.attention.helpers import Slope, Tanh, assert_all_close, random
 
 
 def chosen_backend(T, S, B=4, H=2, **options):
@@ -86,6 +91,17 @@ def test_nested_contexts_restore_the_outer_state():
     assert [choice.backend for choice in outer] == ["reference", "chunked"]
     assert len(outputs) == 1
     assert dispatch._thread.state == dispatch.DispatchState()
+
+
+class Apply(torch.nn.Module):
+    """A module whose parameters are those of a score, and whose output is that of a function."""
+
+    def __init__(self, score, function):
+        super().__init__()
+        self.score, self.function = score, function
+
+    def forward(self, x):
+        return self.function(x)
 
 
 class Halve:
@@ -168,6 +184,109 @@ def test_compiled_code_uses_the_forced_backend(monkeypatch):
     assert not any("scaled_dot_product" in target for target in graphs[1])
     torch.testing.assert_close(compiled(*tensors), expected)
     assert len(graphs) == 2
+
+
+SCORES = [Tanh(4), SoftCap(Dot(), 2.0), Concat(4, 4, 3), ScaledDot(), General(4, 4), Cosine(3.0), Location(4, 80)]
+
+
+def score_name(score):
+    return type(score).__name__
+
+
+@pytest.mark.parametrize("score", SCORES, ids=score_name)
+@pytest.mark.parametrize("differentiated", ["q", "parameters"])
+def test_second_derivatives_are_exact_or_refused(score, differentiated):
+    """Also of a scalar that is linear in the output, whose gradient torch's own decorator takes for constant."""
+    score = copy.deepcopy(score).double()
+    q, k, v = (random(1, 2, 70, 4, seed=i).requires_grad_() for i in range(3))
+    x = q if differentiated == "q" or not list(score.parameters()) else next(score.parameters())
+
+    def penalty(out):
+        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return torch.autograd.grad(out.sum() + grad.square().sum(), x)[0]
+
+    with pytest.raises(RegardError, match=r"create_graph=True.*regard\.attention\.use\(\"reference\"\)"):
+        penalty(attend(q, k, v, score=score))
+    with use("reference"):
+        actual = penalty(attend(q, k, v, score=score))
+    torch.testing.assert_close(actual, penalty(score(q, k).softmax(-1) @ v))
+
+
+@pytest.mark.parametrize("score", SCORES, ids=score_name)
+@pytest.mark.parametrize("length", [5, 70])
+def test_transforms_of_torch_func(score, length):
+    score = copy.deepcopy(score).double()
+    q, k, v = (random(2, 2, length, 4, seed=i) for i in range(3))
+    mask, packed_mask = causal() & padding(torch.tensor([length, 3])), causal()
+    starts = torch.tensor([0, length, 2 * length])
+
+    def function(parameters, q):
+        def run(x):
+            rows = x.transpose(1, 2).flatten(0, 1)
+            packed = attend(rows, rows, rows, score=score, mask=packed_mask, q_offsets=starts, k_offsets=starts)
+            probability = weights(x, k, score=score, mask=mask)[..., 0].square().sum()
+            return attend(x, k, v, score=score, mask=mask).square().sum() + packed.square().sum() + probability
+
+        layer = Apply(score, run)
+        return torch.func.functional_call(layer, {f"score.{name}": x for name, x in parameters.items()}, (q,))
+
+    parameters = {name: x.detach() for name, x in score.named_parameters()}
+    inputs = [x.clone().requires_grad_() for x in (q, *parameters.values())]
+    loss = function(dict(zip(parameters, inputs[1:])), inputs[0])
+    expected = torch.autograd.grad(loss, inputs)
+    parameter_grads, q_grad = torch.func.grad(function, argnums=(0, 1))(parameters, q)
+    assert_all_close([q_grad, *parameter_grads.values()], expected, 1e-9)
+    # Of each example, and forward mode: the derivative in the direction of q.
+    batched = torch.func.vmap(torch.func.grad(function, argnums=1), in_dims=(None, 0))(
+        parameters, torch.stack((q, 2 * q))
+    )
+    torch.testing.assert_close(batched[0], expected[0])
+    slope = torch.func.jvp(lambda q: function(parameters, q), (q,), (q,))[1]
+    torch.testing.assert_close(slope, (expected[0] * q).sum())
+
+
+@pytest.mark.parametrize("score", SCORES, ids=score_name)
+@pytest.mark.parametrize("mask", [None, window(3), padding(torch.tensor([4, 2]))], ids=["none", "window", "padding"])
+def test_meta_tensors(score, mask):
+    score = copy.deepcopy(score).to("meta")
+    q = torch.randn(2, 2, 70, 4, device="meta", requires_grad=True)
+    out = attend(q, q, q, score=score, mask=mask)
+    out.sum().backward()
+    assert (out.shape, q.grad.shape) == (q.shape, q.shape)
+    assert weights(q, q, score=score, mask=mask).shape == (2, 2, 70, 70)
+    starts, rows = torch.tensor([0, 3, 9], device="meta"), q[0].transpose(0, 1)[:9]
+    offsets = Offsets(starts, 9, 6)
+    assert attend(rows, rows, rows, score=score, q_offsets=offsets, k_offsets=offsets).shape == rows.shape
+    with pytest.raises(RegardError, match=r"meta device have no values.*Pass Offsets"):
+        attend(rows, rows, rows, score=score, q_offsets=starts, k_offsets=starts)
+
+
+@pytest.mark.parametrize("score", SCORES, ids=score_name)
+@pytest.mark.parametrize("length", [5, 70])
+def test_autocast_gives_all_scores_one_dtype(score, length):
+    q, k, v = (random(1, 2, length, 4, seed=i, dtype=torch.float32) for i in range(3))
+    expected = attend(q, k, v, score=score)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            out = attend(q, k, v, score=score)
+            with use("reference"):
+                assert attend(q, k, v, score=score).dtype == dtype
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
+
+
+def test_compiling_a_score_without_a_kernel_into_one_graph_is_an_error(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
+    torch._dynamo.reset()
+    q, score = torch.randn(1, 1, 70, 4), Tanh(4)
+    expected = attend(q, q, q, score=score)
+    compiled = torch.compile(lambda q: attend(q, q, q, score=score), fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"score Tanh runs block by block.*without fullgraph=True"):
+        compiled(q)
+    with use("reference"):
+        torch.testing.assert_close(compiled(q), expected)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(lambda q: attend(q, q, q, score=score), backend="eager")(q), expected)
 
 
 def test_reference_exports_with_a_dynamic_length(monkeypatch):

@@ -9,8 +9,11 @@ from torch import nn
 
 from regard.attention import Concat, Offsets, attend, causal, dispatch, padding, record, weights
 from regard.attention.reference import reference
+from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.kernels.masked_softmax import masked_softmax
+from regard.layers.packed import pack
+from regard.models import GPT, GPTConfig
 from tests.attention.helpers import Slope, random
 
 
@@ -209,6 +212,56 @@ def test_decoding_steps_are_joined_to_one_matrix():
     torch.testing.assert_close(steps[""].weights(heads=1, queries=[4]), one_call[""].weights(heads=1, queries=[4]))
 
 
+def test_two_forward_passes_are_two_recordings(model):
+    """Also with one layer selected, with equal inputs, and if the second pass is shorter."""
+    for layers, second in ((None, TARGET[:, :3]), ("*.cross", TARGET), ("*.masked", TARGET)):
+        with record(model, layers) as recording:
+            out = [model(SOURCE, target.clone().requires_grad_()) for target in (TARGET, second)]
+        assert len(recording.passes) == 2
+        for target, one in zip((TARGET, second), recording.passes):
+            with record(model, layers) as alone:
+                model(SOURCE, target)
+            for name in alone:
+                torch.testing.assert_close(one[name].weights(), alone[name].weights())
+        name = list(recording)[-1]
+        message = rf"{name} ran on 2 inputs while recording.*recording.passes\[0\]\[\"{name}\"\]"
+        with pytest.raises(RegardError, match=message):
+            recording[name].weights()
+        with pytest.raises(RegardError, match="ran on 2 inputs"):
+            recording.gradients(out[0].sum())
+        assert recording.passes[1].gradients(out[1].sum())[name].shape == recording.passes[1][name].weights().shape
+
+
+@pytest.mark.parametrize("again", ["one two three", "four"])
+def test_two_translations_are_two_recordings(transformer, again):
+    greedy = DecodeConfig(method="greedy")
+    with record(transformer) as recording:  # a pipeline
+        outputs = [transformer.translate(line, greedy)[0] for line in ("one two three", again)]
+    assert [len(one["decoder.0.cross"].weights()[0, 0]) for one in recording.passes] == [
+        len(output.hypothesis.token_logprobs) for output in outputs
+    ]
+    encoder = [one["encoder.0.attention"].weights().shape[-1] for one in recording.passes]
+    assert encoder == [len(transformer.encode_source(line)) for line in ("one two three", again)]
+
+
+def test_steps_of_language_models_are_one_recording():
+    gpt = GPT(GPTConfig(width=8, heads=2, layers=2, feedforward=8, vocab=9, max_len=8)).eval()
+    with torch.no_grad(), record(gpt) as recording:
+        for prompt in ([5, 6, 7], [5], [5]):
+            state = gpt.start(pack([prompt]))
+            for token in prompt[-1:] * 3:
+                _, state = gpt.step(state, torch.tensor([[token]]))
+    assert [one["blocks.1.attention"].weights().shape[-1] for one in recording.passes] == [5, 3, 3]
+
+
+def test_record_needs_a_model():
+    with (
+        pytest.raises(RegardError, match=r"record needs a model \(got 'model'\). Pass a torch module or a pipeline."),
+        record("model"),
+    ):
+        pass
+
+
 def test_weights_of_packed_calls_are_padded():
     class PackedAttention(nn.Module):
         kind = "self"
@@ -309,7 +362,7 @@ def test_frozen_models_have_weight_gradients(model):
 def test_outputs_are_not_stored_without_gradients(model):
     with torch.no_grad(), record(model) as recording:
         out = model(SOURCE, TARGET)
-    assert not any(one.outputs for one in recording.values())
+    assert all(one.outputs == [None] for one in recording.values())
     with pytest.raises(RegardError, match="gradients disabled"):
         recording.gradients(out.sum())
     with record(model) as recording:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.attention import (
     SCORES,
@@ -14,6 +16,7 @@ from regard.attention import (
     Location,
     ScaledDot,
     Score,
+    SoftCap,
     attend,
     causal,
     explain,
@@ -26,7 +29,9 @@ from regard.attention import (
 from regard.attention.reference import reference
 from regard.errors import RegardError
 from regard.kernels import score_blocks
-from tests.attention.helpers import SCORE_NAMES, random, scores
+from regard.models import TransformerConfig
+from regard.models.parameters import count_parameters
+from tests.attention.helpers import SCORE_NAMES, Slope, Tanh, assert_all_close, random, scores
 
 Q, K = random(2, 3, 4), random(2, 5, 4, seed=1)
 
@@ -164,6 +169,27 @@ def test_custom_score_equals_reference():
     torch.testing.assert_close(attend(q, k, v, score=Distance()), reference(q, k, v, Distance()))
 
 
+@pytest.mark.parametrize("name", ["functional_call", "checkpoint"])
+def test_custom_score_has_gradients_of_the_parameters_of_its_forward_pass(name):
+    """Not of those that the module has during the backward pass, which recomputes the scores."""
+    layer, q = nn.Module(), random(1, 2, 70, 4)
+    layer.score, layer.forward = Tanh(4).double(), lambda q: attend(q, q, q, score=layer.score, bias=layer.bias)
+    layer.bias = Slope(2).double()
+
+    def gradients():
+        if name == "checkpoint":
+            parameters = dict(layer.named_parameters())
+            out = checkpoint(layer, q, use_reentrant=False)
+        else:
+            parameters = {name: (2 * x).detach().requires_grad_() for name, x in layer.named_parameters()}
+            out = torch.func.functional_call(layer, parameters, (q,))
+        return torch.autograd.grad(out.square().sum(), list(parameters.values()))
+
+    actual = gradients()
+    with use("reference"):
+        assert_all_close(actual, gradients(), 1e-11)
+
+
 def test_make_score():
     for name, kind in SCORES.items():
         assert type(make_score(name, 8, 8, hidden=4, max_keys=9, heads=2)) is kind
@@ -177,6 +203,48 @@ def test_make_score():
         make_score("dot", 8, 6)
     with pytest.raises(RegardError, match="scale must be positive"):
         Cosine(0.0)
+
+
+@pytest.mark.parametrize("length", [5, 70])
+def test_overridden_pairs_of_built_in_scores_count(length):
+    """Kernels for the base class would ignore them."""
+
+    class Doubled(ScaledDot):
+        def pair(self, q, k):
+            return 2 * super().pair(q, k)
+
+    class Distant(ScaledDot):
+        def pair_at(self, q, k, p, s):
+            return super().pair_at(q, k, p, s) - (p[:, None] - s).abs()
+
+    q, k, v = (random(1, 2, length, 4, seed=i) for i in range(3))
+    distance = (torch.arange(length)[:, None] - torch.arange(length)).abs()
+    for score, pairs in ((Doubled(), q @ k.mT), (Distant(), q @ k.mT / 2 - distance / 2)):
+        torch.testing.assert_close(attend(q, k, v, score=score), pairs.softmax(-1) @ v)
+        torch.testing.assert_close(weights(q, k, score=score), pairs.softmax(-1))
+        with pytest.raises(RegardError, match="needs a score that is a dot product"):
+            SoftCap(score, 2.0)
+    with pytest.raises(RegardError, match=r"Wrong overrides forward.*Override pair or fold"):
+        type("Wrong", (Score,), {"forward": lambda self, q, k: q @ k.mT})
+
+
+def test_score_without_build_is_named(monkeypatch):
+    class Scaled(DotLike):
+        def __init__(self, factor):
+            super().__init__()
+
+    monkeypatch.setitem(SCORES, "scaled", Scaled)
+    with pytest.raises(RegardError, match=r"Scaled cannot be built .*'factor'\)\. Define the class method build"):
+        count_parameters(TransformerConfig(encoder_score="scaled", source_vocab=9, target_vocab=9))
+
+    class Failing(DotLike):
+        @classmethod
+        def build(cls, dim_q):
+            return cls()
+
+    monkeypatch.setitem(SCORES, "failing", Failing)
+    with pytest.raises(TypeError, match="unexpected keyword argument"):  # not that the model is too large
+        count_parameters(TransformerConfig(encoder_score="failing", source_vocab=9, target_vocab=9))
 
 
 def test_initial_scores_have_about_unit_variance():

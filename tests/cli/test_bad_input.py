@@ -198,7 +198,7 @@ def test_ensemble_with_different_tokenizers(run_error, broken, transformer_folde
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--out", "map.gif"], "pages are .html, plots are .png or .svg"),
+        (["--out", "map.gif"], "pages are .html, plots are .png, .svg or .pdf"),
         (["--layers", "decoder.7.*"], "No attention module of the model matches decoder.7.*"),
         (["--attention", "decoder.7.cross"], "no attention 'decoder.7.cross'"),
         (["--attention", "decoder.0.cross", "--head", "7"], "has no head 7"),

@@ -169,15 +169,29 @@ def test_evaluate_prints_and_writes_all_metrics(run, pairs_file, tmp_path, seq2s
     assert "decoder.attention" in text
 
 
-def test_evaluate_phrasebook_with_gold_alignments(run, tmp_path, transformer_folder, monkeypatch):
-    monkeypatch.setattr("regard.evaluation.evaluators.TEST_PAIRS", 20)
-    monkeypatch.setattr("regard.evaluation.evaluators.VALIDATION_PAIRS", 10)
+def test_evaluate_reads_gold_alignments_beside_the_pairs(run, run_error, pairs_file, tmp_path, transformer_folder):
+    pairs = number_pairs(20, seed=11)
+    gold = [" ".join(f"{s}-{t}" for s, t in links) for links in number_links(pairs)]
+    aligned = tmp_path / "aligned.tsv"
+    aligned.write_text("".join(f"{source}\t{target}\t{links}\n" for (source, target), links in zip(pairs, gold)))
+    (tmp_path / "gold.txt").write_text("\n".join(gold) + "\n")
+    tables = []
+    for data in ([aligned], [pairs_file, "--alignments", tmp_path / "gold.txt"]):
+        run("evaluate", transformer_folder, "--data", *data, "--json", tmp_path / "results.json", "--method", "greedy")
+        tables.append(json.loads((tmp_path / "results.json").read_text()))
+    assert 0 <= tables[0]["alignment_error_rate"] == tables[1]["alignment_error_rate"] <= 100
+    assert tables[0]["alignment_layer"] == tables[1]["alignment_layer"]
+    (tmp_path / "gold.txt").write_text("\n".join([*gold[:19], "99-0"]) + "\n")
+    error = run_error("evaluate", transformer_folder, "--data", pairs_file, "--alignments", tmp_path / "gold.txt")
+    assert "gold.txt, line 20: the link 99-0 is out of range." in error
+
+
+def test_evaluate_on_the_phrasebook_uses_its_test_part(run, tmp_path, transformer_folder):
     results = tmp_path / "results.json"
     run("evaluate", transformer_folder, "--data", "phrasebook", "--json", results, "--method", "greedy", "--truncate")
     table = json.loads(results.read_text())
-    assert table["sentences"] == 20
+    assert table["sentences"] == 1000
     assert 0 < table["alignment_error_rate"] <= 100
-    assert table["alignment_layer"] in ("decoder.0.cross", "decoder.1.cross")
 
 
 def test_evaluate_without_attention_has_no_alignments(run, pairs_file, tmp_path, blind_folder):

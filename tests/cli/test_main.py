@@ -104,7 +104,7 @@ def test_summaries_are_imperative():
         assert not first.endswith("s")
 
 
-WITHOUT_QUIET = {"info", "bench", "recipes", "config", "completion", "doctor", "plan"}
+WITHOUT_QUIET = {"info", "recipes", "config", "completion", "doctor"}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - WITHOUT_QUIET))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from regard.cli import main
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 
 SIZES = ["--model.width", "16", "--model.heads", "2", "--model.encoder-layers", "1", "--model.decoder-layers", "1"]
 
@@ -13,7 +13,7 @@ SIZES = ["--model.width", "16", "--model.heads", "2", "--model.encoder-layers", 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepare")
-    pairs = [f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 120)]
+    pairs = [f"{source}\t{target}\n" for source, target in read_pairs(["phrasebook"])[:120]]
     (folder / "pairs.tsv").write_text("".join([*pairs, pairs[0], "A cat.\t\n"]), encoding="utf-8")
     arguments = ["prepare", str(folder / "pairs.tsv"), "--out", str(folder / "shards"), "--vocab-size", "150"]
     assert main(arguments) == 0

@@ -34,7 +34,7 @@ def test_unknown_recipe_suggests_the_nearest(run_error):
 
 
 def test_config_show_reproduces_a_training_run(tmp_path, capsys):
-    small = ["--data", "phrasebook", "--data.phrasebook-size", "60", "--model.width", "16", "--model.heads", "2"]
+    small = ["--data", "phrasebook", "--data.limit", "60", "--model.width", "16", "--model.heads", "2"]
     small += ["--steps", "1", "--train.workers", "1", "--device", "cpu", "--quiet"]
     assert main(["train", *small, "--out", str(tmp_path / "a")]) == 0
     assert main(["config", "show", str(tmp_path / "a")]) == 0
@@ -71,17 +71,3 @@ def test_toml_round_trip():
     assert read["data"]["files"] == list(names)
     assert read["tokenizer"]["target_kind"] == read["tokenizer"]["kind"]
     assert recipe_from_dict(read).train == Recipe().train
-
-
-def test_plan_prints_a_table(capsys):
-    assert main(["plan", "wikitext2", "--gpus", "64", "--tokens", "1e9", "--price", "3", "--width", "256"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines() if line[0] != " "] == [
-        "model", "cluster", "memory", "step", "speed", "training", "time", "cost",
-    ]  # fmt: skip
-    assert "gpt of width 256" in out
-    assert "64 × h200, 8 per node, ddp" in out
-    assert (
-        main(["plan", "--family", "gpt", "--layers", "2", "--vocab", "100", "--sharding", "fsdp", "--gpus", "8"]) == 0
-    )
-    assert "gathered" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from regard.cli import main
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 
 STEPS = [
     "--train.schedule",
@@ -32,7 +32,7 @@ SMALL += ["--model.max-len", "64", "--train.batch-tokens", "1024", "--train.lr",
 def data(tmp_path_factory) -> Path:
     """Files of sentences, of sentences with labels, and of questions about their last word."""
     folder = tmp_path_factory.mktemp("data")
-    sentences = [pair.source for pair in phrasebook_pairs("train", 300)]
+    sentences = [source for source, _ in read_pairs(["phrasebook"])[:300]]
     (folder / "text.txt").write_text("".join(f"{one}\n" for one in sentences))
     labels = ("question" if one.endswith("?") else "statement" for one in sentences)
     (folder / "kinds.tsv").write_text("".join(f"{one}\t{label}\n" for one, label in zip(sentences, labels)))

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from regard.cli import demo, main
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 from regard.models import FAMILIES, TransformerConfig
 from regard.pipelines import load
 from regard.training import recipe_from_dict
@@ -34,7 +34,9 @@ SMALL = [
 @pytest.fixture
 def pairs(tmp_path):
     path = tmp_path / "pairs.tsv"
-    path.write_text("".join(f"{p.source}\t{p.target}\n" for p in phrasebook_pairs("train", 120)), encoding="utf-8")
+    path.write_text(
+        "".join(f"{source}\t{target}\n" for source, target in read_pairs(["phrasebook"])[:120]), encoding="utf-8"
+    )
     return path
 
 
@@ -115,7 +117,7 @@ def test_resumed_run_keeps_its_recipe(tmp_path, capsys):
     """The second command has fewer options and more steps: the run is extended with the stored recipe."""
     small = ["--model.width", "16", "--model.heads", "2", "--model.feedforward", "32", "--train.workers", "1"]
     layers = ["--model.encoder-layers", "1", "--model.decoder-layers", "1", "--device", "cpu"]
-    pairs = "".join(f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 100))
+    pairs = "".join(f"{source}\t{target}\n" for source, target in read_pairs(["phrasebook"])[:100])
     (tmp_path / "pairs.tsv").write_text(pairs, encoding="utf-8")
     command = ["train", "--data", str(tmp_path / "pairs.tsv"), "--out", str(tmp_path / "out")]
     assert main([*command, *small, *layers, "--steps", "2"]) == 0
@@ -153,7 +155,7 @@ def test_demo_prints_scores_and_writes_attention(tmp_path, capfd, monkeypatch):
     full = demo.demo_recipe()
     short = dataclasses.replace(
         full,
-        data=dataclasses.replace(full.data, phrasebook_size=200),
+        data=dataclasses.replace(full.data, limit=200),
         model=TransformerConfig(width=16, heads=2, feedforward=16, encoder_layers=1, decoder_layers=1, max_len=64),
         train=dataclasses.replace(full.train, steps=2, workers=1),
     )

@@ -35,6 +35,8 @@ from tests.training.helpers import plan
         ["--data=a.tsv", "r.toml", "--out=m"],
         ["--out", "m", "r.toml", "--data", "a.tsv"],
         ["--quiet", "r.toml", "--out", "m", "--data", "a.tsv"],
+        ["--train.deterministic", "r.toml", "--out", "m", "--data", "a.tsv"],
+        ["--data", "a.tsv", "--out", "m", "r.toml", "--data.both-directions"],
     ],
 )
 def test_recipe_at_any_position(words):
@@ -78,7 +80,10 @@ def test_packaged_recipe_after_the_data(tmp_path, monkeypatch):
         (["--data", "a.tsv", "--out", ""], "--out is empty. Pass a folder."),
         ([], "No training data is given. Pass --data FILE."),
         (["multi30k-rnn"], "No training data is given. Pass --data FILE."),
-        (["--task", "language", "--data", "phrasebook"], "The phrasebook does not support the task language."),
+        (
+            ["--task", "language", "--data", "phrasebook"],
+            "The built-in sentence pairs, for the task translate, are phrasebook",
+        ),
     ],
 )
 def test_invalid_arguments_write_nothing(words, message, tmp_path, monkeypatch, run_error):
@@ -143,7 +148,7 @@ def small_data(task: str, folder: Path) -> list[DataConfig]:
     if task == "translate":
         words = folder / "words.tsv"
         words.write_text("".join(f"w{i}o\tw e {i % 10} d\n" for i in range(120)), encoding="utf-8")
-        return [DataConfig(phrasebook_size=100), DataConfig(files=(str(words),))]
+        return [DataConfig(limit=100), DataConfig(files=(str(words),))]
     return [(toy_images if task in toy_images.EXTRA_METRICS else toy_tasks).toy(task, folder).data]
 
 

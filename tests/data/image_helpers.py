@@ -58,15 +58,6 @@ def format_table(columns, delimiter=","):
     return "".join(delimiter.join(map(str, row)) + "\n" for row in [list(columns), *zip(*columns.values())])
 
 
-def make_sheet(pixels, tiles_per_row):
-    """One large image of all tiles; the rest of the last row is black."""
-    rows = -(-len(pixels) // tiles_per_row)
-    full = np.zeros((rows * tiles_per_row, *pixels.shape[1:]), np.uint8)
-    full[: len(pixels)] = pixels
-    tiles = full.reshape(rows, tiles_per_row, *pixels.shape[1:]).swapaxes(1, 2)
-    return tiles.reshape(rows * pixels.shape[1], tiles_per_row * pixels.shape[2], *pixels.shape[3:])
-
-
 def write_idx(name, array):
     """Write an idx file, the format of MNIST."""
     head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)

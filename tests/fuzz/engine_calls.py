@@ -29,6 +29,7 @@ from tests.decode.test_shortlist import SHORTLIST
 LONGEST = 20_000
 # Tokens times hypotheses of a call; more would only take longer.
 MAX_WORK = 40_000
+MAX_KEYS = 100_000_000
 # The same, of calls that the plain search repeats.
 MAX_COMPARED = 1_500
 MODELS = {
@@ -86,7 +87,8 @@ def decode_call(folder: Path) -> None:
     hypotheses = config.beam if config.method == "beam" else config.n_best
     outputs = [max(config.limit(len(source)), len(prefix)) for source, prefix in zip(sources, prefixes)]
     work = sum(map(len, sources)) + hypotheses * sum(outputs)
-    if work > MAX_WORK or hypotheses > 100:
+    keys = hypotheses * sum(n * n for n in outputs)  # of the attention of all steps
+    if work > MAX_WORK or keys > MAX_KEYS or hypotheses > 100:
         raise RegardError("too much work")
     shortlist = SHORTLIST if config.shortlist else None
     options = special_options(model) | {"prefixes": prefixes, "shortlist": shortlist, "max_total_len": None}

@@ -94,7 +94,7 @@ def send_request(folder: Path) -> None:
     assert 200 <= status < 500, f"status {status}: {content[:2000]!r}"
     assert b"contains NaN" not in content, content  # the weights are fine: the decoding engine is not
     if status >= 300:
-        raise RegardError(f"{status}: {content[:300].decode()}")
+        raise RegardError(f"{status}: {content[:300].decode(errors='replace')}")
 
 
 async def _respond(app: Any, line: bytes, body: bytes) -> tuple[int, bytes]:

@@ -32,7 +32,7 @@ from regard.pipelines import ImageModel, TextEncoder, TextGenerator, load, pipel
 from regard.pipelines.large_files.resumable_file import ResumableFile
 from regard.training import TASKS, read_toml, recipe_from_dict
 from regard.training.api import add_shards_task
-from regard.training.checkpoint import Checkpoint, restore_state, unique_parameters
+from regard.training.checkpoint import restore_state, unique_parameters
 from regard.training.run.checkpoint_store import CheckpointStore
 from regard.training.run.run_folder import read_state, read_stored_recipe
 from regard.training.run.run_log import RunLog, plot_losses, read_metrics
@@ -101,16 +101,6 @@ def _import(folder: Path) -> None:
 
 def _import_llama2c(folder: Path) -> None:
     _use(import_llama2c(folder / "model.bin", folder / "tokenizer.bin"))
-
-
-def _resume_run(folder: Path) -> None:
-    """Read the checkpoint of a run as a resumed run does."""
-    read_stored_recipe(folder)
-    path = folder / "state" / "last.safetensors"
-    read_state(path)
-    checkpoint = Checkpoint.load(path)
-    model = valid_files.make_generator().model
-    restore_state(checkpoint.tensors, model, torch.optim.Adam(model.parameters()), None, RegardError)
 
 
 def _resume_checkpoint(folder: Path) -> None:
@@ -216,9 +206,7 @@ TARGETS: dict[str, Target] = {
     "images.npz": _images("images.npz"),
     "images-idx3-ubyte": _images("images-idx3-ubyte"),
     "images.gz": _images("images.gz", *valid_files.compressed_arrays()),
-    "images.csv": _images(
-        "images.csv", b"path,label,split\nvalid.png,a,train\n", b"sheet,tile,side\nvalid.png,0,4\nvalid,3,4\n"
-    ),
+    "images.csv": _images("images.csv", b"path,label,split\nvalid.png,a,train\n"),
     "recipe.toml": _data("recipe.toml", lambda file: recipe_from_dict(read_toml(file)), _RECIPE),
     "translator/config.json": Target(valid_files.write_translator, "config.json", _load),
     "translator/model.safetensors": Target(valid_files.write_translator, "model.safetensors", _load),
@@ -230,8 +218,7 @@ TARGETS: dict[str, Target] = {
     "generator/config.json": Target(valid_files.write_model(valid_files.make_generator), "config.json", _load),
     "encoder/config.json": Target(valid_files.write_model(valid_files.make_encoder), "config.json", _load),
     "vision/config.json": Target(valid_files.write_model(valid_files.make_image_model), "config.json", _load),
-    "run/metrics.jsonl": Target(valid_files.write_run, "metrics.jsonl", _read_metrics),
-    "run/checkpoint": Target(valid_files.write_run, "state/last.safetensors", _resume_run),
+    "run/metrics.jsonl": Target(valid_files.write_metrics, "metrics.jsonl", _read_metrics),
     "run/checksums.json": Target(valid_files.write_checkpoint, f"{_STEP}/checksums.json", _resume_checkpoint),
     "run/state.safetensors": Target(
         valid_files.write_checkpoint, f"{_STEP}/state.safetensors", _resume_changed_checkpoint

@@ -28,7 +28,7 @@ from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfi
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, save
 from regard.training.checkpoint import Checkpoint, gather_state
 from regard.training.recipe import Recipe, recipe_to_dict
-from regard.training.run.checkpoint_store import CHECKSUMS, FACTS, LEGACY, CheckpointStore
+from regard.training.run.checkpoint_store import CHECKSUMS, FACTS, CheckpointStore
 from regard.training.run.state import TrainState
 from regard.training.shards.preparation import prepare
 from regard.training.shards.shard_folder import MANIFEST, shard_name, starts_name
@@ -126,31 +126,30 @@ def write_int8(folder: Path) -> None:
     save(folder, make_translator(), precision="int8")
 
 
-def write_run(folder: Path) -> None:
-    """The files of a training run."""
+def write_metrics(folder: Path) -> None:
+    """The metrics of a training run."""
+    lines = [dict(step=i, kind=kind, nll=2.5, loss=2.5) for i in range(3) for kind in ("train", "validation")]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def make_checkpoint() -> Checkpoint:
+    """The state of a run after one step."""
     model = make_generator().model
     optimizer = torch.optim.Adam(model.parameters())
     sum(parameter.sum() for parameter in model.parameters()).backward()
     optimizer.step()
     state = TrainState({"recipe": recipe_to_dict(Recipe()), "data": {"training": {"pairs": 4}}}, best=(1.0, -2.0))
-    content = Checkpoint(gather_state(model, optimizer, None), state.to_json()).to_bytes()
-    write_atomically(folder / "state" / LEGACY, content)
-    lines = [dict(step=i, kind=kind, nll=2.5, loss=2.5) for i in range(3) for kind in ("train", "validation")]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Checkpoint(gather_state(model, optimizer, None), state.to_json())
 
 
 def write_checkpoint(folder: Path) -> None:
     """A run with a checkpoint of one file, with checksums."""
-    write_run(folder)
-    CheckpointStore(folder).save(Checkpoint.load(folder / "state" / LEGACY), step=3)
-    (folder / "state" / LEGACY).unlink()
+    CheckpointStore(folder).save(make_checkpoint(), step=3)
 
 
 def write_sharded_checkpoint(folder: Path) -> None:
     """A run with a checkpoint as the ranks of a sharded run write it: facts.json and files of tensors."""
-    write_run(folder)
-    checkpoint = Checkpoint.load(folder / "state" / LEGACY)
-    (folder / "state" / LEGACY).unlink()
+    checkpoint = make_checkpoint()
     step = CheckpointStore(folder).start(3)
     writer = HuggingFaceStorageWriter(str(step), save_distributed=True)
     with warnings.catch_warnings():

@@ -8,16 +8,16 @@ from pathlib import Path
 import sentencepiece
 import tokenizers
 
-from regard.data import Tokenizer, phrasebook_pairs
+from regard.data import Tokenizer, read_pairs
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.interop.sentencepiece_files import CONTROL, UNKNOWN, Piece
 
 
-def phrases(split: str, count: int) -> list[str]:
-    return [side for pair in phrasebook_pairs(split, count) for side in (pair.source, pair.target)]
+def phrases(part: str, count: int) -> list[str]:
+    return [side for pair in read_pairs([part])[:count] for side in pair]
 
 
-TEXTS = phrases("train", 600)
+TEXTS = phrases("phrasebook", 600)
 UNUSUAL_TEXTS = [
     *("", " ", "   ", " x", "x ", "  the  cat   sat ", "tab\there\nand\r\nthere", "a\u00a0b\u3000c", "x" * 60),
     *("☃ ☃☃ the", "🙂 👩‍👩‍👧 e", "日本 語", "e\u0301te\u0301", "o\u0302\u0301", "한글 \u1112\u1161\u11ab", "ｶﾞｷﾞ"),
@@ -31,9 +31,17 @@ def random_texts(count: int) -> list[str]:
     return ["".join(rng.choices("aehstéà '’.,-/▁  ☃🙂ﬁ\tLT", k=rng.randint(1, 25))) for _ in range(count)]
 
 
-SENTENCES = [*phrases("test", 60), *UNUSUAL_TEXTS, *random_texts(200)]
+SENTENCES = [*phrases("phrasebook:test", 60), *UNUSUAL_TEXTS, *random_texts(200)]
 # Texts for which transformers and sentencepiece agree.
-PLAIN_TEXTS = [*phrases("test", 60), "", "The   café ", "n'est-ce pas ?", "☃☃ the ☃", "1,000.50 & more", "日本 語 🙂"]
+PLAIN_TEXTS = [
+    *phrases("phrasebook:test", 60),
+    "",
+    "The   café ",
+    "n'est-ce pas ?",
+    "☃☃ the ☃",
+    "1,000.50 & more",
+    "日本 語 🙂",
+]
 
 
 @cache

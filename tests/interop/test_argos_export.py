@@ -91,7 +91,7 @@ def test_argos_translate_gives_the_same_translations(translator, tmp_path):
 
 def test_word_tokenizers_become_one_sentencepiece_vocabulary(tmp_path):
     """The demo has such tokenizers."""
-    sides = list(zip(*read_dataset("translate", DataConfig(phrasebook_size=200)).training))
+    sides = list(zip(*read_dataset("translate", DataConfig(limit=200)).training))
     tokenizers = [Tokenizer.train(texts, "word") for texts in sides]
     sizes = dict(source_vocab=tokenizers[0].vocab_size, target_vocab=tokenizers[1].vocab_size)
     model = Transformer(TransformerConfig(width=8, heads=2, encoder_layers=1, decoder_layers=1, **sizes))

@@ -398,7 +398,7 @@ def test_missing_and_invalid_files_are_named(message, tmp_path):
 def test_transformers_gives_the_ids_of_tokenizers_trained_with_regard(kind, special, tmp_path):
     tokenizer = Tokenizer.train(TEXTS, kind, vocab_size=400, mask=special.mask is not None)
     write_tokenizer(tokenizer, tmp_path, special, segments=special is ENCODER_TOKENS, settings={"model_max_length": 77})
-    texts = [*phrases("test", 20), *UNUSUAL_TEXTS, "<eos> <sos>", "a<unk>"]
+    texts = [*phrases("phrasebook:test", 20), *UNUSUAL_TEXTS, "<eos> <sos>", "a<unk>"]
     fast = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     for other in (fast, transformers.AutoTokenizer.from_pretrained(tmp_path)):

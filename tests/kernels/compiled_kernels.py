@@ -18,16 +18,17 @@ from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.slot_constraints import SlotConstraints
 from regard.decode.engine.stepwise_state import StepwiseState
 from regard.decode.protocol import SpecialTokens
-from regard.kernels.cuda import (
-    add_norm_cuda,
-    cross_entropy_cuda,
-    decode_attention_cuda,
-    exact_weights_cuda,
-    l2_normalize_cuda,
-    linear_relu_cuda,
-    search_update_cuda,
-    skinny_linear_cuda,
-    topk_log_softmax_cuda,
+from regard.kernels.triton import (
+    add_norm,
+    cross_entropy,
+    decode_attention,
+    exact_weights,
+    l2_normalize,
+    linear_relu,
+    search_update,
+    skinny_linear,
+    start_step,
+    topk_log_softmax,
 )
 
 
@@ -64,21 +65,21 @@ def launch_every_kernel() -> None:
         q, k, v = (torch.randn(1, 2, 100, 64).to(dtype).requires_grad_() for _ in range(3))
         with use("concat"):
             attend(q, k, v, score=Concat(64, 64, hidden=64).to(dtype), mask=causal()).sum().backward()
-        exact_weights_cuda.exact_weights(q.detach(), k.detach(), 0.125, causal=True)
+        exact_weights.exact_weights(q.detach(), k.detach(), 0.125, causal=True)
     q, k, v = (torch.randn(100, 2, 64).bfloat16().requires_grad_() for _ in range(3))
     with use("varlen_short"):
         attend(q, k, v, mask=causal(), q_offsets=starts, k_offsets=starts).sum().backward()
     x, weight, targets = torch.randn(16, 32).bfloat16(), torch.randn(1000, 32), torch.arange(16)
     for passes, divergence in (([x], 0.0), ([x, x], 1.0)):
-        cross_entropy_cuda.cross_entropy(passes, weight, targets, 0.1, divergence, None, torch.bfloat16, True, -1)
+        cross_entropy.cross_entropy(passes, weight, targets, 0.1, divergence, None, torch.bfloat16, True, -1)
     x, y, weight, bias = (
         torch.randn(*shape).bfloat16().requires_grad_() for shape in ((9, 32), (9, 32), (64, 32), (64,))
     )
-    linear_relu_cuda.linear_relu(x, weight, bias).sum().backward()
+    linear_relu.linear_relu(x, weight, bias).sum().backward()
     norm = torch.nn.LayerNorm(32)
-    total, normalized = add_norm_cuda.add_norm(x, y, norm.weight, norm.bias, norm.eps, 0.1)
+    total, normalized = add_norm.add_norm(x, y, norm.weight, norm.bias, norm.eps, 0.1)
     (total + normalized).sum().backward()
-    q, k = l2_normalize_cuda.l2_normalize(q.transpose(0, 1), k.transpose(0, 1), torch.zeros(2, 1, 1), 1e-6)
+    q, k = l2_normalize.l2_normalize(q.transpose(0, 1), k.transpose(0, 1), torch.zeros(2, 1, 1), 1e-6)
     (q + k).sum().backward()
     launch_decoding_kernels()
 
@@ -88,7 +89,7 @@ def launch_decoding_kernels() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for K, S in ((1, 1024), (1, 128), (4, 128)):
             cache, ancestors = torch.zeros(1, 2, S, K, 64, dtype=dtype), torch.zeros(1, K, S, dtype=torch.int32)
-            decode_attention_cuda.decode_attention(
+            decode_attention.decode_attention(
                 *(torch.zeros(K, 6 * 64, dtype=dtype), cache, cache, ancestors if K > 1 else None, positions),
                 heads=2,
                 scale=0.125,
@@ -96,21 +97,17 @@ def launch_decoding_kernels() -> None:
                 rotary=rotary[:S],
             )
             q = torch.zeros(K, 2 * 64, dtype=dtype)
-            decode_attention_cuda.decode_cross_attention(
-                q, cache[..., 0, :], cache[..., 0, :], positions, heads=2, scale=1
-            )
-        norm = skinny_linear_cuda.RowNorm(torch.ones(512), torch.zeros(512), 1e-5, "layer")
+            decode_attention.decode_cross_attention(q, cache[..., 0, :], cache[..., 0, :], positions, heads=2, scale=1)
+        norm = skinny_linear.RowNorm(torch.ones(512), torch.zeros(512), 1e-5, "layer")
         for rows in (1, 4, 16):
             x, weight = torch.zeros(rows, 512), torch.zeros(512, 512, dtype=dtype)
             options = {"norm": norm, "activation": "gelu", "residual": x, "residual_norm": norm}
-            skinny_linear_cuda.skinny_linear(x, weight, norm.bias, **options)
+            skinny_linear.skinny_linear(x, weight, norm.bias, **options)
             weight = weight.to(torch.float8_e4m3fn)
-            skinny_linear_cuda.skinny_linear(x.to(dtype), weight, scale=torch.ones(512), **options)
+            skinny_linear.skinny_linear(x.to(dtype), weight, scale=torch.ones(512), **options)
         for rows, k in ((300, 1), (300, 8), (1, 1), (1, 16)):
             logits, forced = torch.zeros(rows, 32000, dtype=dtype), torch.zeros(rows, dtype=torch.int32)
-            topk_log_softmax_cuda.topk_log_softmax(
-                logits, k, banned=(0, 1), eos=2, forced=forced, ban_eos=forced.bool()
-            )
+            topk_log_softmax.topk_log_softmax(logits, k, banned=(0, 1), eos=2, forced=forced, ban_eos=forced.bool())
     launch_search_updates()
 
 
@@ -119,7 +116,7 @@ def launch_search_updates() -> None:
     constraints = SlotConstraints(3, 0, config, special, device)
     state = BeamState(3, 20, config, constraints, device)
     top, positions = torch.zeros(3, 4, 8), torch.zeros(3, dtype=torch.long)
-    search_update_cuda.beam_update(
+    search_update.beam_update(
         *(top, top.long(), positions, constraints.limit),
         **{name: getattr(state, name) for name in state.tensors()},
         eos=special.eos,
@@ -127,15 +124,23 @@ def launch_search_updates() -> None:
         enough=config.enough,
         early_stopping=config.early_stopping,
     )
+    tables = start_step.StepTables(torch.zeros(9, 64), torch.zeros(9, 64), 1.0, 0, special.eos, 0)
+    start_step.start_step(state.last, state.step, state.done, positions, constraints.limit, top[..., 0].long(), tables)
     greedy = StepwiseState(3, 20, DecodeConfig(method="greedy"), constraints, device)
     names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
     tensors = {name: getattr(greedy, name) for name in names}
-    search_update_cuda.greedy_update(greedy.last, top[:, 0, :1].contiguous(), **tensors, eos=special.eos)
+    search_update.greedy_update(greedy.last, top[:, 0, :1].contiguous(), **tensors, eos=special.eos)
 
 
 if __name__ == "__main__":
     driver.set_active(CompileOnlyDriver())
     JITFunction.__getitem__ = compile_only
-    for module in (decode_attention_cuda, search_update_cuda, skinny_linear_cuda, topk_log_softmax_cuda):
+    for module in (
+        decode_attention,
+        search_update,
+        skinny_linear,
+        start_step,
+        topk_log_softmax,
+    ):
         module.dependent_launch = lambda x: {"PDL": True, "launch_pdl": True}
     launch_every_kernel()

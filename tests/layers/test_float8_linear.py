@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.kernels.cuda import linear_relu_cuda
+from regard.kernels.triton import linear_relu
 from regard.layers.float8_linear import Float8Linear, quantize_float8
 from tests.attention.helpers import FakeCudaTensor
 
@@ -53,6 +53,6 @@ def test_layer_equals_linear_of_rounded_weights():
 def test_fused_relu_does_not_read_float8_weights():
     x, bias = torch.zeros(4, 8, dtype=torch.bfloat16).as_subclass(FakeCudaTensor), torch.zeros(16)
     weight = torch.zeros(16, 8)
-    supported = linear_relu_cuda.supports(x, weight, bias)
-    assert supported == linear_relu_cuda.triton_available()
-    assert not linear_relu_cuda.supports(x, weight.to(torch.float8_e4m3fn), bias)
+    supported = linear_relu.supports(x, weight, bias)
+    assert supported == linear_relu.triton_available()
+    assert not linear_relu.supports(x, weight.to(torch.float8_e4m3fn), bias)

@@ -1,4 +1,4 @@
-"""Residual connections on the kernel `add_norm_cuda` against plain ones: on a GPU, or in Triton's interpreter."""
+"""Residual connections on the kernel `add_norm` against plain ones: on a GPU, or in Triton's interpreter."""
 
 import jaxtyping
 import pytest
@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from regard.attention import Offsets
-from regard.kernels.cuda import add_norm_cuda
-from regard.kernels.triton_support import is_interpreted, triton_available
+from regard.kernels.triton import add_norm
+from regard.kernels.triton.support import is_interpreted, triton_available
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
 from regard.layers.norms import make_norm
 from regard.layers.residual import FusedResidual, Residual
@@ -64,14 +64,14 @@ def test_fused_blocks_equal_plain_blocks(block, kind, norm, monkeypatch):
         return out, torch.autograd.grad(out.sin().sum(), [x_input, *block.parameters()])
 
     expected = outputs_and_gradients(block)
-    kernel, calls = add_norm_cuda.add_norm, count_fused_calls(monkeypatch)
+    kernel, calls = add_norm.add_norm, count_fused_calls(monkeypatch)
     torch.testing.assert_close(outputs_and_gradients(block), expected)
     sublayers = 2 if isinstance(block, EncoderBlock) else 3
     fused = sublayers - 1 if norm == "pre" else sublayers
     assert len(calls) == fused
     block.eval()(x, *other_inputs)  # pre-norm: single decoded tokens compute faster than a kernel launches
     assert len(calls) == fused + (0 if norm == "pre" else fused)
-    monkeypatch.setattr(add_norm_cuda, "add_norm", kernel)
+    monkeypatch.setattr(add_norm, "add_norm", kernel)
     torch._dynamo.reset()
     compiled = torch.compile(block.train(), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(outputs_and_gradients(compiled), expected)
@@ -79,7 +79,7 @@ def test_fused_blocks_equal_plain_blocks(block, kind, norm, monkeypatch):
 
 def count_fused_calls(monkeypatch) -> list[tuple]:
     """Let the kernel run on every input; the list grows by one with each call."""
-    calls, kernel = [], add_norm_cuda.add_norm
-    monkeypatch.setattr(add_norm_cuda, "supports", lambda x, y: True)
-    monkeypatch.setattr(add_norm_cuda, "add_norm", lambda *inputs: calls.append(inputs) or kernel(*inputs))
+    calls, kernel = [], add_norm.add_norm
+    monkeypatch.setattr(add_norm, "supports", lambda x, y: True)
+    monkeypatch.setattr(add_norm, "add_norm", lambda *inputs: calls.append(inputs) or kernel(*inputs))
     return calls

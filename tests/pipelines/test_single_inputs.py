@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from regard.attention import record
 from regard.data import Question, Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.models import GPT, Bert, GPTConfig
+from regard.models import GPT, Bert, GPTConfig, ViT, ViTConfig
 from regard.models.bert import BertConfig
-from regard.pipelines import TextEncoder, TextGenerator
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator
+from regard.viewer import look
 
 SAMPLE = DecodeConfig(method="sample", seed=3, max_len=8)
 
@@ -50,6 +52,29 @@ def test_calls_with_a_list_give_a_list(seq2seq, generator, tokenizer):
     assert generator(tuple(lines)) == [n_best[0].text for n_best in generator.generate(lines)]
     encoder, texts = make_encoder(tokenizer, "mask"), ["one <mask>", "<mask> two"]
     assert encoder.fill(texts, 2) == [encoder.fill(text, 2) for text in texts]
+
+
+def test_results_in_a_cell_are_short(seq2seq, generator, tokenizer):
+    """Notebooks display the value of the last line of a cell, without the recipe and the arrays inside."""
+    classifier = make_encoder(tokenizer, "classify")
+    images = ImageModel(ViT(ViTConfig(width=16, heads=2, layers=1, image_height=8, image_width=8, patch=4)))
+    assert repr(seq2seq).splitlines() == [
+        f"Translator: seq2seq of width 32, {sum(p.numel() for p in seq2seq.model.parameters()):,} parameters, on cpu",
+        f"  input: word tokenizer of {seq2seq.source_tokenizer.vocab_size} entries",
+        "  training: step 120, bleu 12.5",
+    ]
+    for pipeline in (generator, classifier, images):
+        pipeline.training |= {"recipe": {"model": "x" * 3000}}
+        assert len(repr(pipeline).splitlines()) <= 3
+        assert len(repr(pipeline)) < 300
+    assert repr(seq2seq.translate("one")[0]) == f"Translation(text='un', score={seq2seq.translate('one')[0].score!r})"
+    assert "hypothesis" not in repr(generator.generate("one", SAMPLE)[0])
+    with record(seq2seq.model) as recording:
+        seq2seq.translate("one two")
+    for short in (recording, look(seq2seq, "one two").maps, look(images, torch.zeros(3, 8, 8)).maps):
+        assert "decoder.attention" in repr(short) or "blocks.0" in repr(short)
+        assert "tensor" not in repr(short)
+        assert len(repr(short)) < 300
 
 
 def test_prefix_with_unknown_words_is_an_error(seq2seq, tmp_path):

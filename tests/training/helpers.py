@@ -32,7 +32,7 @@ from regard.training.run.run_log import read_metrics
 from regard.training.tasks import restrict_recipe
 
 SMALL = Recipe(
-    data=DataConfig(phrasebook_size=200),
+    data=DataConfig(limit=200),
     tokenizer=TokenizerConfig(vocab_size=150),
     model=TransformerConfig(
         width=16, heads=2, feedforward=32, encoder_layers=1, decoder_layers=1, dropout=0.2, max_len=40

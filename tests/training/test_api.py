@@ -1,17 +1,20 @@
 """`regard.train`: training in one call, and overrides of a recipe."""
 
+import numpy as np
 import pytest
+import torch
 
 import regard
 from regard.cli import main
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
-from regard.training import Recipe, read_toml, recipe_from_dict
+from regard.training import Recipe, TrainConfig, read_toml, recipe_from_dict
 from regard.training.api import resolve_recipe
 from regard.training.recipe_run import run_recipe
 from regard.training.run.run_folder import read_stored_recipe
+from tests.training.helpers import bit_equal, saved_tensors
 
-SMALL = {"phrasebook_size": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
+SMALL = {"limit": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
 TINY = {"width": 8, "heads": 2, "feedforward": 8, "encoder_layers": 1, "decoder_layers": 1}
 
 
@@ -31,7 +34,7 @@ def test_train_returns_a_pipeline_that_load_reopens(tmp_path, pairs):
 def test_the_same_call_resumes_and_keeps_the_recipe(tmp_path):
     out = tmp_path / "model"
     regard.train("phrasebook", out, **SMALL, model=TINY, quiet=True)
-    longer = regard.train("phrasebook", out, phrasebook_size=60, steps=3, quiet=True)
+    longer = regard.train("phrasebook", out, limit=60, steps=3, quiet=True)
     assert longer.model.config.width == 8
     assert read_stored_recipe(out).train.steps == 3
 
@@ -64,6 +67,69 @@ def test_time_budget_chooses_its_schedule(tmp_path, pairs):
         run_recipe(chosen, tmp_path / "new", start_from=tmp_path / "model", quiet=True)
 
 
+class Frame:
+    """What `train` uses of a data frame of pandas."""
+
+    columns = ("en", "fr")
+
+    def to_dict(self, orient: str) -> list[dict[str, str]]:
+        assert orient == "records"
+        return [dict(zip(self.columns, pair)) for pair in ROWS]
+
+
+ROWS = [(f"word {i}", f"mot {i}") for i in range(30)]
+OPTIONS: dict = dict(model=TINY, steps=1, workers=1, device="cpu", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "columns"),
+    [
+        (ROWS, ()),
+        ((pair for pair in ROWS), ()),
+        ([{"source": source, "target": target} for source, target in ROWS], ()),
+        (Frame(), ("en", "fr")),
+    ],
+    ids=["list", "generator", "dictionaries", "frame"],
+)
+def test_rows_train_the_model_of_a_file_with_the_same_pairs(tmp_path, pairs, data, columns):
+    expected = regard.train(pairs, tmp_path / "a", **OPTIONS)
+    actual = regard.train(data, tmp_path / "b", columns=columns, **OPTIONS)
+    assert actual.fingerprint() == expected.fingerprint()
+    assert actual.training["data"] == expected.training["data"]
+    assert read_stored_recipe(tmp_path / "b").data.files == ("<rows>",)
+    longer = regard.train(ROWS, tmp_path / "b", columns=columns, **OPTIONS | {"steps": 2})  # extends it
+    assert longer.training["step"] == 2
+
+
+def test_rows_of_other_tasks(tmp_path):
+    texts = [(f"word {i}", "odd" if i % 2 else "even") for i in range(30)]
+    sizes = dict(width=8, heads=2, feedforward=8, layers=1)
+    options: dict = dict(model=sizes, steps=1, workers=1, device="cpu", quiet=True)
+    classifier = regard.train(texts, tmp_path / "a", task="classify", **options)
+    assert sorted(classifier.model.config.labels) == ["even", "odd"]
+    generator = regard.train((text for text, _ in texts), tmp_path / "b", task="language", **options)
+    assert type(generator).__name__ == "TextGenerator"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            [("a", "b"), ("a", "b", "c")],
+            r"Row 2 of the data must be \(source, target\) or a dictionary \(got \('a', 'b', 'c'\)\)",
+        ),
+        ([1, 2], r"Row 1 of the data must be \(source, target\)"),
+        ([{"en": "a", "fr": "b"}], r'data, line 1: expected text in the fields "source" and "target"'),
+        (7, r"data must be files or rows \(got 7\)"),
+        ({"a": "b"}, "data must be files or rows"),
+    ],
+)
+def test_wrong_rows_are_errors(tmp_path, data, message):
+    with pytest.raises(RegardError, match=message):
+        regard.train(data, tmp_path / "model", **OPTIONS)
+    assert not (tmp_path / "model").exists()
+
+
 def test_packaged_recipe_is_completed_with_data(tmp_path, pairs):
     changes = {"steps": 1, "workers": 1, "device": "cpu", "width": 8}
     regard.train(pairs, tmp_path / "model", recipe="multi30k-rnn", **changes, quiet=True)
@@ -80,6 +146,13 @@ def test_recipe_object_is_used_as_given(tmp_path):
     ("overrides", "message"),
     [
         ({"stepz": 3}, "Unknown key stepz. Did you mean steps?"),
+        ({"epochs": 3}, "Unknown key epochs. Did you mean steps?"),
+        ({"learning_rate": 1e-3}, "Did you mean lr?"),
+        ({"batch_size": 8}, "Did you mean batch_tokens or batch_images?"),
+        ({"train": {"learning_rate": 1e-3}}, "unknown key train.learning_rate. Did you mean train.lr?"),
+        ({"model": "gpt"}, "model must be a table of keys (got 'gpt')."),
+        ({"train": Seq2SeqConfig()}, "train must be a table of keys (got Seq2SeqConfig("),
+        ({"start_from": 5}, "start_from must be a model folder, or a model that regard.load returns (got 5)."),
         ({"dropout": 0.1}, "dropout is a key of tokenizer and model."),
         ({"train": {"steps": "many"}}, "train.steps must be an integer"),
         ({"family": "bert"}, "bert"),
@@ -91,6 +164,41 @@ def test_wrong_overrides_are_errors_that_name_the_key(overrides, message, tmp_pa
         regard.train("phrasebook", tmp_path / "model", **overrides)
     assert message in str(caught.value)
     assert not (tmp_path / "model").exists()
+
+
+def test_values_of_python_and_numpy_are_accepted(tmp_path, pairs):
+    numbers = {"steps": np.int64(2), "lr": np.float32(0.5), "workers": np.array(1), "skip_spikes": np.bool_(False)}
+    regard.train(pairs, tmp_path / "model", **numbers, validation=pairs, model=TINY, device="cpu", quiet=True)
+    stored = read_stored_recipe(tmp_path / "model")
+    assert (stored.train.steps, stored.train.lr, stored.train.skip_spikes) == (2, 0.5, False)
+    assert stored.data.validation == (str(pairs),)
+
+
+def test_config_objects_are_used_as_given(tmp_path, pairs):
+    model = Seq2SeqConfig(width=8, score="concat")
+    train = TrainConfig(steps=2, workers=1, device="cpu")
+    regard.train(pairs, tmp_path / "model", model=model, train=train, lr=1e-3, quiet=True)
+    stored = read_stored_recipe(tmp_path / "model")
+    assert (stored.model.width, stored.model.score, stored.train.schedule) == (8, "concat", train.schedule)
+    assert (stored.train.steps, stored.train.lr) == (2, 1e-3)
+
+
+def test_fine_tuning_starts_from_a_folder_or_a_model(tmp_path, pairs):
+    changes = {"steps": 1, "workers": 1, "device": "cpu", "quiet": True}
+    translator = regard.train(pairs, tmp_path / "model", model=TINY, **changes)
+    for name, origin in (("folder", tmp_path / "model"), ("loaded", translator)):
+        tuned = regard.train(pairs, tmp_path / name, start_from=origin, **changes)
+        assert tuned.training["start_from"] == str(tmp_path / "model")
+    assert bit_equal(saved_tensors(tmp_path / "folder"), saved_tensors(tmp_path / "loaded"))
+    translator.folders = frozenset()
+    with torch.no_grad():
+        for parameter in translator.model.parameters():
+            parameter.zero_()
+    changes["lr"] = 1e-30
+    tuned = regard.train(pairs, tmp_path / "memory", start_from=translator, **changes)
+    assert all(parameter.abs().max() < 1e-20 for parameter in tuned.model.parameters())
+    with pytest.raises(RegardError, match=r"model of a model in memory, whose width is 8 \(got 16\)"):
+        regard.train(pairs, tmp_path / "wide", start_from=translator, width=16, **changes)
 
 
 def test_data_is_required(tmp_path):

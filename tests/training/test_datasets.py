@@ -1,9 +1,13 @@
 """Datasets of sentence pairs: splits, columns and descriptions."""
 
+import dataclasses
+
 import pytest
 
+from regard.data import read_pairs
 from regard.errors import RegardError
 from regard.training import DataConfig, read_dataset
+from tests.training.toy_tasks import toy
 
 
 @pytest.fixture
@@ -40,3 +44,26 @@ def test_missing_column_is_an_error(table):
 def test_one_language_code_is_an_error(table):
     with pytest.raises(RegardError, match=r"data\.languages = \['en'\]; expected two language codes"):
         read_dataset("translate", DataConfig(files=(table,), columns=("en", "fr"), languages=("en",)))
+
+
+@pytest.mark.parametrize("task", ["translate", "language", "mask", "classify", "answer", "tag", "text2text"])
+def test_limit_reads_the_first_examples(task, tmp_path):
+    files = toy("text2text" if task == "translate" else task, tmp_path).data.files
+    data = DataConfig(files[:1] if task == "translate" else files, validation=files)
+    if task == "language":  # each file is a document
+        data = dataclasses.replace(data, files=files * 5)
+    whole, part = read_dataset(task, data), read_dataset(task, dataclasses.replace(data, limit=3))
+    expected = whole.training[:3]
+    if task == "text2text":
+        assert (part.training[:3], len(part.training)) == (expected, 6)  # of each file
+    else:
+        assert part.training == expected
+    assert part.validation == whole.validation
+
+
+def test_built_in_pairs_bring_their_validation_part():
+    dataset = read_dataset("translate", DataConfig(limit=50))
+    assert dataset.training == read_pairs(["phrasebook"])[:50]
+    assert dataset.validation == read_pairs(["phrasebook:validation"])
+    dataset = read_dataset("translate", DataConfig(validation=("phrasebook:test",), limit=50))
+    assert dataset.validation == read_pairs(["phrasebook:test"])

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from regard.data.batching.batch_splitting import split_batch
 from regard.data.batching.pair_batches import PairBatches
 from regard.data.batching.sequences import Sequences
-from regard.errors import Preempted, RegardError
+from regard.errors import Interrupted, Preempted, RegardError
 from regard.pipelines import load
 from regard.training import list_step_folders, run_recipe, trainer
 from regard.training.run import loss_guard, run_log
@@ -414,7 +414,7 @@ def test_interrupted_run_without_space_names_the_last_checkpoint(plain, tmp_path
 
     with failing_flush(monkeypatch, "step-00000006"), monkeypatch.context() as patch:
         patch.setattr(trainer, "set_learning_rate", press_ctrl_c)
-        with pytest.raises(RegardError, match="Interrupted; everything up to step 4 is saved"):
+        with pytest.raises(Interrupted, match="Interrupted; everything up to step 4 is saved"):
             run(tmp_path)
     run(tmp_path)
     assert bit_equal(saved_tensors(tmp_path), saved_tensors(plain))

@@ -10,8 +10,8 @@ import torch
 from regard.attention import explain, use
 from regard.data import PairBatches
 from regard.data.batching.sequences import Sequences
-from regard.kernels.cuda import add_norm_cuda, cross_entropy_cuda, linear_relu_cuda
-from regard.kernels.triton_support import is_interpreted, triton_available
+from regard.kernels.triton import add_norm, cross_entropy, linear_relu
+from regard.kernels.triton.support import is_interpreted, triton_available
 from regard.models import TransformerConfig, make_model
 from regard.training.losses import token_loss
 from regard.training.runtime import compilation
@@ -19,7 +19,7 @@ from regard.training.runtime import compilation
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 
 DEVICE = "cpu" if is_interpreted() else "cuda"
-KERNELS = (cross_entropy_cuda, linear_relu_cuda, add_norm_cuda)
+KERNELS = (cross_entropy, linear_relu, add_norm)
 MODELS = {"post": dict(norm="post"), "pre": dict(norm="pre", norm_kind="rms")}
 
 

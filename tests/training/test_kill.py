@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_test.py"
 
@@ -21,7 +21,7 @@ def on_one_core() -> None:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL") or sys.platform != "linux", reason="the script reads /proc")
 def test_killed_run_ends_with_bit_identical_weights(tmp_path):
     data = tmp_path / "pairs.tsv"  # of which few are for validation, which takes longer than training
-    data.write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in phrasebook_pairs("train", 300)))
+    data.write_text("".join(f"{source}\t{target}\n" for source, target in read_pairs(["phrasebook"])[:300]))
     sizes = ["--kills", "3", "--workers", "1", "--steps", "40", "--width", "32", "--data", str(data)]
     done = subprocess.run([sys.executable, str(SCRIPT), *sizes], capture_output=True, text=True, preexec_fn=on_one_core)
     assert done.returncode == 0, done.stderr

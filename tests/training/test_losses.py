@@ -7,8 +7,9 @@ from torch import Tensor
 from regard.data import PairBatches
 from regard.data.batching.pair_batches import IGNORE_INDEX
 from regard.data.batching.sequences import Sequences
-from regard.kernels.cuda import cross_entropy_cuda
-from regard.kernels.triton_support import is_interpreted
+from regard.errors import RegardError
+from regard.kernels.triton import cross_entropy
+from regard.kernels.triton.support import is_interpreted
 from regard.models import TransformerConfig, make_model
 from regard.training import losses
 from regard.training.losses import token_loss
@@ -45,12 +46,12 @@ def set_chunk_rows(request, monkeypatch):
     """A function that sets the rows per chunk, for the plain loss and for the Triton kernel in the interpreter."""
     if request.param == "kernel" and not is_interpreted():
         pytest.skip("needs Triton's interpreter")
-    monkeypatch.setattr(cross_entropy_cuda, "supports", lambda features: request.param == "kernel")
-    monkeypatch.setattr(cross_entropy_cuda, "BLOCK", 8)
+    monkeypatch.setattr(cross_entropy, "supports", lambda features: request.param == "kernel")
+    monkeypatch.setattr(cross_entropy, "BLOCK", 8)
 
     def set_rows(rows):
         monkeypatch.setattr(losses, "chunk_rows", lambda vocab, device: rows)
-        monkeypatch.setattr(cross_entropy_cuda, "rows_per_chunk", lambda count, vocab: rows)
+        monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda count, vocab: rows)
 
     return set_rows
 
@@ -148,6 +149,13 @@ def test_loss_of_ignored_rows_only_is_zero(set_chunk_rows):
     assert features.grad.eq(0).all()
 
 
+def test_second_derivatives_are_refused():
+    features, weight, targets, _ = example()
+    features.requires_grad_()
+    with pytest.raises(RegardError, match="create_graph=True"):
+        torch.autograd.grad(token_loss(features, weight, targets).loss, features, create_graph=True)
+
+
 def test_gradients_are_only_computed_when_needed(monkeypatch):
     needs_grad = []
     rows_loss = losses._rows_loss
@@ -166,7 +174,7 @@ def test_gradients_are_only_computed_when_needed(monkeypatch):
 @pytest.mark.parametrize("divergence", [0.0, 2.5])
 def test_float16_loss_and_gradients_are_close_to_the_formula(monkeypatch, divergence):
     """float16 features and logits with float32 weights, like autocast on a GPU (there with bfloat16)."""
-    monkeypatch.setattr(cross_entropy_cuda, "supports", lambda features: True)
+    monkeypatch.setattr(cross_entropy, "supports", lambda features: True)
     features, weight, targets, second_pass = example(rows=40, vocab=60, width=16)
     inputs = [x.half().requires_grad_() for x in (features, second_pass)]
     weight = weight.half().float().requires_grad_()
@@ -183,9 +191,9 @@ def test_float16_loss_and_gradients_are_close_to_the_formula(monkeypatch, diverg
 
 def test_chunk_sizes_are_even_and_bounded():
     for count, vocab in ((25_600, 32_000), (1, 32_000), (100_000, 50_257), (300, 10)):
-        rows = cross_entropy_cuda.rows_per_chunk(count, vocab)
+        rows = cross_entropy.rows_per_chunk(count, vocab)
         assert rows % 128 == 0
-        assert (rows - 128) * vocab <= cross_entropy_cuda.CHUNK_ELEMENTS
+        assert (rows - 128) * vocab <= cross_entropy.CHUNK_ELEMENTS
         assert rows < count + 128
 
 
@@ -221,7 +229,7 @@ def test_packed_batch_has_the_loss_and_gradients_of_its_sentences(constant_shape
 @pytest.mark.parametrize("divergence", [0.0, 2.5])
 @pytest.mark.parametrize("vocab", [2, 999, 5000])
 def test_cuda_bfloat16_loss_and_gradients_are_close_to_the_formula(monkeypatch, vocab, divergence):
-    monkeypatch.setattr(cross_entropy_cuda, "rows_per_chunk", lambda count, vocab: 128)
+    monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda count, vocab: 128)
     features, weight, targets, second_pass = (x.cuda() for x in example(rows=300, vocab=vocab, width=64))
     inputs = [x.bfloat16().requires_grad_() for x in (features, second_pass)]
     weight = (0.1 * weight).bfloat16().float().requires_grad_()

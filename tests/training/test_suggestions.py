@@ -30,7 +30,7 @@ def train_briefly(recipe: Recipe, dataset: Dataset, out: Path) -> None:
 
 
 def test_text_gets_a_shared_bpe_tokenizer(tmp_path):
-    dataset = read_dataset("translate", DataConfig(phrasebook_size=400))
+    dataset = read_dataset("translate", DataConfig(limit=400))
     recipe = suggest_recipe("translate", dataset)
     assert recipe.tokenizer.kind == "bpe"
     assert recipe.tokenizer.target_kind is None

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import RegardError
-from regard.pipelines import load
+from regard.pipelines import Translator, load
 from regard.training import list_step_folders, recipe_run, run_recipe, trainer
 from regard.training.run import run_saver
 from regard.training.run.run_folder import METRICS
@@ -79,6 +80,35 @@ def test_same_seed_gives_bit_identical_results(stochastic, tmp_path):
     assert bit_equal(saved_tensors(tmp_path / "again"), saved_tensors(stochastic))
     for name in ("config.json", "tokenizer.json", "training.json"):
         assert (tmp_path / "again" / name).read_bytes() == (stochastic / name).read_bytes()
+
+
+def test_runs_in_several_threads_wait_for_each_other(plain, tmp_path, capsys):
+    """Random numbers, threads and process groups belong to the process."""
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(run, small_recipe(), tmp_path / name) for name in ("a", "b")]
+        assert [type(one.result()) for one in runs] == [Translator] * 2
+    for name in ("a", "b"):
+        assert bit_equal(saved_tensors(tmp_path / name), saved_tensors(plain))
+    assert "regard: waiting for the end of another training in this process." in capsys.readouterr().err
+
+
+def test_settings_of_the_caller_neither_change_the_run_nor_are_changed(plain, tmp_path):
+    def settings():
+        return torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(), torch.is_grad_enabled()
+
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        with torch.inference_mode(), torch.no_grad(), torch.autocast("cpu"):
+            before, random_state = settings(), torch.get_rng_state()
+            run(small_recipe(), tmp_path)
+            assert settings() == before
+            assert torch.is_inference_mode_enabled()
+            assert torch.equal(torch.get_rng_state(), random_state)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert bit_equal(saved_tensors(tmp_path), saved_tensors(plain))
 
 
 def test_step_folders_are_saved_without_changing_the_run(stochastic, tmp_path, monkeypatch):
@@ -165,9 +195,10 @@ def test_ctrl_c_saves_and_the_run_resumes_exactly(stochastic, tmp_path, monkeypa
     handler = signal.getsignal(signal.SIGINT)
     with (
         at_step(monkeypatch, 4, press_ctrl_c),
-        pytest.raises(RegardError, match=r"Interrupted; everything up to step 5 is saved in .* to resume"),
+        pytest.raises(KeyboardInterrupt, match=r"everything up to step 5 is saved in .* to resume") as caught,
     ):
         run(recipe, tmp_path)
+    assert not isinstance(caught.value, Exception)  # in a loop over runs, `except Exception` does not catch it
     assert signal.getsignal(signal.SIGINT) is handler
     assert metric_steps(tmp_path) == [(2, "train"), (4, "train")]
     run(recipe, tmp_path)

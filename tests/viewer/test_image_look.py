@@ -1,6 +1,7 @@
 """`look` at images: its arrays and plots."""
 
 import io
+import pickle
 import xml.etree.ElementTree as xml
 
 import numpy as np
@@ -52,6 +53,28 @@ def test_weights_are_those_of_the_models_own_forward(kind):
         np.testing.assert_allclose(seen.maps[name].weights[:, : used.shape[1]], used, atol=1e-6)
     assert list(seen.probabilities.values()) == pytest.approx(shares.tolist(), abs=1e-6)
     assert seen.label == LABELS[int(shares.argmax())]
+
+
+def test_lists_arrays_and_pickles(tmp_path):
+    model = model_of("mean")
+    first, second = regard.look(model, list(images()[:1]) * 2)
+    np.testing.assert_array_equal(
+        np.asarray(first.maps["blocks.1.attention"]), second.maps["blocks.1.attention"].weights
+    )
+    content = pickle.dumps(first)
+    assert len(content) < sum(4 * parameter.numel() for parameter in model.parameters())
+    loaded = pickle.loads(content)
+    np.testing.assert_array_equal(loaded.rollout(), first.rollout())
+    loaded.save(tmp_path / "map.pdf")
+    for call in (
+        lambda: loaded.save(tmp_path / "page.html"),
+        lambda: loaded.rollout(label=LABELS[0]),
+        loaded.attribution,
+        loaded.head_effects,
+        loaded.logit_lens,
+    ):
+        with pytest.raises(RegardError, match="loaded from a pickle, which has no model"):
+            call()
 
 
 def test_query_of_the_weights_over_patches():
@@ -261,7 +284,7 @@ def test_look_of_a_grayscale_model(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda seen, at: seen.save(at / "map.jpg"), "map.jpg: pages are .html, plots are .png or .svg"),
+        (lambda seen, at: seen.save(at / "map.jpg"), "map.jpg: pages are .html, plots are .png, .svg or .pdf"),
         (
             lambda seen, at: seen.save(at / "map.png", "blocks.9.attention"),
             "no attention 'blocks.9.attention'.*blocks.2",

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 import warnings
 import xml.etree.ElementTree as xml
 from io import BytesIO
@@ -138,6 +139,66 @@ def test_plots_leave_matplotlib_settings_unchanged(seen, tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
+def test_plots_as_pdf(seen, tmp_path):
+    """The same bytes each time, as of the other formats."""
+    for name in ("a.pdf", "b.pdf"):
+        seen.save(tmp_path / name, overview=True)
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_map_is_an_array(seen):
+    cross = seen.maps["decoder.0.cross"]
+    np.testing.assert_array_equal(np.asarray(cross), cross.weights)
+    assert np.asarray(cross, dtype=np.float64).dtype == np.float64
+    assert np.array(cross) is not cross.weights
+
+
+def test_a_list_of_texts_gives_a_list_of_looks(transformer):
+    first, second = look(transformer, ["one two", "three"], ["deux un", "trois"], layers="*.cross")
+    assert (first.translation, second.source, list(second.maps)) == (
+        "deux un",
+        "three",
+        ["decoder.0.cross", "decoder.1.cross"],
+    )
+    assert [one.source for one in look(transformer, ("one", "two"))] == ["one", "two"]
+    assert look(transformer, []) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda model: look(model.model, "one"),
+            r"needs a model with its tokenizers \(got Transformer\).*not its .model",
+        ),
+        (lambda model: look("folder", "one"), r"tokenizers \(got str\). Pass the pipeline that regard.load"),
+        (lambda model: look(model, 3), r"look needs a text \(got 3\)"),
+        (lambda model: look(model, ["one", "two"], "un"), "A list of 2 sources needs as many targets"),
+        (lambda model: look(model, ["one", "two"], ["un"]), "A list of 2 sources needs as many targets"),
+        (lambda model: look(model, ["one"], ["un"], gold=[(0, 0)]), "no gold links. Look at one source at a time"),
+    ],
+)
+def test_other_arguments_of_look_raise_errors(transformer, call, message):
+    with pytest.raises(RegardError, match=message):
+        call(transformer)
+
+
+def test_a_pickled_look_has_its_arrays_and_no_model(transformer, tmp_path):
+    seen = look(transformer, SENTENCE)
+    content = pickle.dumps(seen)
+    assert b"pipelines" not in content.replace(b"regard.pipelines.translation", b"")
+    loaded = pickle.loads(content)
+    np.testing.assert_array_equal(loaded.maps["decoder.1.cross"], seen.maps["decoder.1.cross"])
+    assert (repr(loaded), loaded.search_tree) == (repr(seen), None)
+    for name in ("a.png", "page.html"):
+        loaded.save(tmp_path / name)
+    for explain in (loaded.head_effects, loaded.logit_lens, loaded.attribution, loaded.rollout):
+        with pytest.raises(RegardError, match=r"This look has no model\. Create it with regard\.look"):
+            explain()
+    assert seen.pipeline is transformer
+
+
 def test_any_script_and_symbol_can_be_plotted(transformer, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -151,7 +212,7 @@ def test_any_script_and_symbol_can_be_plotted(transformer, tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda seen, at: seen.save(at / "map.html2"), "pages are .html, plots are .png or .svg"),
+        (lambda seen, at: seen.save(at / "map.html2"), "pages are .html, plots are .png, .svg or .pdf"),
         (
             lambda seen, at: seen.save(at / "map.png", "decoder.9.cross"),
             "no attention 'decoder.9.cross'.*decoder.1.cross",

@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -42,11 +43,23 @@ class Call(NamedTuple):
         return q, k, scale
 
 
+def disable_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast off on the device of x, where there is one: tensors on the device "meta" have none."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
 def disable_compile(run: Callable[[Call], Tensor]) -> Callable[[Call], Tensor]:
     """`torch.compiler.disable`, applied only while compiling: importing the compiler takes a second or more."""
 
     @functools.wraps(run)
     def wrapper(call: Call) -> Tensor:
-        return torch.compiler.disable(run)(call) if torch.compiler.is_compiling() else run(call)
+        if not torch.compiler.is_compiling():
+            return run(call)
+        # With fullgraph=True this is an error, which quotes the message.
+        torch._dynamo.graph_break(
+            msg=f"The attention score {type(call.score).__name__} runs block by block, outside of compiled code. "
+            'Compile without fullgraph=True, or compile and run inside `with regard.attention.use("reference")`.'
+        )
+        return torch.compiler.disable(run)(call)
 
     return wrapper

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from regard.attention.backends.call import Call, disable_compile
+from regard.attention.backends.call import Call, disable_autocast, disable_compile
 from regard.attention.bias import Bias
 from regard.attention.masks import MaskParts
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Score
+from regard.kernels.derivatives import once_differentiable
 from regard.kernels.masked_softmax import masked_softmax
 from regard.kernels.score_blocks import score_blocks
 
@@ -29,8 +31,8 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     H = call.q.shape[1]
     q, k, scale = call.fold(repeat_heads(call.k, H))
     v = repeat_heads(call.v, H)
-    parameters = [*call.score.parameters(), *(call.bias.parameters() if call.bias is not None else ())]
-    return _ChunkedAttention.apply(_ScoreSettings(call.score, call.mask_parts, call.bias, scale), q, k, v, *parameters)
+    settings = _ScoreSettings(call.score, call.mask_parts, call.bias, scale)
+    return _ChunkedAttention.apply(settings, q, k, v, *_State(call.score, call.bias).tensors().values())
 
 
 def blocks(q: Tensor, S: int, pair_size: int, parts: MaskParts) -> Iterator[tuple[slice, slice, slice]]:
@@ -68,26 +70,45 @@ class _ScoreSettings(NamedTuple):
     scale: float
 
 
+class _State(nn.Module):
+    """The parameters and buffers of score and bias, from which the backward pass recomputes the weights.
+
+    Those of the forward pass, which later differ if `torch.func.functional_call` or a checkpoint provided them.
+    """
+
+    def __init__(self, score: Score, bias: Bias | None) -> None:
+        super().__init__()
+        self.score, self.bias = score, bias
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict((*self.named_parameters(), *self.named_buffers()))
+
+    def forward(self, function: Callable[[], None]) -> None:
+        """Called by `functional_call`, with other tensors in their place."""
+        function()
+
+
 class _ChunkedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, settings, q, k, v, *parameters):  # type: ignore[override]
         ctx.save_for_backward(q, k, v, *parameters)
         ctx.settings = settings
         out = v.new_zeros(*q.shape[:3], v.shape[-1])
-        with torch.autocast(q.device.type, enabled=False):
+        with disable_autocast(q):
             for b, t, s in blocks(q, k.shape[2], settings.score.pair_size(q.shape[-1]), settings.parts):
                 weights = _weights(settings, q, k, (b, t, s), q[b, :, t], k[b, :, s])
                 out[b, :, t] = weights.to(v.dtype) @ v[b, :, s]
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, grad):
-        q, k, v, *parameters = ctx.saved_tensors
-        settings = ctx.settings
         needs_grad = ctx.needs_input_grad[1:]
-        grads = [torch.zeros_like(x) if needed else None for x, needed in zip((q, k, v, *parameters), needs_grad)]
-        with torch.autocast(q.device.type, enabled=False):
+        tensors = [x.detach().requires_grad_(needed) for x, needed in zip(ctx.saved_tensors, needs_grad)]
+        (q, k, v, *parameters), settings = tensors, ctx.settings
+        grads = [torch.zeros_like(x) if needed else None for x, needed in zip(tensors, needs_grad)]
+
+        def add_blocks() -> None:
             for b, t, s in blocks(q, k.shape[2], settings.score.pair_size(q.shape[-1]), settings.parts):
                 indices: list[Any] = [(b, slice(None), t), *[(b, slice(None), s)] * 2, *[...] * len(parameters)]
                 block_q, block_k, block_v = (
@@ -102,6 +123,10 @@ class _ChunkedAttention(torch.autograd.Function):
                 for (total, index), block_grad in zip(totals, block_grads):
                     if block_grad is not None:
                         total[index] += block_grad
+
+        state = _State(settings.score, settings.bias)
+        with disable_autocast(q):
+            functional_call(state, dict(zip(state.tensors(), parameters)), (add_blocks,))
         return None, *grads
 
 

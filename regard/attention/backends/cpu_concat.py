@@ -1,4 +1,4 @@
-"""Backend "concat_cpu": the score `Concat` on the blockwise CPU kernel `concat_cpu`."""
+"""Backend "concat_cpu": the score `Concat` on the blockwise CPU kernel `kernels.cpu.concat`."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -6,11 +6,11 @@ from torch import Tensor
 from regard.attention.backends.call import Call, disable_compile
 from regard.attention.reference import repeat_heads
 from regard.attention.scores import Concat
-from regard.kernels.cpu import concat_cpu
+from regard.kernels.cpu import concat
 
 
 def supports(call: Call) -> bool:
-    return type(call.score) is Concat and call.bias is None and concat_cpu.supports(call.q, call.v)
+    return type(call.score) is Concat and call.bias is None and concat.supports(call.q, call.v)
 
 
 @disable_compile
@@ -24,4 +24,4 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
 
     q, k, _ = call.fold(repeat_heads(call.k, H))
     v, w = repeat_heads(call.v, H), call.score.weight_a.to(q.dtype)
-    return concat_cpu.concat_attention(q, k, v, w, parts.causal, parts.window, block_mask)
+    return concat.concat_attention(q, k, v, w, parts.causal, parts.window, block_mask)

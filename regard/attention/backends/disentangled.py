@@ -16,7 +16,7 @@ from regard.kernels.score_blocks import score_blocks
 
 
 def supports(call: Call) -> bool:
-    if not isinstance(call.score, Disentangled) or call.bias is not None:
+    if type(call.score) is not Disentangled or call.bias is not None:
         return False
     tensors = (call.q, call.k, call.v, call.score.keys, call.score.queries)
     return not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))

@@ -15,15 +15,15 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.attention.backends.call import Call
 from regard.attention.masks import KeyPadding
 from regard.attention.reference import repeat_heads
-from regard.attention.scores import DotLike
-from regard.kernels.triton_support import contiguous_rows
+from regard.attention.scores import DotLike, pairs_as
+from regard.kernels.triton.support import contiguous_rows
 
 MAX_BIAS_ELEMENTS = 1 << 24
 
 
 def supports(call: Call) -> bool:
     parts = call.mask_parts
-    if not isinstance(call.score, DotLike):
+    if not pairs_as(call.score, DotLike):
         return False
     if call.bias is not None:
         return _supports_bias(call)

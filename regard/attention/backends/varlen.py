@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.attention.backends.call import Call
-from regard.attention.scores import DotLike, Location
+from regard.attention.scores import DotLike, Location, pairs_as
 
 if torch.cuda.is_available():  # importing it takes a second
     from torch.nn.attention.varlen import varlen_attn
@@ -33,7 +33,7 @@ def supports_inputs(call: Call) -> bool:
     return (
         call.q.is_cuda
         and call.v.dtype in (torch.bfloat16, torch.float16)
-        and isinstance(call.score, DotLike)
+        and pairs_as(call.score, DotLike)
         and call.bias is None
         and parts.lengths is None
         and parts.rest is None

@@ -1,4 +1,4 @@
-"""Dot-product scores over short sequences on the kernel `varlen_short_cuda` (bf16 or f16).
+"""Dot-product scores over short sequences on the kernel `kernels.triton.varlen_short` (bf16 or f16).
 
 Packed sequences of up to 128 tokens, and padded batches in which all sequences have the same 16 to 64 tokens.
 """
@@ -10,8 +10,8 @@ from torch import Tensor
 from regard.attention.backends import varlen
 from regard.attention.backends.call import Call
 from regard.attention.offsets import Offsets
-from regard.kernels.cuda import varlen_short_cuda
-from regard.kernels.triton_support import contiguous_rows
+from regard.kernels.triton import varlen_short
+from regard.kernels.triton.support import contiguous_rows
 
 # Length of the sequences of a padded batch: longer ones fill the tiles of torch's kernels.
 MIN_PADDED_LEN, MAX_PADDED_LEN = 16, 64
@@ -28,7 +28,7 @@ def supports(call: Call) -> bool:
         max_q, max_k = call.q_offsets.max_len, call.k_offsets.max_len
     width = max(call.q.shape[-1], call.k.shape[-1], call.v.shape[-1])
     return (
-        varlen_short_cuda.supports(call.q, max_q, max_k, width)
+        varlen_short.supports(call.q, max_q, max_k, width)
         and varlen.supports_inputs(call)
         and call.mask_parts.window is None
         and call.mask_parts.distance is None
@@ -70,6 +70,6 @@ def run(call: Call) -> Float[Tensor, "..."]:
         v = v.repeat_interleave(k.shape[1] // v.shape[1], dim=1)
     starts = q_offsets.starts.int(), k_offsets.starts.int()
     max_lengths = q_offsets.max_len, k_offsets.max_len
-    return varlen_short_cuda.varlen_short_forward(
+    return varlen_short.varlen_short_forward(
         *(contiguous_rows(x) for x in (q, k, v)), *starts, *max_lengths, scale, call.mask_parts.causal
     )

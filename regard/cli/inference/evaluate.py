@@ -48,12 +48,13 @@ class Options:
     languages: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PAIR", help_behavior_hint="")] = ()
     """multilingual translators: language pair of each file, such as en-de en-fr"""
     alignments: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """gold word alignments in Pharaoh format (0-0 1-2) of whitespace-separated words, one line per pair"""
+    """gold word alignments in Pharaoh format (0-0 1-2) of whitespace-separated words, one line per pair; by default
+    those of the third column of the data, if it has them"""
     layer: Annotated[
         str | None,
         tyro.conf.arg(
             metavar="NAME",
-            help_behavior_hint="(default: the sharpest; for phrasebook, the best on its validation split)",
+            help_behavior_hint="(default: the sharpest)",
         ),
     ] = None
     """cross-attention to take alignments from"""
@@ -66,7 +67,7 @@ class Options:
     bleu_tokenizer: BleuTokenizer = "auto"
     """translations: tokenizer of sacreBLEU; auto: 13a, or one for references without spaces"""
     confusion: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """labels: output file of a confusion matrix plot, .png or .svg; its counts are in --json"""
+    """labels: output file of a confusion matrix plot, .png, .svg or .pdf; its counts are in --json"""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """output file of the metrics as JSON; "-": standard output, with the table on standard error"""
     truncate: Truncate = False

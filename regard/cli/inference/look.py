@@ -44,7 +44,7 @@ SHUTDOWN_TIMEOUT = 5.0
 class Options:
     """Show attention on a sentence or an image: regard look MODEL "The cat sleeps." --out page.html
 
-    A page (.html) shows all attention heads in any browser, offline. An image (.png, .svg) shows the sharpest
+    A page (.html) shows all attention heads in any browser, offline. An image (.png, .svg, .pdf) shows the sharpest
     cross-attention averaged over heads, or the attention selected by --attention, --head and --all; a page opens with
     that selection. For a language model or a text encoder, the sentence is the input text.
 
@@ -80,7 +80,7 @@ class Options:
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: page.html, for image models map.png)")
     ] = None
-    """output file: a page (.html), an image (.png, .svg) or, with --steps or --beside, an animation (.gif)"""
+    """output file: a page (.html), an image (.png, .svg, .pdf) or, with --steps or --beside, an animation (.gif)"""
     attention: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the sharpest)")] = None
     """attention to show first, by its name in regard info"""
     head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: mean of all heads)")] = None

@@ -1,7 +1,7 @@
 """`regard score`: log-probabilities of translations."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regard.cli.common import (
     Columns,
@@ -24,9 +24,8 @@ from regard.cli.common import (
     parse,
     print_note,
 )
-from regard.data.phrasebook import PHRASEBOOK
+from regard.data.text.readers import built_in_part, read_pairs
 from regard.errors import RegardError
-from regard.evaluation.evaluators import read_examples
 from regard.pipelines import Translator
 from regard.pipelines.large_files.input_items import InputItems
 from regard.pipelines.scoring import format_score
@@ -55,6 +54,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "score", argv)
+    options = replace(options, data=built_in_part(options.data, "test") or options.data)
     check_file_options(options.output, options.overwrite, options.data)
     if is_stream(options.output):
         _print_scores(options)
@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
 
 
 def _print_scores(options: Options) -> None:
-    pairs = read_examples(options.data, options.columns).pairs
+    pairs = read_pairs(options.data, options.columns)
     nonempty = [i for i, pair in enumerate(pairs) if any(side.strip() for side in pair)]
     for i in nonempty:
         if not pairs[i][0].strip():
@@ -85,11 +85,7 @@ def _print_scores(options: Options) -> None:
 def _score_file(options: Options) -> None:
     """Write the scores to a file, or resume it."""
     assert options.output is not None
-    if options.data == (PHRASEBOOK,):
-        pairs = read_examples(options.data).pairs
-        source = InputItems(PHRASEBOOK, lambda on_open: iter(pairs), "pair")
-    else:
-        source = InputItems.from_pairs(options.data, options.columns)
+    source = InputItems.from_pairs(options.data, options.columns)
     translators = open_models(options.model, options.device, Translator, parallel=True)
     first, *replicas = (translator.with_target(options.to, options.source_language) for translator in translators)
     with file_progress("scoring") as on_progress:

@@ -29,7 +29,7 @@ class Options:
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("mask.png")
     """output file of the mask, .png"""
     overlay: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """output file of the image overlaid with label colors and names, .png or .svg"""
+    """output file of the image overlaid with label colors and names, .png, .svg or .pdf"""
     device: DeviceOption = "auto"
     quiet: Quiet = False
 

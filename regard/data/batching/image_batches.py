@@ -17,21 +17,27 @@ from regard.data.images.image_set import ImageSet
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch(Batch):
-    """Images as bytes (B, H, W, C) and their targets; `augment` is the augmentation to apply on the device."""
+    """Images as bytes (B, H, W, C), random numbers if the task needs some, and targets; `augment` is the augmentation
+    to apply on the device.
+    """
 
     augment: AugmentConfig
 
     @property
     def pixels(self) -> UInt8[Tensor, "B H W C"]:
-        [pixels] = self.inputs
-        return cast(Tensor, pixels)
+        return cast(Tensor, self.inputs[0])
+
+    @property
+    def noise(self) -> Float[Tensor, "B noise"]:
+        return cast(Tensor, self.inputs[1])
 
 
 class ImageBatches:
     """Batches of `size` images, all of one shape. Epoch e depends on (seed, e) alone.
 
     `rows` are the indices of the images to use; `targets` returns the targets of given rows: a label per image, or a
-    label per pixel. Images that do not fill a batch at the end of an epoch are left out, different ones in each epoch.
+    label per pixel. Each image of a batch gets `noise` uniform random numbers, whatever the number of ranks.
+    Images that do not fill a batch at the end of an epoch are left out, different ones in each epoch.
 
     >>> import tempfile
     >>> from regard.data.images.image_set import read_images
@@ -52,28 +58,42 @@ class ImageBatches:
         size: int,
         seed: int,
         augment: AugmentConfig | None = None,
+        noise: int = 0,
     ) -> None:
         if size < 1 or not len(rows):
             raise ValueError(f"expected at least 1 image and a batch size of at least 1, got {len(rows)} and {size}")
         self.images, self.rows, self.targets = images, rows, targets
         self.size, self.seed, self.augment = min(size, len(rows)), seed, augment or AugmentConfig()
+        self.noise = noise
 
     def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE) -> Iterator[ImageBatch]:
         """The batches of an epoch from index `start` on, or a part of each, in random order."""
         selected, count = part.select([1] * self.size)
         order = np.random.default_rng([self.seed, number]).permutation(self.rows)
-        for begin in range(start * self.size, len(order) - self.size + 1, self.size):
-            batch = self._make_batch(order[begin : begin + self.size][selected], self.augment)
+        for index in range(start, len(order) // self.size):
+            rows = order[index * self.size : (index + 1) * self.size]
+            # index + 1: NumPy seeds [seed, number, 0] like [seed, number], which ordered the images.
+            batch = self._make_batch(rows, self.augment, [self.seed, number, index + 1], selected)
             yield batch if count else replace(batch, sentences=0, tokens=0)
 
     def __iter__(self) -> Iterator[ImageBatch]:
         """All images in order, without augmentation; the last batch may be smaller."""
         for begin in range(0, len(self.rows), self.size):
-            yield self._make_batch(self.rows[begin : begin + self.size], AugmentConfig())
+            yield self._make_batch(self.rows[begin : begin + self.size], AugmentConfig(), [begin])
 
-    def _make_batch(self, rows: Int[np.ndarray, "B"], augment: AugmentConfig) -> ImageBatch:
-        pixels, targets = (torch.from_numpy(array) for array in (self.images.pixels[rows], self.targets(rows)))
-        return ImageBatch((pixels,), targets, len(rows), len(rows), augment)
+    def _make_batch(
+        self,
+        rows: Int[np.ndarray, "B"],
+        augment: AugmentConfig,
+        seed: list[int],
+        selected: list[int] | slice = slice(None),
+    ) -> ImageBatch:
+        """The batch of these rows, or of the selected ones; `seed` is that of the noise."""
+        inputs = [self.images.pixels[rows[selected]]]
+        if self.noise:
+            inputs.append(np.random.default_rng(seed).random((len(rows), self.noise), np.float32)[selected])
+        targets, count = torch.from_numpy(self.targets(rows[selected])), len(inputs[0])
+        return ImageBatch(tuple(map(torch.from_numpy, inputs)), targets, count, count, augment)
 
 
 def pixels_to_float(pixels: UInt8[Tensor, "B H W C"], channels: int) -> Float[Tensor, "B channels H W"]:

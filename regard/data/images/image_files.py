@@ -1,7 +1,8 @@
-"""Sources of images: folders with one sub-folder per class, tables of images or tiles, arrays, single files."""
+"""Sources of images: folders with one sub-folder per class, tables of images, arrays, single files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -15,13 +16,14 @@ from regard.data.images.image_decoding import (
     image_errors,
     read_header,
 )
-from regard.data.images.tile_sheets import SHEET_COLUMN, TILE_COLUMN, get_cell, read_sheets
 from regard.data.text.readers import errors_at_line, read_named_rows, uncompressed_suffix
 from regard.errors import RegardError
 
 # Columns of a table: the default label column, the image file, its mask, and the split that it belongs to.
 LABEL_COLUMN = "label"
 _PATH_COLUMNS, _MASK_COLUMN, _SPLIT_COLUMN = ("path", "file", "filename", "image"), "mask", "split"
+# Names of folders that contain class folders, and are none.
+_SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test")
 
 
 class ImageSource(Protocol):
@@ -110,7 +112,10 @@ class ImageFile:
 
 
 def _read_folder(folder: Path) -> list[ImageFile]:
-    """Images of a folder: one sub-folder per class, two sub-folders "images" and "masks", or images without labels."""
+    """Images of a folder: one sub-folder per class, two sub-folders "images" and "masks", or images without labels.
+
+    The images of a class, and the masks, may lie in further sub-folders.
+    """
     folders, files = _list_folder(folder)
     if folders and files:
         raise RegardError(f"{files[0]} is next to the class folders.", "Move every image into the folder of its class.")
@@ -118,13 +123,25 @@ def _read_folder(folder: Path) -> list[ImageFile]:
         return _pair_with_masks(folder / "images", folder / "masks")
     images = [ImageFile(file) for file in files]
     for class_folder in folders:
-        sub_folders, class_files = _list_folder(class_folder)
+        sub_folders, direct_files = _list_folder(class_folder)
+        if sub_folders and not direct_files and (len(folders) == 1 or class_folder.name.lower() in _SPLITS):
+            raise RegardError(
+                f"{class_folder}: the class folder contains only folders, such as {sub_folders[0].name}.",
+                "Pass the folder that contains the class folders.",
+            )
+        class_files = _list_images(class_folder, (folder.resolve(),))
         if not class_files:
-            content = f"only folders, such as {sub_folders[0].name}" if sub_folders else "no images"
-            hint = "Pass the folder that contains the class folders." if sub_folders else "Add images or remove it."
-            raise RegardError(f"{class_folder}: the class folder contains {content}.", hint)
+            raise RegardError(f"{class_folder}: the class folder contains no images.", "Add images or remove it.")
         images += [ImageFile(file, class_folder.name) for file in class_files]
     return images
+
+
+def _list_images(folder: Path, parents: tuple[Path, ...] = ()) -> list[Path]:
+    """The image files of a folder and, after them, of its sub-folders; a link to a folder above is left out."""
+    folders, files = _list_folder(folder)
+    parents = (*parents, folder.resolve())
+    below = [_list_images(entry, parents) for entry in folders if entry.resolve() not in parents]
+    return [*files, *chain.from_iterable(below)]
 
 
 def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -141,25 +158,25 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _pair_with_masks(images: Path, masks: Path) -> list[ImageFile]:
-    """Pair images with the masks of the same file name, ignoring suffixes."""
-    mask_by_stem = {mask.stem: mask for mask in _list_folder(masks)[1]}
+    """Pair images with the masks of the same sub-folder and file name, ignoring suffixes."""
+    mask_by_stem = {mask.relative_to(masks).with_suffix(""): mask for mask in _list_images(masks)}
     paired = []
-    for file in _list_folder(images)[1]:
-        if file.stem not in mask_by_stem:
-            raise RegardError(f"{file} has no mask in {masks}.", f"Add the mask as {file.stem}.png.")
-        paired.append(ImageFile(file, None, mask_by_stem[file.stem]))
+    for file in _list_images(images):
+        stem = file.relative_to(images).with_suffix("")
+        if stem not in mask_by_stem:
+            raise RegardError(f"{file} has no mask in {masks}.", f"Add the mask as {stem}.png.")
+        paired.append(ImageFile(file, None, mask_by_stem[stem]))
     return paired
 
 
-def _read_image_table(file: Path, part: str, label: str) -> Sequence[ImageSource]:
-    """Images listed in a table, or tiles of sheets."""
+def _read_image_table(file: Path, part: str, label: str) -> list[ImageFile]:
+    """Images listed in a table."""
     rows = read_named_rows(file)
     if not rows:
         raise RegardError(f"{file} lists no images.", "Write one row per image below the header.")
     columns = list(rows[0][1])
-    path_column = next((name for name in _PATH_COLUMNS if name in columns), None)
-    has_sheets = path_column is None and SHEET_COLUMN in columns
-    required = [TILE_COLUMN] if has_sheets else [path_column or _PATH_COLUMNS[0]]
+    path_column = next((name for name in _PATH_COLUMNS if name in columns), _PATH_COLUMNS[0])
+    required = [path_column]
     required += [label] if label != LABEL_COLUMN else []
     required += [_SPLIT_COLUMN] if part else []
     for column in required:
@@ -169,12 +186,16 @@ def _read_image_table(file: Path, part: str, label: str) -> Sequence[ImageSource
     if not selected:
         known = sorted({row[_SPLIT_COLUMN] for _, row in rows})
         raise RegardError(f"{file}: no row has the split {part!r}.", f"Its splits are {', '.join(known)}.")
-    if path_column is None:
-        return read_sheets(file, rows, selected, label)
     images = []
     for number, row in selected:
         with errors_at_line(file, number):
-            name = get_cell(row, label) if label in row else None
-            mask = file.parent / get_cell(row, _MASK_COLUMN) if _MASK_COLUMN in row else None
-            images.append(ImageFile(file.parent / get_cell(row, path_column), name, mask))
+            name = _get_cell(row, label) if label in row else None
+            mask = file.parent / _get_cell(row, _MASK_COLUMN) if _MASK_COLUMN in row else None
+            images.append(ImageFile(file.parent / _get_cell(row, path_column), name, mask))
     return images
+
+
+def _get_cell(row: dict[str, str], column: str) -> str:
+    if not row[column]:
+        raise RegardError(f"the {column} is empty.", "Fill it in, or remove the row.")
+    return row[column]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -127,6 +128,7 @@ def read_images(
     channels: int = 0,
     label: str = LABEL_COLUMN,
     on_bad: OnBad = "stop",
+    limit: int = 0,
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ImageSet:
@@ -135,9 +137,6 @@ def read_images(
     - a folder with one sub-folder of images per class; or with two sub-folders, `images` and `masks`, in which an image
       and its mask have the same name; or with images only, which then have no labels;
     - a table (`.csv`, `.tsv`) with the column `path`, relative to the table, and optionally `label` and `mask`;
-    - a table with the columns `sheet`, `tile` and optionally `label`: sheets are large images of square tiles, numbered
-      row by row from 0. The masks of `NAME.jpg` are in `NAME.mask.png`. If the table does not list the last tile of
-      each sheet, a column `side` must state the side of the tiles in pixels; otherwise it is inferred from the sheets;
     - `.npz` files with the arrays `images` (or `x`), `labels` (or `y`), and optionally `masks` and label `names`;
     - idx files, plain or .gz: images, then labels (by default the file with the usual name in the same folder);
     - image files: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM.
@@ -147,7 +146,8 @@ def read_images(
 
     `size` is the side, or (height, width), to which images are resized and center-cropped; 0: their own size.
     `channels` is 1 or 3; 0: 1 if every image is gray, otherwise 3. Transparent areas become white. With
-    `on_bad="stop"`, an unreadable file is an error; with "skip", it is skipped and counted.
+    `on_bad="stop"`, an unreadable file is an error; with "skip", it is skipped and counted. With `limit`, only the
+    first images are read.
 
     With `cache`, a folder, images are decoded once and memory-mapped from there until the files change; without, they
     are kept in memory. `progress` is called with the number of decoded images and their total.
@@ -168,7 +168,7 @@ def read_images(
             f"Invalid image size {size}.", "Use a positive number of pixels, or 0 to keep the size of the images."
         )
     fit = ResizeRule((height, width) if height else None)
-    store = _load_store(files, fit, channels, label, on_bad, cache, progress)
+    store = _load_store(files, fit, channels, label, on_bad, limit, cache, progress)
     height, width = store.sizes[0].tolist()
     return ImageSet(
         pixels=store.pixels.reshape(-1, height, width, store.facts["channels"]),
@@ -185,6 +185,7 @@ def read_ragged_images(
     channels: int = 0,
     label: str = LABEL_COLUMN,
     on_bad: OnBad = "stop",
+    limit: int = 0,
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> RaggedImages:
@@ -198,7 +199,7 @@ def read_ragged_images(
             "Change data.patch or data.longest.",
         )
     fit = ResizeRule(patch=patch, longest=longest)
-    store = _load_store(files, fit, channels, label, on_bad, cache, progress, ragged=True)
+    store = _load_store(files, fit, channels, label, on_bad, limit, cache, progress, ragged=True)
     return RaggedImages(
         flat=store.pixels,
         flat_masks=store.masks,
@@ -223,6 +224,7 @@ def _load_store(
     channels: int,
     label: str,
     on_bad: OnBad,
+    limit: int,
     cache: str | Path | None,
     progress: Progress | None,
     ragged: bool = False,
@@ -234,16 +236,20 @@ def _load_store(
     if on_bad not in ("stop", "skip"):
         raise RegardError(f"on_bad must be 'stop' or 'skip' (got {on_bad!r}).", "Use one of them.")
     sources = find_sources(files, label)
+    if limit:
+        before = accumulate(map(len, sources), initial=0)
+        sources = [source for source, count in zip(sources, before) if count < limit]
     skipped: list[str] = []
 
     def decode() -> Iterator[DecodedImage]:
         with ThreadPoolExecutor(_thread_count()) as pool:
             resolved = _resolve_channels_and_size(pool, sources, fit, channels, on_bad, ragged)
-            yield from _decode_all(pool, sources, *resolved, skipped if on_bad == "skip" else None, progress)
+            images = _decode_all(pool, sources, *resolved, skipped if on_bad == "skip" else None, progress)
+            yield from islice(images, limit or None)
 
     if cache is None:
         return build_store(decode(), skipped)
-    options = ([str(Path(file).absolute()) for file in files], label, fit, channels, on_bad, ragged)
+    options = ([str(Path(file).absolute()) for file in files], label, fit, channels, on_bad, limit, ragged)
     return open_or_build_store(Path(cache), options, sources, decode, skipped)
 
 

@@ -1,7 +1,7 @@
 """Cleaning of sentence pairs, with counts, and the automatic validation split."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -48,7 +48,7 @@ class CleaningCounts:
 
 
 def clean(
-    pairs: Sequence[TextPair], max_ratio: float = 9.0, max_chars: int = MAX_CHARS
+    pairs: Iterable[TextPair], max_ratio: float = 9.0, max_chars: int = MAX_CHARS
 ) -> tuple[list[TextPair], CleaningCounts]:
     """Remove pairs with an empty side, duplicates, pairs with a side of more than `max_chars` characters, and pairs
     whose lengths differ too much to be translations: the longer side has more than `max_ratio` times the characters of

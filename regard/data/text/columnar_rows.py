@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.text.compression import MAX_EXPANSION_BYTES, MAX_EXPANSION_RATIO
-from regard.errors import RegardError
-from regard.optional_packages import require_package
+from regard.errors import RegardError, require_package
 
 PARQUET = ".parquet"
 HUB_PREFIX = "hf:"

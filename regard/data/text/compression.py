@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from regard.errors import RegardError
-from regard.optional_packages import require_package
+from regard.errors import RegardError, require_package
 
 STDIN = "-"
 # Compressed data may expand to this many bytes, or to this multiple of its size if that is more. Text compresses to

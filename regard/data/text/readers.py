@@ -20,12 +20,23 @@ from regard.errors import RegardError
 logger = logging.getLogger("regard")
 
 TextPair = tuple[str, str]
+Link = tuple[int, int]
+"""indices of a source word and of a target word, in an alignment"""
 
+# Built-in sentence pairs with gold alignments; tools/phrasebook writes the files.
+PHRASEBOOK = "phrasebook"
+_PHRASEBOOK_FILES = {
+    PHRASEBOOK: "phrasebook.tsv.gz",
+    f"{PHRASEBOOK}:validation": "phrasebook-validation.tsv.gz",
+    f"{PHRASEBOOK}:test": "phrasebook-test.tsv.gz",
+}
 MAX_LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 _PAIR_SUFFIXES = (".tsv", ".csv", ".jsonl", PARQUET)
 # Known column names: a first row with two of them above the source and target columns is a header.
 _SOURCE_NAMES, _TARGET_NAMES = ("source", "src"), ("target", "tgt", "trg")
+_ALIGNMENT_NAME = "alignment"
+_LINK = re.compile(r"(\d{1,9})-(\d{1,9})")
 _COLUMN_NAMES = """
     source src target tgt trg input output text text1 text2 sentence sentence1 sentence2 label translation original
     reference question answer word lemma form inflection singular plural pronunciation phonemes ipa noisy clean
@@ -198,6 +209,8 @@ def is_table(file: str | Path) -> bool:
 
 def _suggest_file(path: Path) -> str:
     """Hint for a missing file: files with similar names."""
+    if str(path).partition(":")[0] == PHRASEBOOK:
+        return f"The built-in sentence pairs, for the task translate, are {', '.join(_PHRASEBOOK_FILES)}."
     if not path.parent.is_dir():
         return f"There is no folder {path.parent} either."
     similar = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3)
@@ -331,12 +344,13 @@ def stream_pairs(
     """Pairs of source and target texts, one at a time.
 
     - Two parallel files: line n of one is the translation of line n of the other.
-    - `.tsv` and `.csv` files: source and target in the first two columns; further columns are ignored. A header
-      (column names such as source and target, or language codes) is detected, logged and skipped. Several files are
-      concatenated.
+    - `.tsv` and `.csv` files: source and target in the first two columns; further columns are ignored (but see
+      `read_aligned_pairs`). A header (column names such as source and target, or language codes) is detected, logged
+      and skipped. Several files are concatenated.
     - `.jsonl` and `.parquet` files, and datasets of the Hugging Face hub (see `hub_rows`): objects with "source" and
       "target", at the top level or inside "translation". Several files are concatenated.
     - One file with another suffix, or stdin ("-"): JSONL if it starts with "{", otherwise TSV.
+    - "phrasebook": the built-in sentence pairs for training; "phrasebook:validation" and "phrasebook:test".
 
     `columns` selects source and target: column names of the header or fields of JSONL (("en", "fr")), or column numbers
     from 1 (("2", "1")). An empty line is a pair of empty sentences, which cleaning counts and removes.
@@ -345,6 +359,41 @@ def stream_pairs(
         raise RegardError(
             f"Sentence pairs need two columns (got {len(columns)}).", hint="Name the source and the target column."
         )
+    return _stream_rows(files, tuple(columns or ()), on_open)
+
+
+def read_aligned_pairs(
+    files: Sequence[str | Path], columns: Sequence[str] = ()
+) -> tuple[list[TextPair], list[list[Link]] | None]:
+    """Read pairs like `read_pairs`, and the alignment of each; None if the files have no alignments.
+
+    An alignment is written as in Moses: "0-0 1-2" links source word 0 to target word 0, and 1 to 2, where words are
+    separated by white space. It is in the column or field "alignment" or in the third of `columns`; in tables without a
+    header, in the third column, if this starts with a link in the first line.
+    """
+    if columns and len(columns) not in (2, 3):
+        raise RegardError(
+            f"Sentence pairs need two columns, or three with an alignment (got {len(columns)}).",
+            hint="Name the source, the target and the alignment column.",
+        )
+    rows = list(_stream_rows(files, tuple(columns), None, with_links=True))
+    if all(len(row) == 2 for row in rows):
+        return rows, None
+    # An empty line is a pair of empty sentences.
+    unaligned = [number for number, row in enumerate(rows, 1) if len(row) == 2 and any(row)]
+    if unaligned:
+        raise RegardError(
+            f"{' '.join(map(display_name, files))}: pair {unaligned[0]} has no alignment, but others have one.",
+            hint="Write an alignment for every pair; it may be empty.",
+        )
+    return [(row[0], row[1]) for row in rows], [row[2] if len(row) == 3 else [] for row in rows]
+
+
+def _stream_rows(
+    files: Sequence[str | Path], columns: tuple[str, ...], on_open: OnOpen | None, with_links: bool = False
+) -> Iterator[Any]:
+    """The pairs of files; with `with_links`, triples of source, target and links where there is an alignment."""
+    files = [_resolve_built_in(file) for file in files]
     if len(files) == 2 and not all(map(is_table, files)):
         if columns:
             raise RegardError(
@@ -352,12 +401,26 @@ def stream_pairs(
             )
         return _parallel_pairs(files[0], files[1], on_open)
     if len(files) == 1 or (files and all(map(is_table, files))):
-        return (pair for file in files for pair in _read_pair_table(file, tuple(columns or ()), on_open))
+        return (row for file in files for row in _read_pair_table(file, columns, on_open, with_links))
     raise RegardError(
         f"Expected two parallel files, or .tsv, .csv, .jsonl and .parquet files, got {len(files)} files"
         + (f" like {files[0]}." if files else "."),
         hint="Pass a source file and a target file, or one file with source<TAB>target lines.",
     )
+
+
+def _resolve_built_in(file: str | Path) -> str | Path:
+    name = _PHRASEBOOK_FILES.get(str(file))
+    return file if name is None else Path(__file__).parents[1] / name
+
+
+def built_in_part(files: Sequence[str | Path], part: str) -> tuple[str, ...]:
+    """The part of built-in data, "validation" or "test", that belongs to their training pairs; none for other files.
+
+    >>> built_in_part(["phrasebook"], "test"), built_in_part(["pairs.tsv"], "test")
+    (('phrasebook:test',), ())
+    """
+    return (f"{PHRASEBOOK}:{part}",) if [str(file) for file in files] == [PHRASEBOOK] else ()
 
 
 def _parallel_pairs(source: str | Path, target: str | Path, on_open: OnOpen | None) -> Iterator[TextPair]:
@@ -376,23 +439,35 @@ def _parallel_pairs(source: str | Path, target: str | Path, on_open: OnOpen | No
         yield source_line, target_line
 
 
-def _read_pair_table(file: str | Path, columns: tuple[str, ...], on_open: OnOpen | None) -> Iterator[TextPair]:
-    rows = table_rows(file, columns=columns, on_open=on_open)
+def _read_pair_table(
+    file: str | Path, columns: tuple[str, ...], on_open: OnOpen | None, with_links: bool
+) -> Iterator[tuple[Any, ...]]:
+    needed = (*columns, _ALIGNMENT_NAME) if with_links and len(columns) == 2 else columns
+    rows = table_rows(file, columns=needed, on_open=on_open)
     head = list(islice(rows, 2))
     indices, is_csv = [0, 1], uncompressed_suffix(file).lower() == ".csv"
     if head and head[0].fields:
+        first_row = head[0].fields
         with errors_at_line(file, head[0].number):
-            indices, is_header = _find_pair_columns(columns, *(row.fields or [] for row in head))
+            indices, is_header = _find_pair_columns(columns[:2], *(row.fields or [] for row in head))
+            if with_links:
+                indices += _find_alignment_column(columns, first_row, is_header)
         if is_header:
-            warn_header_skipped(file, head[0].fields)
+            warn_header_skipped(file, first_row)
             del head[0]
     for row in chain(head, rows):
         with errors_at_line(file, row.number):
             if row.fields is None:
-                pair = pair_from_object(row.value, columns)
+                texts: tuple[str, ...] = pair_from_object(row.value, columns[:2])
+                if with_links:
+                    texts += _alignment_from_object(row.value, columns)
             else:
-                pair = _pair_from_fields(row.fields, indices, is_csv) if row.fields else ("", "")
-        yield pair
+                texts = _select_fields(row.fields, indices, is_csv) if row.fields else ("",) * len(indices)
+            source, target, *alignments = texts
+            links = [parse_links(alignment) for alignment in alignments]  # of one alignment, or none
+            for one in links:
+                check_links(one, source, target)
+        yield source, target, *links
 
 
 def _find_pair_columns(
@@ -423,12 +498,49 @@ def _is_header(names: Sequence[str], second_row: Sequence[str], indices: Sequenc
     return max(indices) < len(second_row) and all(len(second_row[index].strip()) > 3 for index in indices)
 
 
-def _pair_from_fields(fields: Sequence[str], indices: Sequence[int], is_csv: bool) -> TextPair:
+def _find_alignment_column(columns: Sequence[str], first_row: Sequence[str], is_header: bool) -> list[int]:
+    """The index of the column of alignments, or nothing."""
+    if len(columns) == 3:
+        return column_indices(columns[2:], first_row)
+    if is_header:
+        return [i for i, name in enumerate(first_row) if name.strip().lower() == _ALIGNMENT_NAME][:1]
+    is_aligned = not columns and len(first_row) > 2 and _LINK.fullmatch(first_row[2].partition(" ")[0])
+    return [2] if is_aligned else []
+
+
+def parse_links(text: str) -> list[Link]:
+    """The links of an alignment.
+
+    >>> parse_links("0-0 1-2")
+    [(0, 0), (1, 2)]
+    """
+    links = []
+    for link in text.split():
+        match = _LINK.fullmatch(link)
+        if match is None:
+            raise RegardError(f"invalid link {link!r}.", 'Write word indices from 0, like "0-0 1-2".')
+        links.append((int(match[1]), int(match[2])))
+    return links
+
+
+def check_links(links: Sequence[Link], source: str, target: str) -> None:
+    """Raise an error for a link to a word that the source or the target does not have."""
+    source_words, target_words = len(source.split()), len(target.split())
+    for link in links:
+        if link[0] >= source_words or link[1] >= target_words:
+            raise RegardError(
+                f"the link {link[0]}-{link[1]} is out of range.",
+                f"The source has {source_words} words and the target {target_words}, counted from 0.",
+            )
+
+
+def _select_fields(fields: Sequence[str], indices: Sequence[int], is_csv: bool) -> tuple[str, ...]:
     if len(fields) <= max(indices):
         has_no_tab = len(fields) == 1 and not is_csv
         problem = "no tab" if has_no_tab else f"only {len(fields)} column{'s' * (len(fields) > 1)}"
-        raise RegardError(f"{problem}.", hint=f"Write source{',' if is_csv else '<TAB>'}target on every line.")
-    return fields[indices[0]], fields[indices[1]]
+        expected = ["source", "target", "alignment"][: len(indices)]
+        raise RegardError(f"{problem}.", hint=f"Write {(',' if is_csv else '<TAB>').join(expected)} on every line.")
+    return tuple(fields[index] for index in indices)
 
 
 def parse_json_line(line: str) -> Any:
@@ -463,3 +575,16 @@ def pair_from_object(entry: Any, columns: Sequence[str]) -> TextPair:
         message = f'expected text in the fields "{names[0]}" and "{names[1]}"; {describe_fields(entry)}.'
         raise RegardError(message, hint="Name the two fields: --columns SOURCE TARGET")
     return source, target
+
+
+def _alignment_from_object(entry: Any, columns: Sequence[str]) -> tuple[str, ...]:
+    name = columns[2] if len(columns) == 3 else _ALIGNMENT_NAME
+    inner = entry.get("translation")
+    alignment = entry.get(name, inner.get(name) if isinstance(inner, dict) else None)
+    if alignment is None and len(columns) < 3:
+        return ()
+    if not isinstance(alignment, str):
+        raise RegardError(
+            f'expected text in the field "{name}"; {describe_fields(entry)}.', 'Write links like "0-0 1-2".'
+        )
+    return (alignment,)

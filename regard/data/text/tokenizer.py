@@ -4,6 +4,7 @@ They wrap the `tokenizers` library and are saved in its format, so that other to
 """
 
 import json
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -53,6 +54,11 @@ TOKENIZER_KINDS = tuple(_PRE_TOKENIZERS)
 # Tokenizer of an imported model, not trained with Regard.
 FOREIGN_KIND = "foreign"
 _RESTORE = "Restore the tokenizer from a good copy."
+# Limits of the parts of a long text: the library needs half a kilobyte per token while it encodes. Training on a piece
+# without (or of) white space takes quadratic time.
+PART_CHARS, MAX_PART_CHARS, MAX_PIECE_CHARS = 1 << 15, 1 << 16, 1 << 10
+_BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
+_LONG_PIECE = re.compile(rf"(?<!\S)\S{{{MAX_PIECE_CHARS},}}|(?<!\s)\s{{{MAX_PIECE_CHARS},}}")
 
 
 def _make_decoder(kind: str, keep_newlines: bool = False) -> decoders.Decoder:
@@ -175,7 +181,7 @@ class Tokenizer:
         library.normalizer = _make_normalizer(kind, lowercase, exact, keep_newlines)
         library.pre_tokenizer = _PRE_TOKENIZERS[kind]
         library.decoder = _make_decoder(kind, keep_newlines)
-        library.train_from_iterator(texts, trainer)
+        library.train_from_iterator((part for text in texts for part in _training_parts(text)), trainer)
         if kind == "sentencepiece":
             _add_all_merges(library)
         return Tokenizer(library, kind)
@@ -354,6 +360,33 @@ class Tokenizer:
                     )
                 return tokenizer
         raise RegardError(f"{path}: unsupported tokenizer.", hint=f"Supported kinds: {', '.join(TOKENIZER_KINDS)}.")
+
+
+def split_text(text: str) -> list[str]:
+    """Split before spaces between letters, which no token spans, into parts of at least PART_CHARS characters.
+
+    Where the next such space is beyond MAX_PART_CHARS characters, as in Chinese, the part ends there.
+
+    >>> [len(part) for part in split_text("a " * 40_000)]
+    [32769, 32768, 14463]
+    """
+    parts, start = [], 0
+    while True:
+        end = start + MAX_PART_CHARS
+        if match := _BETWEEN_WORDS.search(text, start + PART_CHARS, end):
+            end = match.start()
+        parts.append(text[start:end])
+        if end >= len(text):
+            return parts
+        start = end
+
+
+def _training_parts(text: str) -> Iterator[str]:
+    """The parts of a text to train a tokenizer on, without pieces that are too long for that."""
+    for part in split_text(text) if len(text) > PART_CHARS else [text]:
+        pieces = _LONG_PIECE.finditer(part) if len(part) > MAX_PIECE_CHARS else ()
+        cuts = [cut for piece in pieces for cut in range(piece.start() + MAX_PIECE_CHARS, piece.end(), MAX_PIECE_CHARS)]
+        yield from (part[start:end] for start, end in pairwise([0, *cuts, len(part)]))
 
 
 def _add_all_merges(library: tokenizers.Tokenizer) -> None:

@@ -28,8 +28,8 @@ from regard.decode.protocol import SPECIAL, SpecialTokens
 from regard.decode.rules.constraints import Constraints
 from regard.decode.rules.token_rules import has_token_rules
 from regard.decode.sampling import OnToken
-from regard.kernels.cpu.numba_support import numba_available
-from regard.kernels.triton_support import next_power_of_two
+from regard.kernels.cpu.support import numba_available
+from regard.kernels.triton.support import next_power_of_two
 from regard.models.gpt import GPT
 from regard.models.lengths import length_limit
 from regard.models.seq2seq import Seq2Seq

@@ -17,8 +17,8 @@ from regard.decode.engine.model_precision import convert_model
 from regard.decode.engine.slot_decoder import REFILL_SHARE, DecodingJob, SlotDecoder
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SpecialTokens
-from regard.kernels.cpu.numba_support import numba_available
-from regard.kernels.triton_support import next_power_of_two
+from regard.kernels.cpu.support import numba_available
+from regard.kernels.triton.support import next_power_of_two
 from regard.models.gpt import GPT
 from regard.models.lengths import length_limit
 

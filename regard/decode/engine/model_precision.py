@@ -103,7 +103,7 @@ def _hash(tensors: list[Tensor], stride: int = 1) -> int:
         return 0
     is_on_cpu = all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
     if is_on_cpu and "numba" in sys.modules:
-        from regard.kernels.cpu.memory_hash_cpu import hash_memory
+        from regard.kernels.cpu.memory_hash import hash_memory
 
         # The last one to three bytes of int8 weights of odd sizes are left out.
         addresses, words = [tensor.data_ptr() for tensor in tensors], [tensor.nbytes // 4 for tensor in tensors]

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
-from regard.optional_packages import require_package
+from regard.errors import RegardError, require_package
 
 _INTACT = "Replace it with an intact copy."
 _VERSIONS = (2, 3)

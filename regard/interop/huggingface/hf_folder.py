@@ -75,6 +75,7 @@ from regard.pipelines import (
     TextEncoder,
     TextGenerator,
     Translator,
+    check_storable,
     make_pipeline,
     model_from_weights,
     vocab_sizes,
@@ -239,6 +240,7 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     If no class of transformers computes the same, an error is raised and nothing is written.
     """
     folder = Path(folder)
+    check_storable(pipeline)
     check_output_folder(folder)
     config: Any = pipeline.model.config
     tokens = pipeline.language_tokens if isinstance(pipeline, Translator) else None

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from regard.errors import require_package
 from regard.files import check_output_folder
-from regard.optional_packages import require_package
 from regard.pipelines import Pipeline, write_config, write_tokenizers
 
 # Larger models store their weights outside of the protobuf file, which is limited to 2 GB.

@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import RegardError, require_package
 from regard.layers.packed import Packed
 from regard.models import family_name
-from regard.optional_packages import require_package
 from regard.pipelines import check_kind, make_pipeline, read_config, read_pipeline_settings, read_tokenizers
 
 GRAPHS = {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.kernels.cpu.int8_linear_cpu import quantize_weight
+from regard.kernels.cpu.int8_linear import quantize_weight
 
 SCALE_SUFFIX = "_scale"
 """the scales of the int8 tensor `layer.weight` are in the float32 tensor `layer.weight_scale`"""

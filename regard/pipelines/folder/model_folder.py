@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,9 +38,8 @@ from regard.devices import find_device
 from regard.errors import RegardError
 from regard.files import check_output_folder, write_atomically
 from regard.models import FAMILIES, family_name, make_model
-from regard.models.parameters import SkipInitialization, layer_counts
+from regard.models.parameters import SkipInitialization, find_change, layer_counts
 from regard.pipelines.folder.int8_weights import dequantize_weights, quantize_weights
-from regard.pipelines.folder.migration import migrate_names
 from regard.pipelines.folder.shortlist_file import SHORTLIST_FILE, read_shortlist, write_shortlist
 from regard.pipelines.image_model import ImageModel
 from regard.pipelines.language_choice import without_languages
@@ -49,7 +48,7 @@ from regard.pipelines.sentence_embedding import read_sentence_embedding, write_s
 from regard.pipelines.text_encoder import TextEncoder
 from regard.pipelines.text_generator import TextGenerator
 from regard.pipelines.translator import Translator
-from regard.ranges import check_value, format_value
+from regard.ranges import OneOf, check_value, format_value
 
 FORMAT = 1
 # Folders with int8 weights: versions that do not support them refuse this format.
@@ -73,6 +72,7 @@ logger = logging.getLogger("regard")
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 C = TypeVar("C")
+AnyPipeline = Translator | TextGenerator | TextEncoder | ImageModel
 P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
 
 
@@ -115,17 +115,42 @@ def pipeline_kind(config: Any) -> PipelineKind:
     return PIPELINES[FAMILIES[family_name(config)].pipeline]
 
 
-def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "float32") -> None:
-    """Write a model folder, which must not contain another model.
+@overload
+def save(path: str | Path, pipeline: Pipeline, *, precision: WeightPrecision = "float32") -> None: ...
+@overload
+def save(path: Pipeline, pipeline: str | Path, *, precision: WeightPrecision = "float32") -> None: ...
+def save(path: Any, pipeline: Any, *, precision: WeightPrecision = "float32") -> None:
+    """Write a model folder, which must not contain another model; the arguments may be in either order.
 
     With `precision="int8"`, the weights of linear layers are stored as int8, in a quarter of the size. `load` converts
-    them to float32; `DecodeConfig(precision="int8")` decodes with exactly the stored values.
+    them to float32; `DecodeConfig(precision="int8")` decodes with exactly the stored values. A folder stores the config
+    and the parameters of a model: other changes are an error.
     """
+    if isinstance(path, Pipeline) and isinstance(pipeline, str | Path):
+        path, pipeline = pipeline, path
     check_value(WeightPrecision, precision, "precision")
+    check_storable(pipeline)
     resolved = Path(path).resolve()
     check_output_folder(path, allow_content=resolved in pipeline.folders)
     write_model(Path(path), pipeline, precision)
     pipeline.folders |= {resolved}
+
+
+def check_storable(pipeline: Any) -> None:
+    """Raise an error if a pipeline has more than a config and parameters describe: other modules, or several models."""
+    model = getattr(pipeline, "model", None)
+    if not isinstance(pipeline, Pipeline) or not isinstance(model, nn.Module):
+        what = "a model that runs ONNX graphs" if isinstance(pipeline, Pipeline) else format_value(pipeline)
+        raise RegardError(
+            f"{what} cannot be stored as a model.", "Pass a pipeline that regard.load, train or import returned."
+        )
+    if getattr(pipeline, "ensemble_members", ()):
+        raise RegardError("An ensemble of several models cannot be stored as one.", "Store each model by itself.")
+    if change := find_change(model):
+        raise RegardError(
+            f"The model has changed in a way that its config does not describe: {change}.",
+            "Undo the change; or describe it in the config: register a score or a family, and build the model with it.",
+        )
 
 
 def write_model(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32") -> None:
@@ -244,7 +269,9 @@ def read_tokenizers(folder: Path, *, foreign: bool = False) -> tuple[Tokenizer, 
 @overload
 def load(path: str | Path | Sequence[str | Path], device: str = "auto", *, expect: type[P]) -> P: ...
 @overload
-def load(path: str | Path | Sequence[str | Path], device: str = "auto") -> Any: ...
+def load(path: str | Path, device: str = "auto") -> AnyPipeline: ...
+@overload
+def load(path: list[Any] | tuple[Any, ...], device: str = "auto") -> Translator: ...
 def load(path, device="auto", *, expect=None):
     """Load a model folder as the pipeline of its family: Translator, TextGenerator, TextEncoder or ImageModel.
 
@@ -354,7 +381,7 @@ def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
         with safe_open(path, framework="pt", backend="pread") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         _check_shapes(config, shapes, path)
-        return migrate_names(load_file(path, backend="pread"))
+        return load_file(path, backend="pread")
     except FileNotFoundError:
         hint = "Training may have been interrupted: resume it with the same command."
         if next(path.parent.glob("*.onnx"), None):
@@ -464,7 +491,7 @@ def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
             f"{path}: format {number} is newer than this version of Regard supports ({INT8_FORMAT}).",
             "Upgrade regard.",
         )
-    family = FAMILIES[check_value(Literal[tuple(FAMILIES)], table.get("family"), f"{path}: family")]
+    family = FAMILIES[check_value(Annotated[str, OneOf(FAMILIES)], table.get("family"), f"{path}: family")]
     special = table.pop("special", None)
     if special is not None and not isinstance(special, dict):
         raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)

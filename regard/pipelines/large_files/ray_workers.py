@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from regard.errors import RegardError
-from regard.optional_packages import require_package
+from regard.errors import RegardError, require_package
 from regard.pipelines.large_files.block_workers import MAX_LOSSES, OnBatch, WorkerLost
 from regard.pipelines.large_files.file_processing import BlockOutput, ProcessItems
 from regard.ranges import check_value

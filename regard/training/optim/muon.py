@@ -96,9 +96,8 @@ def _orthogonalize_shards(matrices: Sequence[Tensor]) -> list[Tensor]:
     shards = [matrix for matrix in matrices if isinstance(matrix, DTensor)]
     if not shards:
         return list(orthogonalize(torch.stack(list(matrices))).unbind())
-    # Two stacked matrices (tensor parallelism) are rows of one.
-    full = orthogonalize(torch.stack([shard.full_tensor().flatten(0, -2) for shard in shards]))
+    full = orthogonalize(torch.stack([shard.full_tensor() for shard in shards]))
     return [
-        distribute_tensor(matrix.view(shard.shape), shard.device_mesh, shard.placements, src_data_rank=None)
+        distribute_tensor(matrix, shard.device_mesh, shard.placements, src_data_rank=None)
         for matrix, shard in zip(full, shards)
     ]

@@ -13,15 +13,12 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.files import FULL_DISK, sync_directory, write_atomically
-from regard.ranges import format_value
 from regard.training.checkpoint import Checkpoint, DamagedCheckpointError, read_facts
 
 STATE_FOLDER, CHECKSUMS = "state", "checksums.json"
 TENSORS = "state.safetensors"
 # The JSON values of a sharded checkpoint, whose tensors are in one file per rank.
 FACTS = "facts.json"
-# The only checkpoint of a run of earlier versions, without checksums.
-LEGACY = "last.safetensors"
 
 
 class CheckpointStore:
@@ -45,15 +42,9 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08}"
 
-    def find(self, step: int) -> Path:
-        """The checkpoint of a step; if it has no folder, the file of an earlier version."""
-        return self.path(step) if self.path(step).exists() else self.folder / LEGACY
-
     def paths(self) -> list[Path]:
-        """The complete checkpoints, newest first; also the single file of earlier versions, as the oldest."""
-        complete = [folder for _, folder in self._folders() if (folder / CHECKSUMS).exists()]
-        legacy = self.folder / LEGACY
-        return [*complete, legacy] if legacy.exists() else complete
+        """The complete checkpoints, newest first."""
+        return [folder for _, folder in self._folders() if (folder / CHECKSUMS).exists()]
 
     def save(self, checkpoint: Checkpoint, step: int) -> None:
         """Write a checkpoint of one file, and delete all but the newest `keep` checkpoints.
@@ -132,13 +123,11 @@ class CheckpointStore:
             kept += is_complete
             if not is_complete or kept > self.keep:
                 _delete(folder)
-        if kept >= self.keep:
-            _delete(self.folder / LEGACY)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Load a checkpoint of one file: its folder, or the file of an earlier version."""
-    return Checkpoint.load(_tensor_file(path))
+    """Load a checkpoint of one file."""
+    return Checkpoint.load(path / TENSORS)
 
 
 def is_sharded(path: Path) -> bool:
@@ -149,7 +138,7 @@ def is_sharded(path: Path) -> bool:
 def read_checkpoint_facts(path: Path) -> dict[str, Any]:
     """The JSON values of a checkpoint, without reading its tensors."""
     if not is_sharded(path):
-        return read_facts(_tensor_file(path))
+        return read_facts(path / TENSORS)
     try:
         facts = json.loads((path / FACTS).read_bytes())
     except (ValueError, RecursionError, OSError) as error:
@@ -161,11 +150,6 @@ def read_checkpoint_facts(path: Path) -> dict[str, Any]:
 
 def verify(path: Path) -> int:
     """Check the files of a checkpoint against its checksums, and return its step; an error says what is damaged."""
-    if path.name == LEGACY:
-        step = Checkpoint.load(path).facts.get("step")
-        if type(step) is not int:
-            raise DamagedCheckpointError(path, f"its step is {format_value(step)}")
-        return step
     try:
         table = json.loads((path / CHECKSUMS).read_text(encoding="utf-8"))
         step, checksums = int(table["step"]), dict(table["sha256"])
@@ -181,10 +165,6 @@ def verify(path: Path) -> int:
     if not checksums or path.name != f"step-{step:08}":
         raise DamagedCheckpointError(path, f"{CHECKSUMS} names no files, or another step")
     return step
-
-
-def _tensor_file(path: Path) -> Path:
-    return path if path.name == LEGACY else path / TENSORS
 
 
 def sha256(path: Path) -> str:
@@ -206,8 +186,5 @@ def _delete(path: Path) -> None:
     Failures do not matter: network file systems keep files that are still open, and the next save tries again.
     """
     with contextlib.suppress(OSError):
-        if path.is_dir():
-            (path / CHECKSUMS).unlink(missing_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        (path / CHECKSUMS).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)

@@ -24,7 +24,7 @@ _OUTPUT_NAMES = (METRICS, LOSSES, STEPS, "tensorboard", "wandb")
 # computed so far. Data are compared by content.
 RESUMABLE_CHANGES = {"train.device", "train.log_every", "train.save_every", "train.keep_every", "data.cache"}
 # Batches do not depend on the number of ranks.
-RESUMABLE_CHANGES |= {"train.workers", "train.sharding", "train.tensor_parallel"}
+RESUMABLE_CHANGES |= {"train.workers", "train.sharding"}
 RESUMABLE_CHANGES |= {"data.files", "data.validation", "train.steps", "train.time", "train.patience"}
 RESUMABLE_CHANGES |= {"train.skip_spikes", "train.keep_checkpoints", "train.wandb"}
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import sys
 import tempfile
-from collections.abc import Container, Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from regard.data.text.language_pairs import add_directions
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.devices import find_device
 from regard.errors import RegardError
-from regard.models import ModelConfig, ViTConfig, family_name, make_model
+from regard.layers import POSITIONS
+from regard.models import ModelConfig, ViTConfig, make_model
 from regard.pipelines import TextEncoder, Translator, load_weights, make_pipeline, pipeline_kind, read_tokenizers
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
@@ -33,10 +36,10 @@ from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, BatchSource, Task
 from regard.version import __version__
 
-DIVIDED_SIZES = ("heads", "kv_heads", "feedforward")
-"""sizes of the model that tensor parallelism divides"""
 # With a smaller share of the batch, a worker spends more time on exchanging gradients than it saves.
 MAX_WORKERS, MIN_WORKER_TOKENS, MIN_WORKER_IMAGES = 16, 512, 8
+
+_RUN_LOCKS: dict[int, Any] = {}  # by process
 
 
 @dataclass(frozen=True)
@@ -83,55 +86,12 @@ def check_task_settings(recipe: Recipe, task: Task) -> None:
         )
 
 
-def check_tensor_parallel(recipe: Recipe, given: Container[str] = DIVIDED_SIZES) -> None:
-    """Raise an error if the layers of the model, or the ranks, cannot be divided as train.tensor_parallel says.
-
-    `given` names the sizes of the model that are known already.
-
-    >>> check_tensor_parallel(Recipe().override(model={"heads": 8}, train={"tensor_parallel": 3, "workers": 3}))
-    Traceback (most recent call last):
-    regard.errors.RegardError: model.heads is 8; it must be a multiple of train.tensor_parallel (3). Change one of them.
-    """
-    config, size = recipe.train, recipe.train.tensor_parallel
-    if size == 1:
-        return
-    if not hasattr(recipe.model, "heads"):
-        raise RegardError(
-            f"train.tensor_parallel = {size}: the recurrent layers of the family {family_name(recipe.model)} cannot be "
-            "divided among ranks.",
-            "Remove train.tensor_parallel.",
-        )
-    if getattr(recipe.model, "qk_norm_joint", False):
-        raise RegardError(
-            "Tensor parallelism divides the heads, over all of which model.qk_norm_joint normalizes.",
-            "Remove one of train.tensor_parallel and model.qk_norm_joint.",
-        )
-    if config.compile:
-        raise RegardError(
-            "train.compile does not support tensor parallelism.",
-            "Remove one of train.compile and train.tensor_parallel.",
-        )
-    for name in DIVIDED_SIZES:
-        value = getattr(recipe.model, name, 0)
-        if name in given and value % size:
-            raise RegardError(
-                f"model.{name} is {value}; it must be a multiple of train.tensor_parallel ({size}).",
-                "Change one of them.",
-            )
-    ranks = _fixed_ranks(recipe)
-    if ranks is not None and ranks % size:
-        raise RegardError(
-            f"train.tensor_parallel is {size}; the number of ranks ({ranks}) must be a multiple of it.",
-            f"Start the run with torchrun --nproc-per-node {size}, or on a CPU with --train.workers {size}.",
-        )
-
-
-def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | Path | None) -> dict[str, Any]:
+def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | None) -> dict[str, Any]:
     """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions."""
     return {
         "recipe": recipe_to_dict(recipe),
         "data": dataset.fingerprints,
-        "start_from": str(start_from) if start_from is not None else None,
+        "start_from": start_from,
         "versions": {"regard": __version__, "torch": torch.__version__},
     }
 
@@ -173,8 +133,7 @@ def count_ranks(recipe: Recipe, state: TrainState | None) -> int:
     """
     ranks = _fixed_ranks(recipe)
     if ranks is None:
-        ranks, size = state.workers if state is not None else _suggest_workers(recipe), recipe.train.tensor_parallel
-        ranks = max(ranks // size, 1) * size
+        ranks = state.workers if state is not None else _suggest_workers(recipe)
     return ranks if state is not None or torchrun_rank() is not None else usable_workers(ranks)
 
 
@@ -189,26 +148,59 @@ def _fixed_ranks(recipe: Recipe) -> int | None:
 
 @contextlib.contextmanager
 def configured_machine(config: TrainConfig) -> Iterator[None]:
-    """Set threads and memory to the fastest settings measured (benchmarks/README.md)."""
+    """Set this process up for a run, and restore the caller's settings afterwards.
+
+    Threads and memory get the fastest settings measured (benchmarks/README.md). Settings and random numbers of PyTorch
+    belong to the process, so a run in another thread waits until this one ends.
+    """
     device, threads = find_device(config.device), torch.get_num_threads()
-    if device.type == "cpu":
-        keep_freed_memory()
-        torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-        if config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
+    gpus = range(torch.cuda.device_count()) if device.type == "cuda" else ()
+    caller_device = torch.get_default_device().type
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_only_run())
+        stack.enter_context(torch.random.fork_rng(gpus))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        if caller_device != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        if device.type == "cpu":
+            keep_freed_memory()
+            stack.callback(torch.set_num_threads, threads)
+            torch.set_num_threads(1)
+        if device.type == "cuda":
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high")
+            if config.deterministic:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                was_deterministic = torch.are_deterministic_algorithms_enabled()
+                warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+                stack.callback(torch.use_deterministic_algorithms, was_deterministic, warn_only=warns_only)
+                torch.use_deterministic_algorithms(True)
+        yield
+
+
+@contextlib.contextmanager
+def _only_run() -> Iterator[None]:
+    """Wait until no other thread of this process trains; a forked process has no such threads."""
+    lock = _RUN_LOCKS.setdefault(os.getpid(), threading.RLock())
+    if not lock.acquire(blocking=False):
+        print("regard: waiting for the end of another training in this process.", file=sys.stderr)
+        lock.acquire()
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        lock.release()
 
 
 def _is_built_in(recipe: Recipe) -> bool:
-    """Whether task, model and scores are part of Regard; worker processes cannot import those of a user's script."""
+    """Whether all components are part of Regard; worker processes cannot import those of a user's script."""
     scores = [value for name, value in vars(recipe.model).items() if name == "score" or name.endswith("_score")]
     classes = [type(TASKS[recipe.task]), type(recipe.model), *(SCORES[score] for score in scores)]
+    if positions := POSITIONS.get(getattr(recipe.model, "positions", "")):
+        classes.append(positions)
     return all(cls.__module__.startswith("regard.") for cls in classes)
 
 

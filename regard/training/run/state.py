@@ -6,13 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from regard.errors import RegardError
-from regard.pipelines.folder.migration import migrate_provenance
 from regard.ranges import Count, Natural, check_value, format_value
 
 _RESTORE = "Restore an intact copy of the checkpoint, or train again with another --out."
-
-# Fields that the states of earlier versions do not have.
-_ADDED = {"losses", "skipped", "failed_step", "batch_parts"}
 
 
 @dataclass
@@ -63,27 +59,26 @@ class TrainState:
 
     @staticmethod
     def from_json(table: dict[str, Any]) -> "TrainState":
-        known = {field.name for field in dataclasses.fields(TrainState)}
-        if not known - _ADDED <= table.keys() <= known:
+        if table.keys() != {field.name for field in dataclasses.fields(TrainState)}:
             raise RegardError(
                 "The training state was written by a different version of Regard.",
                 "Resume it with that version, or choose another --out.",
             )
         _check_state(table)
-        state = TrainState(**table | {"provenance": migrate_provenance(table["provenance"])})
-        return dataclasses.replace(state, best=None if state.best is None else (state.best[0], state.best[1]))
+        best = table["best"]
+        return TrainState(**table | {"best": None if best is None else (best[0], best[1])})
 
 
 def _check_state(table: dict[str, Any]) -> None:
     """Raise an error for a value of another type than that of its field."""
     for item in dataclasses.fields(TrainState):
-        if item.name in table and item.name not in ("best", "provenance", "unlogged", "losses"):
+        if item.name not in ("best", "provenance", "unlogged", "losses"):
             check_value(item.type, table[item.name], f"The training state: {item.name}", _RESTORE)
-    provenance, best, unlogged, losses = (table.get(name) for name in ("provenance", "best", "unlogged", "losses"))
+    provenance, best, unlogged, losses = (table[name] for name in ("provenance", "best", "unlogged", "losses"))
     is_table = isinstance(provenance, dict) and all(isinstance(value, dict) for value in _parts(provenance))
     is_best = best is None or (isinstance(best, list | tuple) and len(best) == 2 and _are_numbers(best))
     is_log = isinstance(unlogged, list) and all(isinstance(row, list) and _are_numbers(row) for row in unlogged)
-    are_losses = losses is None or (isinstance(losses, list) and len(losses) in (0, 4) and _are_numbers(losses))
+    are_losses = isinstance(losses, list) and len(losses) in (0, 4) and _are_numbers(losses)
     for name, is_valid in (
         ("provenance", is_table),
         ("best", is_best),

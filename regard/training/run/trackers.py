@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from regard.errors import require_package
 from regard.files import write_atomically
-from regard.optional_packages import require_package
 
 WandbMode = Literal["off", "offline", "online"]
 

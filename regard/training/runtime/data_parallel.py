@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from regard.data.batching.pair_batches import Batch
 from regard.layers.blocks import DecoderBlock, EncoderBlock
@@ -135,19 +135,13 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None)
     shards that the optimizer updates, and the sum of gradients, stay float32. The gathered weights of a small model
     stay in memory until its backward pass.
     """
-
-    def place(parameter: nn.Parameter) -> Shard | None:
-        # The first dimension of stacked matrices (tensor parallelism) is 2; torch shards others only into equal parts.
-        is_stacked = isinstance(parameter, DTensor) and parameter.dim() == 3 and parameter.placements == (Shard(1),)
-        return Shard(2) if is_stacked and parameter.shape[2] % mesh.size() == 0 else None
-
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     frees_gathered = sum(p.nbytes for p in module.parameters()) > KEPT_BYTES
     for layer in [layer for layer in module.modules() if isinstance(layer, EncoderBlock | DecoderBlock)]:
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=frees_gathered, shard_placement_fn=place)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=frees_gathered)
         if isinstance(layer, EncoderBlock):
             register_fsdp_forward_method(layer, "forward_first")
-    fully_shard(module, mesh=mesh, shard_placement_fn=place)
+    fully_shard(module, mesh=mesh)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

@@ -1,4 +1,4 @@
-"""A model on the ranks of a run: replicated (DDP), sharded (FSDP2) or divided (tensor parallelism)."""
+"""A model on the ranks of a run: replicated (DDP) or sharded (FSDP2)."""
 
 import contextlib
 import copy
@@ -14,7 +14,6 @@ from regard.training.recipe import TrainConfig
 from regard.training.run.run_plan import Cost, peak_memory
 from regard.training.runtime.data_parallel import TaskLoss, gather_weights, replicate, shard
 from regard.training.runtime.out_of_memory import BatchTooLargeError, detect_out_of_memory, refuse_to_split
-from regard.training.runtime.tensor_parallel import TensorParallel
 from regard.training.runtime.workers import Workers, report_dead_ranks
 from regard.training.tasks.task import BatchSource, Task
 
@@ -42,12 +41,7 @@ class DistributedModel:
         model.train()
         if workers.update_group is not None and not is_resumed:
             workers.broadcast(model.parameters())
-        self.tensor_parallel: TensorParallel | None = None
-        if workers.update_group is not None and config.tensor_parallel > 1:
-            workers.tensor_parallel = config.tensor_parallel
-            self.tensor_parallel = TensorParallel(workers, device, is_sharded=config.sharding == "fsdp")
-        is_fsdp = workers.update_group is not None and config.sharding == "fsdp"
-        self.is_sharded = is_fsdp or self.tensor_parallel is not None
+        self.is_sharded = workers.update_group is not None and config.sharding == "fsdp"
         self.loss = TaskLoss(task, model, config, device)
         self.cost: Cost | None = None
         """time and memory of a forward and a backward pass, for the plan of a new run"""
@@ -56,11 +50,12 @@ class DistributedModel:
         if self.is_sharded:
             self.ema_model = copy.deepcopy(model) if config.ema else None
             self.full = copy.deepcopy(model).to(device) if is_rank_0 else None
-            self._shard(self.loss, model, torch.bfloat16 if config.precision == "bfloat16" else None)
+            mesh = DeviceMesh.from_group(workers.update_group, device.type)
+            shard(self.loss, mesh, torch.bfloat16 if config.precision == "bfloat16" else None)
             if measures_cost:
                 self.cost = self._measure_cost(batches, workers.part)
             if self.ema_model is not None:
-                self._shard(self.ema_model, self.ema_model)
+                shard(self.ema_model, mesh)
         else:
             model.to(device)
             self.ema_model = copy.deepcopy(model) if config.ema and is_rank_0 else None
@@ -77,15 +72,6 @@ class DistributedModel:
         if self.is_sharded:
             with report_dead_ranks():
                 gather_weights(self.ema_model or self.model, self.full)
-
-    def _shard(self, module: nn.Module, model: nn.Module, dtype: torch.dtype | None = None) -> None:
-        """Divide a model, which `module` contains, over the ranks, in place."""
-        if self.tensor_parallel is not None:
-            self.tensor_parallel.divide(model)
-            model.to(self.device)  # the buffers
-        if self.config.sharding == "fsdp":
-            all_ranks = DeviceMesh.from_group(self.workers.update_group, self.device.type)
-            shard(module, self.tensor_parallel.mesh["data"] if self.tensor_parallel is not None else all_ranks, dtype)
 
     def _measure_cost(self, batches: BatchSource, part: RankSlice) -> Cost:
         """Measure time and peak memory of a forward and a backward pass; the gradients are discarded."""

@@ -34,7 +34,7 @@ def check_model_size(recipe: Recipe, task: Any, dataset: Any) -> None:
         tokenizers = (stand_in, stand_in)
     config = task.complete_config(config, dataset, tokenizers)
     config.check()
-    shards = torchrun_size() if recipe.train.sharding == "fsdp" else recipe.train.tensor_parallel
+    shards = torchrun_size() if recipe.train.sharding == "fsdp" else 1
     check_memory(config, find_device(recipe.train.device), shards)
 
 

@@ -11,9 +11,7 @@ from typing import Literal
 
 import torch
 
-from regard.devices import find_device
-from regard.diagnostics.machine_checks import LIMITED_ISA
-from regard.diagnostics.machine_facts import cpu_flags
+from regard.devices import LIMITED_ISA, cpu_flags, find_device
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
 from regard.training.recipe import Recipe, TrainConfig

@@ -54,17 +54,14 @@ def load_like(path: Path, like: Mapping[str, Tensor], parameters: Iterable[Tenso
 
 
 def _place_like(full: Tensor, pattern: Tensor | None) -> Tensor:
-    """A tensor that all ranks have read, so that none has to send it, with the shape and the shards of `pattern`."""
-    if pattern is None:
-        return full
-    full = full.view(pattern.shape)
+    """A tensor that all ranks have read, so that none has to send it, with the shards of `pattern`."""
     if not isinstance(pattern, DTensor):
         return full
     return distribute_tensor(full.to(pattern.device), pattern.device_mesh, pattern.placements, src_data_rank=None)
 
 
 class _Patterns:
-    """The current weights, after which the tensors of a checkpoint are shaped and sharded."""
+    """The current weights, after which the tensors of a checkpoint are sharded."""
 
     def __init__(self, like: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
         self.like, self.parameters = like, parameters
@@ -82,16 +79,7 @@ class _Patterns:
             pattern = self.parameters[int(index)] if is_known else None
         else:
             pattern = self.like.get(rest)
-        return pattern if pattern is not None and _is_same(pattern.shape, shape) else None
-
-
-def _is_same(one: torch.Size, other: torch.Size) -> bool:
-    """Whether two shapes are equal, or one has two matrices in a dimension of their own (tensor parallelism)."""
-    return one == other or _merge_stacked(one) == other or _merge_stacked(other) == one
-
-
-def _merge_stacked(shape: torch.Size) -> torch.Size:
-    return torch.Size((2 * shape[1], *shape[2:])) if len(shape) > 1 and shape[0] == 2 else shape
+        return pattern if pattern is not None and pattern.shape == shape else None
 
 
 def _load_shards(folder: Path, patterns: _Patterns) -> dict[str, Tensor]:
@@ -104,7 +92,7 @@ def _load_shards(folder: Path, patterns: _Patterns) -> dict[str, Tensor]:
             if not is_complete or any(offset < 0 for chunk in entry.chunks for offset in chunk.offsets):
                 raise DamagedCheckpointError(folder, f"parts of {name} are missing")
             pattern, dtype = patterns.find(name, entry.size), entry.properties.dtype
-            if pattern is None or pattern.shape != entry.size:
+            if pattern is None:
                 tensors[name] = torch.empty(entry.size, dtype=dtype)
             else:
                 tensors[name] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.data.batching.rank_slice import RankSlice
-from regard.errors import RegardError
+from regard.errors import Interrupted, RegardError
 
 # The program of a worker process. It reads its rank from standard input.
 _PROGRAM = "from regard.training.runtime.workers import worker_main; worker_main()"
@@ -52,8 +52,6 @@ class Workers:
     """folder of the file store through which they connect"""
     update_group: Any = None
     """the group that exchanges gradients"""
-    tensor_parallel: int = 1
-    """ranks that work on the same part of every batch"""
 
     timeout: ClassVar[timedelta] = _TIMEOUT
     """time limit of operations that wait for rank 0"""
@@ -61,7 +59,7 @@ class Workers:
     @property
     def part(self) -> RankSlice:
         """The part of every batch for this rank."""
-        return RankSlice(self.rank // self.tensor_parallel, self.size // self.tensor_parallel)
+        return RankSlice(self.rank, self.size)
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all parts of the batch, in place; bit-identical on all ranks."""
@@ -70,7 +68,6 @@ class Workers:
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         with report_dead_ranks():
             dist.all_reduce(flat, group=self.update_group)
-        flat /= self.tensor_parallel
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
             tensor.copy_(part.view_as(tensor))
 
@@ -93,10 +90,6 @@ class Workers:
             with report_dead_ranks():
                 for tensor in tensors:
                     dist.broadcast(tensor.detach(), src=0)
-
-    def join_group(self, groups: list[list[int]]) -> Any:
-        """Divide the ranks into groups for updates, and return that of this rank."""
-        return dist.new_subgroups_by_enumeration(groups, timeout=UPDATE_TIMEOUT)[0]
 
     def connect(self, spec: Any) -> None:
         """Send the run specification to the other ranks, each of which calls `recipe_run.run_worker`.
@@ -191,6 +184,7 @@ def torchrun_size() -> int:
 
 def join_torchrun() -> Workers:
     """Join the group of the processes that torchrun started; on a GPU machine, each uses the GPU of its local rank."""
+    _check_no_group()
     rank, size, local_rank = torchrun_rank(), torchrun_size(), int(os.environ["LOCAL_RANK"])
     assert rank is not None
     backend = "gloo"
@@ -242,6 +236,8 @@ def start_workers(size: int) -> Workers:
             f"There is no loopback network interface, so {size} workers cannot connect.",
             "Enable it (ip link set lo up), or start a new run with --train.workers 1.",
         )
+    if size > 1:
+        _check_no_group()
     workers = Workers(size=size)
     try:
         for _ in range(1, size):
@@ -250,6 +246,15 @@ def start_workers(size: int) -> Workers:
         workers.__exit__()
         raise
     return workers
+
+
+def _check_no_group() -> None:
+    """Raise an error if the caller has joined a process group: PyTorch has one default group per process."""
+    if dist.is_initialized():
+        raise RegardError(
+            "This process belongs to a process group of its own (torch.distributed).",
+            "End it (torch.distributed.destroy_process_group()), or train with workers=1 outside of torchrun.",
+        )
 
 
 def usable_workers(size: int) -> int:
@@ -308,7 +313,7 @@ def _train(workers: Workers) -> None:
         spec = workers.receive()
         if spec is not None:  # None: there is nothing left to train
             run_worker(spec, workers)
-    except RegardError as error:
+    except (RegardError, Interrupted) as error:
         sys.exit(error.exit_code)  # rank 0 raises the same error, which is printed once
 
 

@@ -38,7 +38,7 @@ def _read_pairs(data: Any, config: DataConfig, on_open: OnOpen, dropped: Counter
         pairs: Iterator[tuple[str, str]] = stream_pairs(config.files, config.columns, on_open=on_open)
     else:
         pairs = (_pair_of(row, number, config.columns) for number, row in enumerate(data, 1))
-    for source, target in pairs:
+    for source, target in itertools.islice(pairs, config.limit or None):
         pair = source.strip(), target.strip()
         if fault := pair_fault(*pair, config.max_ratio):
             dropped[fault] += 1
@@ -67,6 +67,20 @@ def _read_tasks(data: Any, config: DataConfig, on_open: OnOpen, dropped: Counter
             yield (prefix + source, target), is_first
 
 
+def _first_examples(read: Callable[..., Rows]) -> Callable[..., Rows]:
+    """The reader without the rows after the first `data.limit` examples."""
+
+    def read_first(data: Any, config: DataConfig, on_open: OnOpen, dropped: Counter[str]) -> Rows:
+        count = 0
+        for texts, is_first in read(data, config, on_open, dropped):
+            count += is_first
+            if config.limit and count > config.limit:
+                return
+            yield texts, is_first
+
+    return read_first
+
+
 def _read_documents(data: Any, config: DataConfig, on_open: OnOpen, dropped: Counter[str]) -> Rows:
     if config.files:
         for text, is_first in stream_documents(config.files, config.columns, on_open=on_open):
@@ -91,6 +105,6 @@ def _read_lines(data: Any, config: DataConfig, on_open: OnOpen, dropped: Counter
 CORPORA = {
     "translate": Corpus("pairs", ("source", "target"), _read_pairs, drops_duplicates=True),
     "text2text": Corpus("pairs", ("source", "target"), _read_tasks, drops_duplicates=True, is_mixture=True),
-    "language": Corpus("documents", ("text",), _read_documents, is_stream=True),
-    "mask": Corpus("texts", ("text",), _read_lines),
+    "language": Corpus("documents", ("text",), _first_examples(_read_documents), is_stream=True),
+    "mask": Corpus("texts", ("text",), _first_examples(_read_lines)),
 }

@@ -18,14 +18,14 @@ from jaxtyping import Bool
 
 from regard.data.batching.mapped_sequences import STARTS_DTYPE
 from regard.data.text.cleaning import CleaningCounts, validation_size
-from regard.data.text.examples.documents import VALIDATION_SHARE, no_text_error
+from regard.data.text.examples.documents import VALIDATION_SHARE, no_text_error, text_files
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.pipelines import pipeline_kind, read_config, read_tokenizers, write_tokenizers
 from regard.progress import show_progress, show_status
-from regard.training.datasets import Dataset, too_few_examples
+from regard.training.datasets import Dataset, find_rows, too_few_examples
 from regard.training.recipe import DataConfig, TokenizerConfig, recipe_from_dict
 from regard.training.shards.corpora import CORPORA, Rows
 from regard.training.shards.corpus_split import choose_groups, cut_at_character, find_duplicates, rows_in_groups
@@ -73,6 +73,7 @@ def prepare(
     task: str = "translate",
     tokenizer: str | Path | Mapping[str, Any] | None = None,
     validation: str | Path | Sequence[str | Path] = (),
+    limit: int = DataConfig.limit,
     columns: Sequence[str] = (),
     max_ratio: float = DataConfig.max_ratio,
     prefixes: Sequence[str] = (),
@@ -84,7 +85,7 @@ def prepare(
     as those of a streaming dataset of Hugging Face. `out` is the folder to write. `task` is translate, text2text,
     language or mask. `tokenizer` is a folder with tokenizers (a model, or other shards), or the settings of a new one
     such as {"vocab_size": 8000}, which is trained on a sample of at most 64 MiB. Without `validation` files, a part of
-    the examples is split off by content, and equal ones stay together.
+    the examples is split off by content, and equal ones stay together. With `limit`, only the first examples are read.
 
     The folder appears under its name when it is complete.
 
@@ -98,16 +99,13 @@ def prepare(
         raise RegardError(
             f"The task {task} does not support token shards.", f"Choose from: {', '.join(CORPORA)}; or train on files."
         )
-    rows: Any = data
-    if isinstance(data, str | Path):
-        rows = [data]
-    if isinstance(rows, list | tuple) and all(isinstance(file, str | Path) for file in rows):
-        # A list of texts cannot be told from a list of files; files are meant.
-        rows = tuple(map(str, rows))
+    rows: Any = find_rows(data)
+    files = () if rows is not None else (str(data),) if isinstance(data, str | Path) else tuple(map(str, data))
     held_out = [validation] if isinstance(validation, str | Path) else list(validation)
     config = DataConfig(
-        files=rows if isinstance(rows, tuple) else (),
+        files=files,
         validation=tuple(map(str, held_out)),
+        limit=limit,
         columns=tuple(columns),
         max_ratio=max_ratio,
         prefixes=tuple(prefixes),
@@ -205,7 +203,8 @@ class _Preparation:
     def _spool(self, data: Any) -> None:
         streams: list[Any] = []
         try:
-            total = sum(os.path.getsize(file) for file in self.config.files)
+            files = text_files(self.config.files) if self.corpus.sides == ("text",) else self.config.files
+            total = sum(map(os.path.getsize, files))
         except OSError:  # standard input, the Hugging Face hub, or a missing file, which the reader reports
             total = 0
         with (

@@ -137,7 +137,7 @@ def read_shards(task: str, config: DataConfig) -> ShardedDataset | None:
             f"{folder} was prepared for the task {prepared}, not {task}.",
             f"Prepare the data again with --task {task}, or train with --task {prepared}.",
         )
-    for name in ("validation", "columns", "prefixes", "weights"):
+    for name in ("validation", "limit", "columns", "prefixes", "weights"):
         if getattr(config, name):
             raise RegardError(
                 f"data.{name} has no effect on token shards.",
@@ -155,7 +155,7 @@ def check_no_folder(files: Sequence[str]) -> None:
         if Path(file).is_dir():
             raise RegardError(
                 f"{file} is a folder without {MANIFEST}, so it is not a complete folder of token shards.",
-                "Pass files, or run regard prepare again.",
+                "Pass files, or run regard prepare again; folders of .txt files are data for --task language or mask.",
             )
 
 

@@ -39,14 +39,15 @@ for _name, _task in {
 def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> Any:
     """Read the dataset of a task, with a progress bar while images are decoded; token shards are only opened.
 
-    >>> len(read_dataset("translate", DataConfig(phrasebook_size=100)).training)
+    >>> len(read_dataset("translate", DataConfig(limit=100)).training)
     100
     """
     entry = TASKS[task]
     if (shards := read_shards(task, data)) is not None:
         return shards
     if not isinstance(entry, ImageTask):
-        check_no_folder(data.files)
+        if not isinstance(entry, LanguageTask | MaskTask):
+            check_no_folder(data.files)
         return entry.read(data)
     with show_progress("decoding", silent=quiet) as on_progress:
         return entry.read(data, on_progress)
@@ -55,7 +56,7 @@ def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> An
 def suggest_recipe(task: TaskName, dataset: Any, fine_tune: bool = False) -> Recipe:
     """Suggest a recipe for a dataset; with `fine_tune`, for fine-tuning a trained model.
 
-    >>> suggest_recipe("translate", read_dataset("translate", DataConfig(phrasebook_size=100))).tokenizer.kind
+    >>> suggest_recipe("translate", read_dataset("translate", DataConfig(limit=100))).tokenizer.kind
     'bpe'
     """
     return TASKS[task].suggest_recipe(dataset, fine_tune)

@@ -47,7 +47,9 @@ class AnswerTask(Task):
         questions, validation = (
             [question for file in files for question in read_squad(file)] for files in (config.files, config.validation)
         )
-        return split_dataset(questions, validation, "questions", key=lambda question: question.context)
+        return split_dataset(
+            questions[: config.limit or None], validation, "questions", key=lambda question: question.context
+        )
 
     def suggest_recipe(self, dataset: Dataset[Sequence[Question]], fine_tune: bool) -> Recipe:
         texts = _texts(dataset)

@@ -16,7 +16,7 @@ from regard.data.text.examples.labeled_texts import (
 from regard.data.text.special_tokens import SpecialTokens
 from regard.models.bert import bert_tiny
 from regard.pipelines import TextEncoder
-from regard.training.datasets import Dataset, count_units, split_dataset, too_few_examples
+from regard.training.datasets import Dataset, count_units, keep_known_names, split_dataset
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
 from regard.training.suggestions import suggest_vocab_size
 from regard.training.tasks.task import (
@@ -27,6 +27,7 @@ from regard.training.tasks.task import (
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
+    warn_about_case,
     warn_about_rare_labels,
 )
 
@@ -45,17 +46,11 @@ class ClassifyTask(Task):
     usage_hint = 'regard classify {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[LabeledText]]:
-        examples = read_labeled_texts(config.files, config.columns)
+        examples = read_labeled_texts(config.files, config.columns)[: config.limit or None]
         if config.validation:
             return Dataset(examples, read_labeled_texts(config.validation, config.columns), "labeled texts")
         split = split_dataset(examples, [], "labeled texts", key=lambda example: example.texts)
-        # If all texts of a rare label are in the validation split, they become training examples.
-        known = {example.label for example in split.training}
-        validation = [example for example in split.validation if example.label in known]
-        if not validation:
-            raise too_few_examples(split.unit)
-        rare = [example for example in split.validation if example.label not in known]
-        return Dataset([*split.training, *rare], validation, split.unit)
+        return keep_known_names(split, lambda example: (example.label,))
 
     def suggest_recipe(self, dataset: Dataset[Sequence[LabeledText]], fine_tune: bool) -> Recipe:
         texts = [text for example in dataset.training for text in example.texts]
@@ -126,6 +121,5 @@ class ClassifyTask(Task):
         return [f"size and steps: {count}, {labels} labels; model selection by accuracy"]
 
     def warnings(self, dataset: Dataset[Sequence[LabeledText]]) -> list[str]:
-        return warn_about_rare_labels(
-            Counter(example.label for example in dataset.training), "texts", MIN_RECOMMENDED_TEXTS
-        )
+        labels = Counter(example.label for example in dataset.training)
+        return warn_about_case(labels) + warn_about_rare_labels(labels, "texts", MIN_RECOMMENDED_TEXTS)

@@ -29,6 +29,7 @@ from regard.training.tasks.task import (
     Tokenizers,
     has_gpu,
     suggested_training,
+    warn_about_case,
     warn_about_rare_labels,
 )
 
@@ -49,7 +50,7 @@ def read_image_dataset(
             "data.size resizes all images to one size, while data.longest keeps different sizes.",
             "Set only one of them.",
         )
-    training = _read(config, config.files, config.size, config.channels, on_progress)
+    training = _read(config, config.files, config.size, config.channels, on_progress, config.limit)
     check_annotations(training, annotation)
     if annotation == "labels" and len(training.names) < 2:
         raise RegardError(
@@ -77,9 +78,14 @@ def _image_dataset(training: ImageSplit, validation: ImageSplit) -> Dataset[Imag
 
 
 def _read(
-    config: DataConfig, files: Sequence[str], size: int | tuple[int, int], channels: int, on_progress: OnProgress | None
+    config: DataConfig,
+    files: Sequence[str],
+    size: int | tuple[int, int],
+    channels: int,
+    on_progress: OnProgress | None,
+    limit: int = 0,
 ) -> Images:
-    common: dict[str, Any] = dict(channels=channels, label=config.label, on_bad=config.on_bad)
+    common: dict[str, Any] = dict(channels=channels, label=config.label, on_bad=config.on_bad, limit=limit)
     common |= dict(cache=config.cache or None, progress=on_progress)
     if config.longest:
         patch = config.patch or suggest_ragged_patch(config.longest)
@@ -146,6 +152,7 @@ class ImageTask(Task):
                 size=shape.images,
                 seed=shape.seed,
                 augment=recipe.augment,
+                noise=self.noise_per_image(model),
             )
             for part in (dataset.training, dataset.validation)
         )
@@ -200,11 +207,15 @@ class ImageTask(Task):
         images, rows = dataset.training.images, dataset.training.rows
         if self.annotation == "labels":
             labels = Counter(images.names[label] for label in images.labels[rows].tolist())
-            return warn_about_rare_labels(labels, "images", MIN_RECOMMENDED_IMAGES)
+            return warn_about_case(labels) + warn_about_rare_labels(labels, "images", MIN_RECOMMENDED_IMAGES)
         if len(rows) >= 10 * MIN_RECOMMENDED_IMAGES:
             return []
         count = count_units(len(rows), "images")
         return [f"Little data to train from scratch: {count}. Fine-tune a model with --from instead."]
+
+    def noise_per_image(self, model: Any) -> int:
+        """The number of random numbers that the loss of an image needs."""
+        return 0
 
     @abstractmethod
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B *pixels"]:

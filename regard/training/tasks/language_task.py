@@ -37,7 +37,7 @@ class LanguageTask(Task):
     usage_hint = 'regard generate {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[str]]:
-        documents = read_documents(config.files, config.columns)
+        documents = read_documents(config.files, config.columns)[: config.limit or None]
         if config.validation:
             return Dataset(documents, read_documents(config.validation, config.columns), "documents")
         return Dataset(*split_documents(documents), "documents")
@@ -54,7 +54,7 @@ class LanguageTask(Task):
         return Recipe(
             task="language",
             tokenizer=TokenizerConfig(kind="char" if by_character else "bytes", vocab_size=8000),
-            # The form of Qwen3; SwiGLU costs nothing beside the squared ReLU (benchmarks/README.md).
+            # The form of Qwen3; SwiGLU costs nothing beside the squared ReLU (benchmarks/training.md).
             model=GPTConfig(
                 width=width,
                 layers=layers,

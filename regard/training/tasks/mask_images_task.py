@@ -1,8 +1,6 @@
 """The task `mask-images`: masked autoencoding, the prediction of masked patches (He et al. 2022)."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,6 +52,10 @@ class MaskImagesTask(ImageTask):
     def complete_config(self, config: Any, dataset: Dataset[ImageSplit], tokenizers: Tokenizers) -> Any:
         return dataclasses.replace(self.with_head(config), **dataset.training.config_sizes)
 
+    def noise_per_image(self, model: Any) -> int:
+        rows, columns = model.grid
+        return rows * columns
+
     def targets(self, images: Any, model: Any, rows: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
         return np.full(len(rows), IGNORE_INDEX)
 
@@ -63,14 +65,5 @@ class MaskImagesTask(ImageTask):
     def loss(self, model: Any, features: Features, batch: Any, config: TrainConfig) -> LossParts:
         """Mean squared error over the masked pixels of an image, each patch normalized to mean 0 and variance 1."""
         pixels = self.augment_batch(batch, model.config).pixels
-        with contextlib.nullcontext() if torch.is_grad_enabled() else _fixed_seed(pixels.device):
-            loss = model.masked_loss(pixels, MASK_RATIO) * len(pixels)
+        loss = model.masked_loss(pixels, MASK_RATIO, batch.noise) * len(pixels)
         return LossParts(loss, loss.detach(), torch.full_like(loss, len(pixels)).detach())
-
-
-@contextlib.contextmanager
-def _fixed_seed(device: torch.device) -> Iterator[None]:
-    """A fixed random seed inside the context, so that every validation masks the same patches."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        yield

@@ -41,7 +41,7 @@ class MaskTask(Task):
 
     def read(self, config: DataConfig) -> Dataset[Sequence[str]]:
         return split_dataset(
-            _lines(config.files, config.columns),
+            _lines(config.files, config.columns)[: config.limit or None],
             _lines(config.validation, config.columns),
             "texts",
             key=lambda text: text,

@@ -14,7 +14,7 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.evaluation.tag_metrics import is_bio, tag_scores
 from regard.models.bert import bert_tiny
 from regard.pipelines import TextEncoder
-from regard.training.datasets import Dataset, count_units, split_dataset
+from regard.training.datasets import Dataset, count_units, keep_known_names, split_dataset
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
 from regard.training.suggestions import suggest_vocab_size
 from regard.training.tasks.task import (
@@ -25,6 +25,7 @@ from regard.training.tasks.task import (
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
+    warn_about_case,
 )
 
 # Texts of the validation split that are tagged in each validation.
@@ -42,15 +43,11 @@ class TagTask(Task):
     usage_hint = 'regard tag {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[TaggedText]]:
-        texts = read_tagged_texts(config.files)
+        texts = read_tagged_texts(config.files, config.columns)[: config.limit or None]
         if config.validation:
-            return Dataset(texts, read_tagged_texts(config.validation), "tagged texts")
+            return Dataset(texts, read_tagged_texts(config.validation, config.columns), "tagged texts")
         split = split_dataset(texts, [], "tagged texts", key=lambda text: text.words)
-        # Texts of the validation split with a tag that no training text has become training texts.
-        known = {tag for text in split.training for tag in text.tags}
-        rare = [text for text in split.validation if not known.issuperset(text.tags)]
-        validation = [text for text in split.validation if known.issuperset(text.tags)]
-        return Dataset([*split.training, *rare], validation, split.unit)
+        return keep_known_names(split, lambda text: text.tags)
 
     def suggest_recipe(self, dataset: Dataset[Sequence[TaggedText]], fine_tune: bool) -> Recipe:
         words = max(1, sum(len(text.words) for text in dataset.training))
@@ -108,10 +105,11 @@ class TagTask(Task):
         return [f"size and steps: {count}, {len(names)} tags; model selection by {metric}"]
 
     def warnings(self, dataset: Dataset[Sequence[TaggedText]]) -> list[str]:
+        warnings = warn_about_case(tag_names(dataset.training))
         if len(dataset.training) >= MIN_RECOMMENDED_TEXTS:
-            return []
+            return warnings
         count = count_units(len(dataset.training), "texts")
-        return [f"Little data to train from scratch: {count}. Fine-tune an encoder with --from instead."]
+        return [*warnings, f"Little data to train from scratch: {count}. Fine-tune an encoder with --from instead."]
 
 
 def _texts(dataset: Dataset[Sequence[TaggedText]]) -> list[str]:

@@ -127,7 +127,7 @@ class Task(ABC):
 
 def train_shared_tokenizer(texts: Sequence[str], config: TokenizerConfig, **options: Any) -> Tokenizers:
     """Train one tokenizer for source and target."""
-    tokenizer = Tokenizer.train(list(texts), config.kind, config.vocab_size, config.lowercase, **options)
+    tokenizer = Tokenizer.train(texts, config.kind, config.vocab_size, config.lowercase, **options)
     return tokenizer, tokenizer
 
 
@@ -154,6 +154,20 @@ def warn_about_rare_labels(counts: Mapping[str, int], items: str, min_recommende
         f"Few {items} per label: {median} (median). Accuracy on new {items} will be much lower than on these. A model "
         f"trained from scratch needs at least {min_recommended}; otherwise fine-tune a model with --from."
     ]
+
+
+def warn_about_case(labels: Iterable[str]) -> list[str]:
+    """A warning if labels differ only in case.
+
+    >>> warn_about_case(["Good", "bad", "good"])
+    ['Labels differ only in case: Good and good. If they mean the same, write them in the same way.']
+    """
+    groups: dict[str, list[str]] = {}
+    for label in sorted(set(labels)):
+        groups.setdefault(label.casefold(), []).append(label)
+    same = [" and ".join(group) for group in groups.values() if len(group) > 1]
+    names = ", ".join(same[:5]) + (", …" if len(same) > 5 else "")
+    return [f"Labels differ only in case: {names}. If they mean the same, write them in the same way."] if same else []
 
 
 def suggested_training(steps: int, batch_tokens: int, lr: float, **changes: Any) -> TrainConfig:

@@ -89,7 +89,7 @@ def compute_image_attribution(
     (14, 14)
     """
     check_method(method)
-    model = look.run.model
+    model = look.model
     if look.label is None or not isinstance(model, ViT):
         raise RegardError(
             f"Attribution needs an image classifier with labels; this model has the head {model.config.head}.",

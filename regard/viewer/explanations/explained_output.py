@@ -117,7 +117,7 @@ def _best_columns(look: Look, ids: list[int]) -> list[int]:
 
 def model_of(look: Look | ImageLook) -> Any:
     """The model of a look."""
-    return look.run.model if isinstance(look, ImageLook) else look.pipeline.model
+    return look.model if isinstance(look, ImageLook) else look.pipeline.model
 
 
 def model_inputs(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> list[Any]:

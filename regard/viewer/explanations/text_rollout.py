@@ -21,7 +21,9 @@ def text_rollout(look: Look) -> dict[str, Float[np.ndarray, "T S"]]:
     >>> text_rollout(look(translator, "The cat sleeps."))["source"].shape  # doctest: +SKIP
     (5, 4)
     """
-    model: Any = getattr(look.pipeline, "model", None)
+    if look.pipeline is None:
+        raise RegardError("This look has no model.", "Create it with regard.look.")
+    model: Any = look.pipeline.model
     kinds = {kind: [one for one in look.maps.values() if one.kind == kind] for kind in ("self", "masked", "cross")}
     if isinstance(model, Transformer):
         decoder_layers = len(model.decoder)

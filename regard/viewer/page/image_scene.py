@@ -170,7 +170,7 @@ def _label_headers(look: ImageLook, selected: str | None, blobs: list[bytes]) ->
         return [{"number": i, "name": name} for i, name in enumerate(look.run.model.config.labels)]
     best = sorted(look.probabilities, key=lambda one: -look.probabilities[one])[:MAX_LABEL_ROLLOUTS]
     best += [] if selected is None or selected in best else [selected]
-    rollouts = label_rollouts(look.run.model, look.run.images, [[look.label_index(name)] for name in best])
+    rollouts = label_rollouts(look.model, look.run.images, [[look.label_index(name)] for name in best])
     return [
         {
             "number": look.label_index(name),

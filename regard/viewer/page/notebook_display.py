@@ -3,6 +3,7 @@
 import base64
 import html
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 from regard.errors import RegardError
@@ -21,6 +22,14 @@ _PICTURE = """\
 
 class NotebookDisplay:
     """Base class of objects that a notebook displays as a widget or as a plot."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: all arrays, but neither the model (of an image model only the config) nor the widget."""
+        state = {name: value for name, value in vars(self).items() if name != "_widget"}
+        state |= {"pipeline": None} if "pipeline" in state else {}
+        if "run" in state:
+            state["run"] = state["run"]._replace(model=SimpleNamespace(config=state["run"].model.config))
+        return state
 
     def widget(self) -> Any:
         """The page as a notebook widget, which can run the model on other inputs; needs anywidget."""

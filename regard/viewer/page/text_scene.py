@@ -22,9 +22,9 @@ from torch import Tensor
 
 from regard.attention import SCORES, Bias, Concat, Disentangled, Mask, Recorded, Score, SoftCap
 from regard.attention.backends.call import Call
-from regard.attention.masks import And, Causal, Local, MaskParts, Not, Or, Padding, Window
+from regard.attention.masks import And, Causal, Local, MaskParts, Not, Or, Padding, SelectedSequences, Window
 from regard.attention.reference import repeat_heads
-from regard.attention.scores import DotLike
+from regard.attention.scores import DotLike, pairs_as
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.pipelines import Translator
@@ -43,7 +43,7 @@ MAX_EXACT_BYTES = 16 << 20
 MAX_TITLE = 100
 # Labels of axes, where they differ from the name: rows of cross-attention are labeled with the tokens they predict.
 AXIS_LABELS = {"predicted": "Translation"}
-PLOT_HINT = "Save a plot (.png or .svg) instead."
+PLOT_HINT = "Save a plot (.png, .svg or .pdf) instead."
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +289,8 @@ def _mask_header(mask: Mask | None) -> dict[str, Any] | None:
             return {"op": "or", "parts": [_mask_header(left), _mask_header(right)]}
         case Not(inner):
             return {"op": "not", "part": _mask_header(inner)}
+        case SelectedSequences(inner, _):  # a custom mask
+            return _mask_header(inner)
     raise RegardError(f"A page cannot compute the mask {type(mask).__name__}.", PLOT_HINT)
 
 
@@ -302,8 +304,7 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
             raise RegardError(f"{recorded.name} was called several times with different keys.", PLOT_HINT)
         q = torch.cat([q, *(one.q for one in others)], dim=2)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
-    is_disentangled = isinstance(score, Disentangled)
-    if type(score).pair not in (DotLike.pair, Concat.pair, SoftCap.pair) and not is_disentangled:
+    if not pairs_as(score, DotLike, Concat, SoftCap, Disentangled):
         raise RegardError(f"A page cannot compute the score {_score_name(score)}.", PLOT_HINT)
     with torch.autocast(q.device.type, enabled=False):
         folded_q, folded_k, scale = score.fold(q, repeat_heads(k, H))

@@ -4,8 +4,7 @@ import logging
 from functools import cache
 from typing import Any
 
-from regard.errors import RegardError
-from regard.optional_packages import require_package
+from regard.errors import RegardError, require_package
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import Scene, build_scene
 from regard.viewer.text_look import Look

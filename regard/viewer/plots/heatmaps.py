@@ -22,7 +22,9 @@ STYLE: Any = {
     "font.family": [font for font in FONTS if font in font_manager.get_font_names()],
     "svg.fonttype": "none",  # keep text as text: searchable, and any script can be displayed
     "svg.hashsalt": "regard",
+    "pdf.fonttype": 42,  # the font itself, so that text can be searched and edited
 }
+_UNDATED: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 # Cells up to which the numbers are written into them.
 MAX_NUMBERED_CELLS = 400
 # Tokens along an axis up to which each has a label and cells of its own, in a plot and in a small map.
@@ -177,5 +179,5 @@ def render(figure: Figure, file_format: str) -> bytes:
     with warnings.catch_warnings():
         # No installed font has the script: a PNG shows boxes, an SVG uses the fonts of its reader.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format=file_format, dpi=160, metadata={"Date": None} if file_format == "svg" else None)
+        figure.savefig(buffer, format=file_format, dpi=160, metadata=_UNDATED.get(file_format))
     return buffer.getvalue()

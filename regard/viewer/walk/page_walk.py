@@ -30,7 +30,7 @@ def walk_for_page(
     if include is not None:
         return build_walk(look, tensors) if include else None
     if isinstance(look, ImageLook):
-        model, is_short = look.run.model, look.grid[0] * look.grid[1] <= limits.MAX_DEFAULT_PATCHES
+        model, is_short = look.model, look.grid[0] * look.grid[1] <= limits.MAX_DEFAULT_PATCHES
     elif look.pipeline is not None:
         model, is_short = look.pipeline.model, max(map(len, look.ids)) <= limits.MAX_DEFAULT_TOKENS
     else:

@@ -16,9 +16,7 @@ from regard.errors import RegardError
 from tests.data.helpers import write
 from tests.data.image_helpers import (
     SIDE,
-    format_table,
     make_images,
-    make_sheet,
     to_pillow,
     write_class_folders,
     write_idx,
@@ -87,6 +85,18 @@ def test_folder_of_images_without_labels(folder):
     check(read_images(["2.png", "1.png"]), PIXELS[[2, 1]], [IGNORE_INDEX] * 2, ())
 
 
+def test_sub_folders_of_a_class_folder_belong_to_the_class(folder):
+    """As in torchvision's ImageFolder; a link to a folder above is no sub-folder."""
+    write_class_folders("data", PIXELS[:4], ["a", "b", "a/x", "a/x/y"])
+    os.symlink(Path("data/a").resolve(), "data/a/x/again")
+    images = read_images(["data"])
+    assert images.names == ("a", "b")
+    assert images.labels.tolist() == [0, 0, 0, 1]
+    write_class_folders("masked", PIXELS[:1], ["images/x"])
+    write_class_folders("masked", PIXELS[:1, ..., :1], ["masks/x"])
+    assert len(read_images(["masked"])) == 1
+
+
 def test_folder_of_images_and_masks(folder):
     for kind, arrays in (("images", PIXELS), ("masks", MASKS)):
         Path("data", kind).mkdir(parents=True)
@@ -130,61 +140,13 @@ def test_parts_of_a_table(folder):
     check(read_images(["a:b.csv"]))
 
 
-@pytest.mark.parametrize("tiles_per_row", [2, 3, 7])
-@pytest.mark.parametrize("suffix", [".png", ".webp"])
-def test_tile_sheets(folder, tiles_per_row, suffix):
-    for name, part in (("one", slice(0, 4)), ("two", slice(4, 7))):
-        options = {"lossless": True} if suffix == ".webp" else {}
-        Image.fromarray(make_sheet(PIXELS[part], tiles_per_row)).save(name + suffix, **options)
-        Image.fromarray(make_sheet(MASKS[part], tiles_per_row)).save(f"{name}.mask.png")
-    columns = {"sheet": ["one"] * 4 + ["two"] * 3, "tile": [0, 1, 2, 3, 0, 1, 2], "kind": LABELS}
-    columns["split"] = ["train"] * 4 + ["test"] * 3
-    write("index.csv", format_table(columns))
-    check(read_images(["index.csv"], label="kind"), masks=MASKS)
-    check(read_images(["index.csv:test"], label="kind"), PIXELS[4:], [0, 0, 1], ("b", "c"), MASKS[4:])
-    # With a column `side`, rows may be in any order and tiles may be missing.
-    columns["side"] = [SIDE] * 7
-    mixed = {name: [values[i] for i in (6, 2, 5, 0)] for name, values in columns.items()}
-    order = [6, 5, 2, 0]  # grouped by sheet
-    write("index.csv", format_table(mixed))
-    check(read_images(["index.csv"], label="kind"), PIXELS[order], [1, 0, 1, 0], ("b", "c"), MASKS[order])
-    write("index.csv", format_table(mixed | {"tile": [0, 1, 50, 3]}))
-    with pytest.raises(
-        RegardError,
-        match=rf"{suffix}: tile 50 of 6 x 6 pixels is outside of the sheet\. Fix the tile, or state the side",
-    ):
-        read_images(["index.csv"])
-
-
-def test_ambiguous_tile_sides_are_errors(folder):
-    Image.fromarray(make_sheet(PIXELS[:4], 2)).save("one.png")
-    Image.fromarray(make_sheet(PIXELS[:4], 2)).save("two.png")
-    for content, message in (
-        ("sheet,tile\none,0\none,1\n", r"^index\.csv: the size of the tiles is ambiguous\. Add a column 'side'"),
-        ("sheet,tile\none,0\none,3\ntwo,0\n", r"^index\.csv: the size of the tiles is ambiguous\."),
-        (
-            "sheet,tile,side\none,0,6\none,1,3\n",
-            r"^index\.csv, line 2: the sides of the tiles differ or are 0\. Use the same",
-        ),
-        (
-            "sheet,tile,side\none,0,x\none,1,x\n",
-            r"^index\.csv, line 2: the side is 'x'; expected a non-negative integer",
-        ),
-        ("sheet,tile,side\none,0,0\none,1,0\n", r"^index\.csv, line 2: the sides of the tiles differ or are 0"),
-    ):
-        write("index.csv", content)
-        with pytest.raises(RegardError, match=message):
-            read_images(["index.csv"])
-    Image.new("L", (4, 4)).save("one.bmp")
-    with pytest.raises(RegardError, match=r"^index\.csv: the sheet one may be one\.bmp or one\.png\. Write the names"):
-        read_images(["index.csv"])
-    write("index.csv", "sheet,tile,side\none.png,3,6\n")
-    check(read_images(["index.csv"]), PIXELS[3:4], [IGNORE_INDEX], ())
-    Image.new("L", (11, 12)).save("one.mask.png")
-    with pytest.raises(
-        RegardError, match=r"^one\.mask\.png: the mask has 11 x 12 pixels, but its image one\.png has 12"
-    ):
-        read_images(["index.csv"])
+def test_limit_reads_the_first_images(folder):
+    name = write_image_table("index.csv", PIXELS, LABELS)
+    np.savez("a.npz", images=PIXELS, labels=np.array(LABELS))
+    check(read_images([name], limit=2), PIXELS[:2], [1, 0], ("a", "b"))
+    check(read_images([name, "a.npz"], limit=9, cache="cache"), PIXELS[[*range(7), 0, 1]], NUMBERS[[*range(7), 0, 1]])
+    check(read_images([name, "a.npz"], limit=2, cache="cache"), PIXELS[:2], [1, 0], ("a", "b"))
+    assert len(read_ragged_images(["a.npz"], patch=2, limit=3)) == 3
 
 
 @pytest.mark.parametrize(
@@ -352,7 +314,6 @@ def write_any(name, content):
         ("a.csv", "", "a.csv", r"^a\.csv is empty\."),
         ("a.csv", "path,label\n", "a.csv", r"^a\.csv lists no images\. Write one row"),
         ("a.csv", "label,tile\na,1\n", "a.csv", r"^a\.csv has no column 'path'\. Its columns are label, tile\."),
-        ("a.csv", "sheet,label\na,1\n", "a.csv", r"^a\.csv has no column 'tile'\."),
         ("a.csv", "path,label\na.png\n", "a.csv", r"^a\.csv, line 2: expected 2 columns as in the header, got 1\."),
         ("a.csv", "path,label\n\na.png,\n", "a.csv", r"^a\.csv, line 3: the label is empty\. Fill"),
         ("a.csv", "path,mask\na.png,\n", "a.csv", r"^a\.csv, line 2: the mask is empty\."),
@@ -364,10 +325,6 @@ def write_any(name, content):
         ),
         ("a.csv", "path\na.png\n", "a.csv:z", r"^a\.csv has no column 'split'\."),
         ("a.csv", "path\na.png\n", "a.csv", r"^a\.png: there is no such file\."),
-        ("a.csv", "sheet,tile\na,0\n", "a.csv", r"^a\.csv: the sheet a does not exist\. Fix the name"),
-        ("a.csv", f"sheet,tile\n{'x' * 300},0\n", "a.csv", r"^a\.csv: the sheet x{300} does not exist"),
-        ("a.csv", "sheet,tile\na,-1\n", "a.csv", r"^a\.csv, line 2: the tile is '-1'; expected a non-negative integer"),
-        ("a.csv", "sheet,tile,side\nx,0,4\nx,1,5\n", "a.csv", r"^a\.csv: the sheet x does not exist"),
         ("a.csv", "path\n" + "x" * 200_000 + "\n", "a.csv", r"^a\.csv, line 2: not CSV \(field larger"),
         ("a.npz", b"nonsense", "a.npz", r"^a\.npz: not a readable \.npz file"),
         ("a.npz", dict(images=np.array([None])), "a.npz", r"^a\.npz: not a readable \.npz file \(Object arrays"),

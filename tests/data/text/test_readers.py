@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from regard.data import read_documents, read_lines, read_pairs
-from regard.data.text.readers import read_text
+from regard.data.text.readers import read_aligned_pairs, read_text
 from regard.errors import RegardError
 from tests.data.helpers import write
 
@@ -58,6 +58,78 @@ def test_selected_columns(folder):
     assert read_pairs(["a.tsv"], columns=("3", "2")) == [("Un chat.", "A cat.")]
     write("a.jsonl", '{"translation": {"en": "A cat.", "fr": "Un chat."}}\n{"fr": "Un chien.", "en": "A dog."}\n')
     assert read_pairs(["a.jsonl"], columns=("en", "fr")) == [("A cat.", "Un chat."), ("A dog.", "Un chien.")]
+
+
+ALIGNED = [("A cat.", "Un chat."), ("", ""), ("No.", "Non merci.")], [[(0, 0), (1, 1)], [], []]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns"),
+    [
+        ("a.tsv", "A cat.\tUn chat.\t0-0 1-1\n\nNo.\tNon merci.\t\n", ()),
+        ("a.csv", "A cat.,Un chat.,0-0 1-1,x\n\nNo.,Non merci.,,\n", ()),
+        ("a.tsv", "Alignment\ten\tfr\n0-0 1-1\tA cat.\tUn chat.\n\n\tNo.\tNon merci.\n", ("en", "fr")),
+        ("a.tsv", "A cat.\tUn chat.\tCC-BY\t0-0 1-1\n\nNo.\tNon merci.\t\t\n", ("1", "2", "4")),
+        (
+            "a.jsonl",
+            '{"translation": {"source": "A cat.", "target": "Un chat."}, "alignment": "0-0 1-1"}\n\n'
+            '{"translation": {"source": "No.", "target": "Non merci.", "alignment": ""}}\n',
+            (),
+        ),
+        (
+            "a.jsonl",
+            '{"a": "A cat.", "b": "Un chat.", "c": "0-0 1-1"}\n\n{"a": "No.", "b": "Non merci.", "c": ""}',
+            "abc",
+        ),
+    ],
+)
+def test_alignments_beside_the_pairs(folder, name, content, columns):
+    assert read_aligned_pairs([write(name, content)], columns) == ALIGNED
+    assert read_pairs([name], columns[:2]) == ALIGNED[0]
+
+
+@pytest.mark.parametrize("third", ["", "\tCC-BY 2.0", "\t2020-01-31", "\tfine\t0-0"])
+def test_other_columns_are_no_alignments(folder, third):
+    text = f"A cat.\tUn chat.{third}\n"
+    assert read_aligned_pairs([write("a.tsv", text)]) == ([("A cat.", "Un chat.")], None)
+    assert read_aligned_pairs([write("b.tsv", f"en\tfr\tid\n{text}")]) == ([("A cat.", "Un chat.")], None)
+    assert read_aligned_pairs([write("a.en", "A cat.\n"), write("a.fr", "Un chat.\n")]) == (
+        [("A cat.", "Un chat.")],
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "message"),
+    [
+        ("a b\tc\t0-0\na\tb\t0:0\n", (), r"^a\.tsv, line 2: invalid link '0:0'\. Write word indices from 0"),
+        ("a b\tc\t0-0\na\tb\t0-0 -1-0\n", (), r"^a\.tsv, line 2: invalid link '-1-0'"),
+        ("a b\tc\t0-0 1-1\n", (), r"^a\.tsv, line 1: the link 1-1 is out of range\. .* 2 words and the target 1,"),
+        ("a b\tc\t2-0\n", (), r"^a\.tsv, line 1: the link 2-0 is out of range\."),
+        ("a\tb\t0-0\na\tb\n", (), r"^a\.tsv, line 2: only 2 columns\. Write source<TAB>target<TAB>alignment on"),
+        ("a\tb\n", "123", r"^a\.tsv, line 1: only 2 columns\."),
+        ("a\tb\tc\td\n", "1234", r"^Sentence pairs need two columns, or three with an alignment \(got 4\)\."),
+        ('{"source": "a", "target": "b", "alignment": [0]}', (), r'^a\.tsv, line 1: .* in the field "alignment"'),
+        (
+            '{"source": "a", "target": "b", "alignment": "0-0"}\n{"source": "a", "target": "b"}',
+            (),
+            r"pair 2 has no align",
+        ),
+        ('{"x": "a", "y": "b"}', "xyz", r'line 1: expected text in the field "z"; it has x, y\. Write links like'),
+    ],
+)
+def test_malformed_alignments_are_errors(folder, content, columns, message):
+    name = write("a.jsonl" if content.startswith("{") else "a.tsv", content)
+    with pytest.raises(RegardError, match=message.replace(r"a\.tsv", name)):
+        read_aligned_pairs([name], columns)
+
+
+def test_built_in_pairs_have_parts(folder):
+    sources = [{source for source, _ in read_pairs([f"phrasebook{part}"])} for part in ("", ":validation", ":test")]
+    assert list(map(len, sources)) == [80_000, 500, 1000]
+    assert len(set.union(*sources)) == 81_500  # they share no sentence
+    with pytest.raises(RegardError, match=r"^There is no file phrasebook:dev\. The built-in .*:validation, "):
+        read_pairs(["phrasebook:dev"])
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "bz2", "zst"])

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 import unicodedata
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data import Tokenizer
+from regard.data.text import tokenizer as tokenizer_module
 from regard.data.text.special_tokens import EOS, PAD, SOS, SPECIAL_TOKEN_NAMES, UNK
-from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
+from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS, split_text
 from regard.errors import RegardError
 
 TEXTS = [
@@ -186,7 +188,8 @@ def test_loaded_file_has_its_kind_and_gives_the_same_ids(kind, tmp_path):
 PROGRAM = """
 from pathlib import Path
 from regard.data import Tokenizer
-from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
+from regard.data.text import tokenizer as tokenizer_module
+from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS, split_text
 
 def train_all(folder):
     texts = [f"the {a}{b} {b}{a}ing {a}{a}." for a in "abcdefgh" for b in "éxyzwvut"]
@@ -208,6 +211,43 @@ def test_training_is_deterministic(tmp_path):
     for kind in TOKENIZER_KINDS:
         runs = [(tmp_path / run / f"{kind}.json").read_bytes() for run in ("first", "second", "other-process")]
         assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("char", {"exact": True}), ("word", {"keep_newlines": True}), ("bytes", {}), ("bpe", {}), ("sentencepiece", {})],
+)
+def test_long_text_is_trained_on_in_parts(kind, options, monkeypatch):
+    """In parts, since the library needs 85 bytes per character of a text; the tokenizer is the same."""
+    seen, split = [], tokenizer_module._training_parts
+
+    def record(text):
+        seen.extend(split(text))
+        return iter(seen)
+
+    text = "\n".join(TEXTS) * 4
+    whole = Tokenizer.train([text], kind, vocab_size=300, **options)
+    monkeypatch.setattr(tokenizer_module, "_training_parts", record)
+    monkeypatch.setattr(tokenizer_module, "PART_CHARS", 50)
+    parts = Tokenizer.train([text], kind, vocab_size=300, **options)
+    assert parts.backend_tokenizer.to_str() == whole.backend_tokenizer.to_str()
+    assert "".join(seen) == text
+    assert max(map(len, seen)) < 100
+
+
+@pytest.mark.parametrize("text", ["ab" * 50_000, "你好" * 50_000, " " * 100_000, "a " + "b" * 5000 + " c"])
+def test_pieces_without_white_space_are_bounded_in_training(text):
+    """Merging the pairs of a piece takes quadratic time: 30 seconds for 400,000 letters."""
+    parts = list(tokenizer_module._training_parts(text))
+    assert "".join(parts) == text
+    assert max(len(piece) for part in parts for piece in re.findall(r"\S+|\s+", part)) == 1024
+    assert max(map(len, split_text(text))) <= 2**16
+
+
+def test_parts_are_split_between_words(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "PART_CHARS", 3)
+    assert split_text("one two 3 four. five\nsix seven") == ["one", " two 3 four. five\nsix", " seven"]
+    assert split_text("") == [""]
 
 
 def test_vocab_size_includes_special_tokens():

@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 GUARDED = """
 import ctypes, mmap
 import numpy as np
-from regard.kernels.cpu import decode_attention_cpu, decode_choice_cpu, memory_hash_cpu, packed_product_cpu
+from regard.kernels.cpu import decode_attention, decode_choice, memory_hash, packed_product
 
 mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 kept = []
@@ -30,16 +30,16 @@ def guard(array):
 
 rng = np.random.default_rng(0)
 for is_int8 in (False, True):
-    if not packed_product_cpu.packing_available(is_int8):
+    if not packed_product.packing_available(is_int8):
         continue
     for R in (1, 3, 4, 7, 8, 9, 128):
         for N in (1, 15, 16, 17, 33, 128, 131):
             for K in (4, 20, 64):
                 x, weight = rng.integers(-9, 9, (R, K)), rng.integers(-9, 9, (N, K))
                 kind, result = (np.int8, np.int32) if is_int8 else (np.float32, np.float32)
-                panels = guard(packed_product_cpu.pack_weight(weight.astype(kind)))
+                panels = guard(packed_product.pack_weight(weight.astype(kind)))
                 y = guard(np.zeros((R, N), result))
-                packed_product_cpu.multiply_panels(guard(x.astype(kind)), panels, 0, y)
+                packed_product.multiply_panels(guard(x.astype(kind)), panels, 0, y)
                 assert (y == x @ weight.T).all()
         kept = []
 for D in (32, 64, 128):
@@ -47,9 +47,9 @@ for D in (32, 64, 128):
         H, G = 4, 2
         query, result = guard(rng.standard_normal(H * D).astype(np.float32)), guard(np.zeros(H * D, np.float32))
         keys, values = (guard(rng.standard_normal((G * count, D)).astype(np.float32)) for _ in range(2))
-        scores, rows = map(guard, decode_attention_cpu.make_row_buffers(count))
+        scores, rows = map(guard, decode_attention.make_row_buffers(count))
         empty, factor = np.empty((0, 0), np.float32), np.float32(0.1)
-        decode_attention_cpu.attend_heads(
+        decode_attention.attend_heads(
             query, keys, values, rows, 0, count, H // G, count, factor, empty, scores, result
         )
         k, v = (np.repeat(array.reshape(G, count, D), H // G, 0) for array in (keys, values))
@@ -60,9 +60,9 @@ for V in (1, 15, 16, 17, 127, 128, 129, 300):
     logits = rng.standard_normal((3, V)).astype(np.float32)
     ones, zeros = guard(np.ones(V, np.float32)), guard(np.zeros(V, np.float32))
     top, ids, statistics = np.zeros((3, 2), np.float32), np.zeros((3, 2), np.int64), np.zeros((3, 3), np.float32)
-    decode_choice_cpu.start_rows(top, ids, statistics)
+    decode_choice.start_rows(top, ids, statistics)
     positions, forced = np.zeros(3, np.int64), np.full(3, -1)
-    decode_choice_cpu.best_tokens_rows(
+    decode_choice.best_tokens_rows(
         guard(logits), guard(np.ones(3, np.float32)), ones, zeros, 0, positions, 1, np.zeros((0, 0), np.bool_),
         np.zeros(0, np.int64), -1, forced, np.zeros(3, np.bool_), top, ids, statistics,
     )
@@ -73,7 +73,7 @@ for stride in (1, 3, 65):
     index = [i for i in range(len(words)) if i // 16 % stride == 0]
     odd = [(2 * i + 1) * 0x9E3779B1 % 2**32 for i in index]
     expected = sum(int(words[i]) * factor for i, factor in zip(index, odd)) % 2**64
-    assert memory_hash_cpu.hash_memory(address, count, stride) == expected
+    assert memory_hash.hash_memory(address, count, stride) == expected
 """
 
 

@@ -11,7 +11,7 @@ from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.decode.engine.model_precision import convert_model
 from regard.errors import RegardError
-from regard.kernels.cpu.int8_linear_cpu import quantize_weight
+from regard.kernels.cpu.int8_linear import quantize_weight
 from regard.layers.int8_linear import Int8Linear
 from regard.models import BertConfig, GPTConfig, ViTConfig, make_model
 from regard.pipelines import FORMAT, ImageModel, TextEncoder, TextGenerator, load

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import regard
+from regard.attention import Cosine
 from regard.data import Tokenizer
 from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.special_tokens import EOS, SOS
@@ -21,8 +24,12 @@ from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
 from regard.devices import find_device
 from regard.errors import RegardError
+from regard.interop import export_argos, export_ctranslate2, export_huggingface
+from regard.interop.ctranslate2_layers import add_positions
+from regard.layers import POSITIONS, PositionalEncoding, register_positions
 from regard.layers.packed import pack
-from regard.models import Seq2SeqConfig, TransformerConfig, make_model
+from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
+from regard.models.lengths import length_limit
 from regard.pipelines import FORMAT, Translator, load, make_pipeline, save
 from regard.pipelines.folder import model_folder
 from regard.pipelines.folder.model_folder import write_model
@@ -109,6 +116,51 @@ def test_loaded_translator_equals_the_saved_one(tmp_path, family, shared):
     ]
 
 
+class Ramp(PositionalEncoding):
+    def __init__(self, width):
+        super().__init__()
+        self.direction = torch.nn.Parameter(torch.randn(width))
+
+    def forward(self, positions):
+        return positions[..., None] * self.direction
+
+
+def test_registered_positions_are_saved_and_loaded(tmp_path, monkeypatch):
+    monkeypatch.setitem(POSITIONS, "ramp", Ramp)
+    saved = make_translator("transformer", positions="ramp")
+    saved.save(tmp_path / "model")
+    loaded = load(tmp_path / "model", "cpu")
+    lines, long_line = ["one two", "three"], " ".join(["one"] * 40)  # beyond max_len
+    texts = [[hypothesis.text for hypothesis in n] for n in loaded.translate([*lines, long_line], BEAM)]
+    assert texts == [[hypothesis.text for hypothesis in n] for n in saved.translate([*lines, long_line], BEAM)]
+    reference = load(tmp_path / "model", "cpu")
+    with torch.no_grad():
+        reference.model.source_embedding.positions.direction.zero_()
+    batch = pack([[4, 5, 3], [6, 3]]), pack([[2, 5], [2]])
+    assert not torch.equal(loaded.model(*batch), reference.model(*batch))
+    assert torch.equal(loaded.model(*batch), saved.model(*batch))
+    monkeypatch.setattr(Ramp, "extrapolates", False)
+    assert (length_limit(saved.model.config), length_limit(GPTConfig(positions="ramp"))) == (12, 256)
+    with pytest.raises(RegardError, match="CTranslate2 does not support the positions ramp"):
+        add_positions(saved.model.config, {}, "encoder")
+    with pytest.raises(
+        RegardError, match=r"positions must be one of sinusoidal, learned, rotary, none, ramp \(got 'rel"
+    ):
+        GPTConfig(positions="relative")
+
+
+def test_components_that_are_not_registered_are_named(folder, monkeypatch):
+    for key, name in (("positions", "ramp"), ("cross_score", "my_score"), ("family", "my_family")):
+        edit_config(folder, **{key: name})
+        assert f"If '{name}' is your own, import the module that registers it first." in load_error(folder)
+        edit_config(folder, positions="sinusoidal", cross_score="scaled_dot")
+    monkeypatch.setitem(POSITIONS, "offset", type("Offset", (Ramp,), {"__init__": lambda self, width, start: None}))
+    with pytest.raises(RegardError, match=r"Offset cannot be built for a model.*'start'.*class method build"):
+        make_translator("transformer", positions="offset")
+    with pytest.raises(RegardError, match="positions 'rotary' are already registered"):
+        register_positions("rotary")(Ramp)
+
+
 def test_tied_weights_are_saved_once_and_tied_when_loaded(folder):
     names = load_file(folder / "model.safetensors").keys()
     assert "source_embedding.tokens.weight" in names
@@ -155,6 +207,79 @@ def test_checksum_covers_every_block(monkeypatch):
         assert model_folder._checksum({"heads": 2}, changed) != expected
     assert model_folder._checksum({"heads": 2}, {"a": weights["a"], "c": weights["b"]}) != expected
     assert model_folder._checksum({"heads": 2, "format": 7}, weights) == expected
+
+
+def replace_score(model):
+    model.decoder[1].cross.score = Cosine(scale=4.0)
+
+
+def replace_attention(model):
+    model.encoder[0].attention = nn.MultiheadAttention(16, 2)
+
+
+def untie(model):
+    model.output.weight = nn.Parameter(model.output.weight.detach().clone())
+
+
+def replace_config(model):
+    model.config = dataclasses.replace(model.config, norm="post")
+
+
+CHANGES = {
+    "decoder.1.cross.score is Cosine instead of ScaledDot": replace_score,
+    "encoder.0.attention is MultiheadAttention instead of MultiHead": replace_attention,
+    "the parameter output.weight is [14, 16] instead of tied or missing": untie,
+    "source_embedding has low_precision = False instead of True": replace_config,
+    "decoder.0.attention has mask = None instead of Causal()": lambda model: setattr(
+        model.decoder[0].attention, "mask", None
+    ),
+    "encoder.1.feedforward has activation = 'gelu' instead of 'relu'": lambda model: setattr(
+        model.encoder[1].feedforward, "activation", "gelu"
+    ),
+    "encoder.1 is missing": lambda model: model.encoder.__delitem__(1),
+    "encoder_norm has a hook": lambda model: model.encoder_norm.register_forward_hook(lambda *_: None),
+    "output has forward = ": lambda model: setattr(model.output, "forward", torch.zeros_like),
+    "source_embedding.tokens is ParametrizedEmbedding instead of Embedding": lambda model: (
+        nn.utils.parametrizations.weight_norm(model.source_embedding.tokens)
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_a_folder_cannot_represent_is_refused(tmp_path, change):
+    translator = make_translator("transformer", encoder_layers=2, decoder_layers=2)
+    CHANGES[change](translator.model)
+    message = re.escape(change) + ".*Undo the change; or describe it in the config"
+    for store in (save, export_huggingface, export_ctranslate2, export_argos):
+        arguments = (tmp_path / "out", translator) if store is save else (translator, tmp_path / "out")
+        with pytest.raises(RegardError, match=message):
+            store(*arguments)
+    assert not any(tmp_path.iterdir())
+
+
+def test_changes_of_weights_and_modes_are_saved(tmp_path):
+    translator = make_translator("transformer")
+    translator.model.train().requires_grad_(False).double()
+    translator.model.encoder_norm.weight.fill_(2.0)
+    save(tmp_path, translator)
+    assert load(tmp_path, "cpu").model.encoder_norm.weight.eq(2).all()
+
+
+def test_ensembles_and_other_objects_are_not_saved(tmp_path):
+    translator = make_translator("transformer")
+    ensemble = dataclasses.replace(translator, ensemble_members=[make_translator("seq2seq").model])
+    with pytest.raises(RegardError, match="An ensemble of several models cannot be stored as one"):
+        save(tmp_path / "a", ensemble)
+    for other in (translator.model, "model", None):
+        with pytest.raises(RegardError, match="cannot be stored as a model"):
+            save(tmp_path / "a", other)
+
+
+def test_save_takes_its_arguments_in_either_order(tmp_path):
+    translator = make_translator("transformer")
+    save(translator, tmp_path / "a")
+    regard.save(str(tmp_path / "b"), translator)
+    assert load(tmp_path / "a", "cpu").fingerprint() == load(tmp_path / "b", "cpu").fingerprint()
 
 
 def test_config_contains_format_and_family(folder):

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: checksums, full disks, damaged files, and the file of earlier versions."""
+"""The checkpoints of a run: checksums, full disks and damaged files."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from regard.errors import RegardError
 from regard.training.checkpoint import Checkpoint
-from regard.training.run.checkpoint_store import CHECKSUMS, LEGACY, TENSORS, CheckpointStore, load_checkpoint, sha256
+from regard.training.run.checkpoint_store import CHECKSUMS, TENSORS, CheckpointStore, load_checkpoint, sha256
 
 
 def example(step: int, size: int = 3) -> Checkpoint:
@@ -145,36 +145,6 @@ def test_several_files_are_checked(tmp_path):
     damage(folder / "rank-1.safetensors", "last bit")
     with pytest.raises(RegardError, match=r"the checksum of rank-1\.safetensors does not match"):
         store.find_intact()
-
-
-def test_file_of_an_earlier_version_is_the_oldest_checkpoint(tmp_path):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / LEGACY).write_bytes(example(300).to_bytes())
-    store = CheckpointStore(tmp_path)
-    assert intact_step(store) == 300
-    store.save(example(400), 400)
-    assert intact_step(store) == 400
-    damage(store.path(400) / TENSORS, "last bit")
-    assert intact_step(store) == 300
-    store.save(example(500), 500)
-    store.save(example(600), 600)
-    assert names(tmp_path) == files_of(500, 600)
-
-
-@pytest.mark.parametrize("how", ["truncated", "empty", "pickle", "no facts", "other facts", "no step"])
-def test_damaged_file_of_an_earlier_version_is_an_error(tmp_path, how):
-    path = tmp_path / "state" / LEGACY
-    path.parent.mkdir()
-    path.write_bytes(example(300).to_bytes())
-    facts = {"no facts": None, "other facts": {"facts": "[1]"}, "no step": {"facts": '{"step": 1e999}'}}
-    if how in facts:
-        save_file({"a": torch.ones(2)}, path, metadata=facts[how])
-    else:
-        damage(path, how)
-    before = path.read_bytes()
-    with pytest.raises(RegardError, match=r"last\.safetensors: damaged, or not a checkpoint.* Restore an intact copy"):
-        CheckpointStore(tmp_path).find_intact()
-    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("call", range(4))

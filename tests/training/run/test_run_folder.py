@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import RegardError
+from regard.errors import Interrupted, RegardError
 from regard.pipelines import load
 from regard.training import DataConfig, read_dataset, run_recipe, trainer
 from regard.training.checkpoint import Checkpoint
@@ -181,7 +181,7 @@ def test_loading_a_run_without_a_model_is_an_error(tmp_path):
 def test_interrupted_run_saves_a_model(tmp_path, monkeypatch):
     original = trainer.set_learning_rate
     monkeypatch.setattr(trainer, "set_learning_rate", lambda *a: (original(*a), signal.raise_signal(signal.SIGINT)))
-    with pytest.raises(RegardError, match="everything up to step 1 is saved"):
+    with pytest.raises(Interrupted, match="everything up to step 1 is saved"):
         run(small_recipe(), tmp_path)
     assert load(tmp_path, "cpu").training["step"] == 1
     assert last_checkpoint(tmp_path).exists()

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from regard.cli.train_options import chosen_keys
-from regard.data import phrasebook_pairs
+from regard.data import read_pairs
+from regard.data.text.examples.labeled_texts import LabeledText
+from regard.data.text.examples.tagged_texts import TaggedText
 from regard.models import family_name
 from regard.training import DataConfig, Dataset, read_dataset, recipe_from_dict, run_recipe
 from regard.training.choices import describe_choices, format_value
@@ -53,9 +55,9 @@ def dataset_of(tmp_path):
     """A function that writes and reads a small dataset of a task."""
 
     def read(task):
-        sentences = [pair.source for pair in phrasebook_pairs("train", 60)]
+        sentences = [source for source, _ in read_pairs(["phrasebook"])[:60]]
         if task in ("translate", "text2text"):
-            lines = [f"{pair.source}\t{pair.target}" for pair in phrasebook_pairs("train", 60)]
+            lines = [f"{source}\t{target}" for source, target in read_pairs(["phrasebook"])[:60]]
             (tmp_path / "data.tsv").write_text("\n".join(lines))
             files = ["data.tsv"]
         elif task == "classify":
@@ -115,7 +117,7 @@ def test_chosen_settings_are_in_the_plan_and_in_the_help(tmp_path, capsys, datas
 def test_settings_of_the_user_are_not_listed_as_chosen():
     recipe = TASKS["translate"].suggest_recipe(small_dataset(), False)
     lines = "\n".join(describe_choices(recipe, recipe))
-    assert "positions rotary, not sinusoidal: 0.9 to 1.4 BLEU" in lines
+    assert "positions rotary, not sinusoidal: 0.9 to 1.0 BLEU" in lines
     assert "width 128, not 256" in lines
     edited = recipe_from_dict({"model": {"positions": "none", "width": 64}}, recipe)
     lines = "\n".join(describe_choices(edited, recipe))
@@ -137,3 +139,15 @@ def test_warning_depends_on_the_number_of_pairs():
 def test_few_examples_per_label_give_a_warning(counts, warns):
     names = {str(index): int(count) for index, count in enumerate(np.array(counts, int))}
     assert bool(warn_about_rare_labels(names, "images", min_recommended=200)) == warns
+
+
+@pytest.mark.parametrize(
+    ("task", "examples"),
+    [
+        ("classify", [LabeledText(("a",), label) for label in ("Good", "good", "bad")]),
+        ("tag", [TaggedText(("a", "b", "c"), ("Good", "good", "bad"))]),
+    ],
+)
+def test_labels_that_differ_only_in_case_are_named(task, examples):
+    (warning, *_) = TASKS[task].warnings(Dataset(examples, []))
+    assert warning.startswith("Labels differ only in case: Good and good.")

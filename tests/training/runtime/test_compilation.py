@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from regard.attention import use
-from regard.kernels.triton_support import is_interpreted
+from regard.kernels.triton.support import is_interpreted
 from regard.layers.packed import pack
 from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.training.runtime import compilation

@@ -24,7 +24,7 @@ PROGRAM = "import os, sys; os.sched_getaffinity = lambda _: {0}; from regard.cli
 SIZES = """
 [data]
 files = ["phrasebook"]
-phrasebook_size = 200
+limit = 200
 [tokenizer]
 vocab_size = 150
 [model]

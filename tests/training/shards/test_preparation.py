@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.data import phrasebook_pairs
-from regard.data.text.examples import documents
+from regard.data import read_pairs
+from regard.data.text import tokenizer
 from regard.errors import RegardError
 from regard.training import DataConfig, read_dataset
 from regard.training.shards import preparation, shard_encoder, shard_folder, text_spool
@@ -26,7 +26,7 @@ from regard.training.shards.temporary_folder import LOCK
 from tests.training.helpers import bit_equal, interrupt_and_resume, saved_tensors
 
 LONG = "a very long sentence " * 30
-PAIRS = [(pair.source, pair.target) for pair in phrasebook_pairs("train", 240)]
+PAIRS = read_pairs(["phrasebook"])[:240]
 TINY = {
     "translate": {"width": 16, "heads": 2, "feedforward": 32, "encoder_layers": 1, "decoder_layers": 1, "max_len": 60},
     "language": {"width": 16, "heads": 2, "feedforward": 32, "layers": 1, "max_len": 32},
@@ -58,7 +58,7 @@ def small_shards(monkeypatch):
     """Several shards and blocks, although the corpus is small."""
     monkeypatch.setattr(shard_encoder, "SHARD_BYTES", 3000)
     monkeypatch.setattr(text_spool, "BLOCK_ROWS", 16)
-    monkeypatch.setattr(documents, "PART_CHARS", 1000)
+    monkeypatch.setattr(tokenizer, "PART_CHARS", 1000)
 
 
 def prepare_task(task: str, corpus: Path, out: Path, **options):
@@ -228,6 +228,16 @@ def test_tokenizer_of_another_folder(shards, tmp_path):
     prepare(iter(PAIRS), tmp_path / "other", tokenizer={"vocab_size": 99}, quiet=True)
     with pytest.raises(RegardError, match="made with other tokenizers than those of the model to fine-tune"):
         regard.train(tmp_path / "other", tmp_path / "no", start_from=tmp_path / "model", steps=1, quiet=True)
+
+
+@pytest.mark.parametrize("task", ["translate", "language", "mask"])
+def test_limit_reads_the_first_examples(task, tmp_path):
+    texts = [f"{source} {number}" for number, (source, _) in enumerate(PAIRS)]
+    rows = PAIRS if task == "translate" else texts
+    prepare(iter(rows[:20]), tmp_path / "first", task=task, quiet=True)
+    prepare(iter(rows), tmp_path / "limited", task=task, limit=20, quiet=True)
+    for file in (tmp_path / "first").iterdir():
+        assert (tmp_path / "limited" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 def test_text2text_prefixes(tmp_path):
@@ -403,6 +413,7 @@ def test_invalid_validation_examples(line, damaged, monkeypatch):
         ({"task": "mask"}, "was prepared for the task translate, not mask"),
         ({"tokenizer": {"vocab_size": 99}}, "prepared with tokenizer.vocab_size = 150, not 99. Leave out"),
         ({"tokenizer": {"dropout": 0.1}}, "tokenizer.dropout needs text; the data are token shards"),
+        ({"limit": 10}, "data.limit has no effect on token shards"),
         ({"columns": ["1", "2"]}, "data.columns has no effect on token shards"),
         ({"validation": ["val.tsv"]}, "data.validation has no effect on token shards"),
     ],

@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 from regard.data import AugmentConfig, read_images
+from regard.data.batching.batch_splitting import split_batch
+from regard.data.batching.rank_slice import RankSlice
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.models import ViTConfig, make_model
@@ -180,13 +182,17 @@ def test_masked_patches_are_learned(tmp_path):
     assert model.model.config.head == "pixels"
 
 
-def loss_of(task, recipe):
-    """A new model, a batch, and a function for its loss with changed training settings."""
+def encode(task, recipe):
+    """The config of the model, and the batches."""
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
-    encoded = TASKS[task].encode(
-        dataset, (), run_setup.pipeline_kind(config).special, recipe, config, BatchShape(0, 1, True, 16)
-    )
+    special = run_setup.pipeline_kind(config).special
+    return config, TASKS[task].encode(dataset, (), special, recipe, config, BatchShape(0, 1, True, 16))
+
+
+def loss_of(task, recipe):
+    """A new model, a batch, and a function for its loss with changed training settings."""
+    config, encoded = encode(task, recipe)
     batch = next(encoded.batches.epoch(0))
     torch.manual_seed(0)
     model = make_model(config)
@@ -241,27 +247,27 @@ def test_segmentation_loss_matches_its_definition(tmp_path):
     assert found.tokens == 16
 
 
-def test_masked_patch_loss_is_random_in_training_and_fixed_in_validation(tmp_path):
-    model, batch, loss = loss_of("mask-images", toy("mask-images", tmp_path, model=NO_DROPOUT, **PLAIN))
-    torch.manual_seed(4)
-    found = loss()
-    torch.manual_seed(4)
-    torch.testing.assert_close(found.loss, 16 * model.masked_loss(batch.pixels.permute(0, 3, 1, 2) / 255, 0.75))
-    assert loss().loss != found.loss  # other patches are masked each time
-    with torch.no_grad():
-        state = torch.get_rng_state()
-        assert loss().loss == loss().loss  # the same patches in validation
-        assert torch.equal(state, torch.get_rng_state())
+def test_masks_are_drawn_by_image(tmp_path):
+    """Not by rank, nor by the parts of a batch that did not fit into memory."""
+    recipe = toy("mask-images", tmp_path, model=NO_DROPOUT, **PLAIN)
+    model, batch, loss = loss_of("mask-images", recipe)
+    pixels = batch.pixels.permute(0, 3, 1, 2) / 255
+    whole = loss().loss
+    torch.testing.assert_close(whole, 16 * model.masked_loss(pixels, 0.75, batch.noise))
+    _, encoded = encode("mask-images", recipe)
+    parts = [next(encoded.batches.epoch(0, part=RankSlice(rank, 4))) for rank in range(4)]
+    for pieces in (parts, split_batch(batch, 3)):
+        losses = [TASKS["mask-images"].loss(model, model.features, piece, recipe.train).loss for piece in pieces]
+        torch.testing.assert_close(sum(losses), whole)
+    epochs = [torch.cat([batch.noise for batch in encoded.batches.epoch(epoch)]) for epoch in range(2)]
+    assert len(torch.cat(epochs).unique(dim=0)) == 2 * len(epochs[0])  # other patches each time
+    validation = [[batch.noise for batch in encoded.validation] for _ in range(2)]
+    assert all(map(torch.equal, *validation))
 
 
 @every_task
 def test_only_training_images_are_augmented(tmp_path, task):
-    recipe = toy(task, tmp_path)
-    dataset = TASKS[task].read(recipe.data)
-    config = TASKS[task].complete_config(recipe.model, dataset, ())
-    encoded = TASKS[task].encode(
-        dataset, (), run_setup.pipeline_kind(config).special, recipe, config, BatchShape(0, 1, True, 16)
-    )
+    config, encoded = encode(task, toy(task, tmp_path))
     for batch, is_augmented in ((next(encoded.batches.epoch(0)), True), (next(iter(encoded.validation)), False)):
         pixels = TASKS[task].augment_batch(batch, config).pixels
         assert torch.equal(pixels, batch.pixels.permute(0, 3, 1, 2) / 255) != is_augmented

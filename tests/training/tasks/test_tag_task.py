@@ -102,6 +102,49 @@ def test_files_are_read_with_tabs_or_spaces(tmp_path):
     texts = read_tagged_texts([tmp_path / "a.txt"])
     assert texts == [TaggedText(("Ada", "slept"), ("B-PER", "O")), TaggedText(("New York",), ("B-LOC",))]
     assert tag_names(texts) == ("O", "B-LOC", "B-PER")
+    (tmp_path / "c.txt").write_text("Ada B-PER\nslept VBD O\n")
+    with pytest.raises(RegardError, match=r"c\.txt, line 2: expected 2 columns as in the first line, got 3"):
+        read_tagged_texts([tmp_path / "c.txt"])
     (tmp_path / "b.txt").write_text("Ada B-PER\nslept\n")
     with pytest.raises(RegardError, match=r"b\.txt, line 2: expected a word and a tag, got 'slept'"):
         read_tagged_texts([tmp_path / "b.txt"])
+
+
+@pytest.mark.parametrize("separator", ["\t", " "])
+def test_comments_are_not_words(separator, tmp_path):
+    rows = ["# newdoc", "# text = #1 Ada", "#", "#rain O", "# O", "", "# a comment", "Ada B-PER", "#x = 1 2"]
+    lines = [row.replace(" ", separator) if row.endswith((" O", "-PER")) else row for row in rows]
+    (tmp_path / "a.conll").write_text("\n".join(lines))
+    texts = read_tagged_texts([tmp_path / "a.conll"])
+    assert texts == [TaggedText(("#rain", "#"), ("O", "O")), TaggedText(("Ada",), ("B-PER",))]
+
+
+CONLLU = """# sent_id = 1
+1-2\tDu\t_\t_\t_\t_\t_\t_\t_\t_
+1\tde\tde\tADP\tP\t_\t3\tcase\t_\t_
+2\tle\tle\tDET\tD\t_\t3\tdet\t_\tSpaceAfter=No
+2.1\tvu\t_\tVERB\tV\t_\t_\t_\t_\t_
+3\tpain\tpain\tNOUN\tN\t_\t0\troot\t_\t_
+"""
+
+
+def test_conllu_has_the_words_and_parts_of_speech(tmp_path, caplog):
+    """Not the last column, MISC; nor contractions before their parts and omitted words."""
+    path = tmp_path / "fr.conllu"
+    path.write_text(CONLLU)
+    assert read_tagged_texts([path]) == [TaggedText(("de", "le", "pain"), ("ADP", "DET", "NOUN"))]
+    assert "the words are column 2 (FORM), the tags column 4 (UPOS)" in caplog.text
+    assert read_tagged_texts([path], ["3", "5"]) == [TaggedText(("de", "le", "pain"), ("P", "D", "N"))]
+    for columns, message in (
+        (["2"], "are two numbers"),
+        (["form", "upos"], "are two numbers"),
+        (["2", "11"], "only 10"),
+    ):
+        with pytest.raises(RegardError, match=message):
+            read_tagged_texts([path], columns)
+
+
+def test_validation_texts_with_new_tags_only_are_too_few(tmp_path):
+    (tmp_path / "a.conll").write_text("\n".join(f"word{i}\tT{i}\n" for i in range(30)))
+    with pytest.raises(RegardError, match="Too few tagged texts for a validation split"):
+        regard.train(tmp_path / "a.conll", tmp_path / "model", task="tag", quiet=True)

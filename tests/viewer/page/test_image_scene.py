@@ -168,7 +168,7 @@ def test_save_writes_a_page(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert f'id="blob-{len(image_scene.build_image_scene(seen).blobs) - 1}"' in text
     assert '"over":"rollout"' in text
-    with pytest.raises(RegardError, match=r"pages are .html, plots are .png or .svg"):
+    with pytest.raises(RegardError, match=r"pages are .html, plots are .png, .svg or .pdf"):
         seen.save(tmp_path / "page.htm")
 
 

@@ -1,8 +1,7 @@
 """Plain-text documents for language models: reading, validation split, encoding as one stream of token ids."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +21,12 @@ from regard.data.text.readers import (
     uncompressed_suffix,
 )
 from regard.data.text.special_tokens import SpecialTokens
-from regard.data.text.tokenizer import Tokenizer
+from regard.data.text.tokenizer import Tokenizer, split_text
 from regard.errors import RegardError
 
 VALIDATION_SHARE = 0.1
-# Long documents are encoded in parts of about PART_CHARS characters, PARTS_PER_BATCH at a time.
-PART_CHARS, PARTS_PER_BATCH = 1 << 15, 32
-_BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
+# Parts of long documents that are encoded at a time.
+PARTS_PER_BATCH = 32
 
 
 class DocumentPart(NamedTuple):
@@ -39,7 +37,7 @@ class DocumentPart(NamedTuple):
 
 
 def read_documents(files: Sequence[str | Path], columns: Sequence[str] = ()) -> list[str]:
-    """Read documents from files, plain or compressed; "-" is stdin.
+    """Read documents from files, plain or compressed, or the `.txt` files of a folder; "-" is stdin.
 
     A file is one document, unchanged except that a BOM is removed and CR LF becomes LF. `.jsonl` and `.parquet` files
     and datasets of the Hugging Face hub have one document per row, in the column "text" or in the one that `columns`
@@ -68,7 +66,7 @@ def stream_documents(
     if len(columns) > 1:
         raise RegardError(f"Documents have one column (got {len(columns)}).", "Name the column of the text.")
     column = columns[0] if columns else "text"
-    for file in files:
+    for file in text_files(files):
         if is_columnar(file):
             for row in table_rows(file, columns=(column,), on_open=on_open):
                 with errors_at_line(file, row.number):
@@ -86,12 +84,30 @@ def stream_documents(
             yield from _split_stream(stream_text(file, on_open=on_open))
 
 
+def text_files(files: Sequence[str | Path]) -> list[str | Path]:
+    """The files; in place of a folder its `.txt` files, plain or compressed, and those of its sub-folders.
+
+    >>> text_files(["a.txt", "-"])
+    ['a.txt', '-']
+    """
+    found: list[str | Path] = []
+    for file in files:
+        if not Path(file).is_dir():
+            found.append(file)
+            continue
+        below = [path for path in sorted(Path(file).rglob("*")) if uncompressed_suffix(path).lower() == ".txt"]
+        if not below:
+            raise RegardError(f"{file}: there is no .txt file in this folder.", "Pass files, or a folder with some.")
+        found += below
+    return found
+
+
 def _is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
 def _split_stream(texts: Iterable[str]) -> Iterator[DocumentPart]:
-    """The text of a document in parts of at least PART_CHARS characters, if it is long; white space alone is no part.
+    """The text of a document, in parts if it is long; white space alone is no part.
 
     >>> list(_split_stream(["a b", " c"]))
     [DocumentPart(text='a b c', is_first=True)]
@@ -99,8 +115,8 @@ def _split_stream(texts: Iterable[str]) -> Iterator[DocumentPart]:
     pending, is_first = "", True
     for text in texts:
         pending += text
-        if len(pending) > PART_CHARS and not pending.isspace():
-            *parts, pending = _split_parts(pending)
+        if not pending.isspace():
+            *parts, pending = split_text(pending)
             for part in parts:
                 yield DocumentPart(part, is_first)
                 is_first = False
@@ -157,7 +173,7 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer, special: Sp
     # The tokenizers library needs half a kilobyte per token while it encodes, so long texts are encoded in parts, a few
     # at a time. This is only safe if a space at the start of a text is encoded like one inside.
     can_split = tokenizer.encode("a b") == [*tokenizer.encode("a"), *tokenizer.encode(" b")]
-    parts = [_split_parts(document) if can_split else [document] for document in documents]
+    parts = [split_text(document) if can_split else [document] for document in documents]
     texts = [part for row in parts for part in row]
     encoded = (
         np.array(ids, np.int32)
@@ -166,11 +182,3 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer, special: Sp
     )
     begin, end = (np.array([] if token is None else [token], np.int32) for token in (special.begin, special.eos))
     return np.concatenate([ids for row in parts for ids in (begin, *(next(encoded) for _ in row), end)])
-
-
-def _split_parts(document: str) -> list[str]:
-    """Split before spaces between letters, which no token spans, into parts of at least PART_CHARS characters."""
-    boundaries = [0]
-    while match := _BETWEEN_WORDS.search(document, boundaries[-1] + PART_CHARS):
-        boundaries.append(match.start())
-    return [document[first:last] for first, last in pairwise([*boundaries, len(document)])]

@@ -1,7 +1,10 @@
 """Labeled texts for classification: readers of TSV, CSV, JSONL and Parquet files, label ids, batches."""
 
+import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import join
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +17,7 @@ from regard.data.batching.text_batches import EncodedTexts, LengthGroupedBatches
 from regard.data.text.readers import (
     column_indices,
     describe_fields,
+    display_name,
     errors_at_line,
     has_named_column,
     table_rows,
@@ -21,8 +25,14 @@ from regard.data.text.readers import (
 )
 from regard.errors import RegardError
 
+logger = logging.getLogger("regard")
+
 # Names of the columns (or JSONL fields) of a text, of the second text of a pair, and of the label.
-_FIRST, _SECOND, _LABEL = ("text", "sentence", "text1", "sentence1"), ("text2", "sentence2"), "label"
+_FIRST = ("text", "sentence", "text1", "sentence1", "premise", "review", "comment", "tweet", "message", "content")
+_SECOND = ("text2", "sentence2", "hypothesis")
+_LABELS = ("label", "sentiment", "category", "class", "target", "rating", "stars")
+# A first line with at most this many words, whose label no other of at least this many lines has, may be a header.
+_HEADER_WORDS, _HEADER_LINES = 2, 10
 
 
 class LabeledText(NamedTuple):
@@ -36,8 +46,9 @@ def read_labeled_texts(files: Sequence[str | Path], columns: Sequence[str] | Non
     """Read labeled texts from files, plain or compressed; "-" is stdin. Empty lines are skipped.
 
     - `.tsv` and `.csv` files: text and label in two columns, or two texts and a label in three. A first line with a
-      column "label" and a column "text" or "sentence" ("text1" and "text2", "sentence1" and "sentence2") is a header;
-      it is logged. With a header, columns may be in any order, and other columns are ignored.
+      column "label" and a column "text" or "sentence" ("text1" and "text2", "sentence1" and "sentence2"), or other
+      common names, is a header; it is logged. With a header, columns may be in any order, and other columns are
+      ignored. So is, in the log only, a first line that looks like a header.
     - `.jsonl` and `.parquet` files: objects with "text", optionally "text2", and "label" (or the other names above).
     - Other files, and stdin: JSONL if they start with "{", otherwise TSV.
 
@@ -59,6 +70,7 @@ def read_labeled_texts(files: Sequence[str | Path], columns: Sequence[str] | Non
 
 def _read_file(file: str | Path, columns: tuple[str, ...]) -> Iterator[LabeledText]:
     layout: _ColumnLayout | None = None
+    first, labels = LabeledText((), ""), Counter[str]()
     for row in table_rows(file, columns=columns):
         if row.fields == []:
             continue
@@ -72,7 +84,17 @@ def _read_file(file: str | Path, columns: tuple[str, ...]) -> Iterator[LabeledTe
                         warn_header_skipped(file, row.fields)
                         continue
                 example = layout.parse(row.fields)
+                first = first if labels else example
+                labels[example.label] += 1
         yield example
+    text, lines = " ".join(first.texts), labels.total()
+    is_alone = lines >= _HEADER_LINES and labels[first.label] == 1 and len(labels) <= 1 + lines // 2
+    if layout is not None and not layout.has_header and is_alone and len(text.split()) <= _HEADER_WORDS:
+        logger.warning(
+            'The first line of %s looks like a header, but is read as the text "%s" with the label "%s". '
+            "If it is a header, name the columns: --columns %s",
+            *(display_name(file), text, first.label, join([*first.texts, first.label])),
+        )
 
 
 class _ColumnLayout:
@@ -81,16 +103,16 @@ class _ColumnLayout:
     def __init__(self, first_row: Sequence[str], columns: Sequence[str]) -> None:
         names = [name.strip().lower() for name in first_row]
         self.width = len(names)
-        first, second = _first_match(_FIRST, names), _first_match(_SECOND, names)
-        self.has_header = first is not None and _LABEL in names
+        first, second, label = (_first_match(known, names) for known in (_FIRST, _SECOND, _LABELS))
+        self.has_header = first is not None and label is not None
         if columns:
             self.has_header = self.has_header or has_named_column(columns, first_row)
             *self.texts, self.label = column_indices(columns, first_row)
             if max(*self.texts, self.label) >= self.width:
                 raise RegardError(f"only {self.width} columns.", hint="Column numbers start at 1.")
-        elif self.has_header:
+        elif first is not None and label is not None:
             self.texts = [names.index(name) for name in (first, second) if name is not None]
-            self.label = names.index(_LABEL)
+            self.label = names.index(label)
         elif self.width in (2, 3):
             self.texts, self.label = list(range(self.width - 1)), self.width - 1
         else:
@@ -109,8 +131,14 @@ class _ColumnLayout:
 def _from_object(entry: Any, columns: Sequence[str]) -> LabeledText:
     fields = entry if isinstance(entry, dict) else {}
     first, second = _first_match(_FIRST, fields), _first_match(_SECOND, fields)
-    *text_names, label_name = columns or (first or _FIRST[0], *([second] if second else []), _LABEL)
+    label_name = _first_match(_LABELS, fields) or _LABELS[0]
+    *text_names, label_name = columns or (first or _FIRST[0], *([second] if second else []), label_name)
     texts, label = [fields.get(name) for name in text_names], fields.get(label_name)
+    if isinstance(label, list):
+        raise RegardError(
+            f'the label in "{label_name}" is a list: multi-label classification is not supported.',
+            "Write one label per text, such as the most important one, or train one model per label.",
+        )
     if not all(isinstance(text, str) for text in texts) or not isinstance(label, str | int):
         message = f'no text in "{text_names[0]}" or no label in "{label_name}"; {describe_fields(entry)}.'
         raise RegardError(message, hint='Write {"text": "…", "label": "…"} on every line, or name the columns.')

@@ -1,6 +1,7 @@
 """Tagged texts for token classification: reader of CoNLL files, alignment of words and tokens, batches."""
 
 import itertools
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,20 @@ from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
 from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.data.batching.sequences import Sequences
 from regard.data.batching.text_batches import EncodedTexts, LengthGroupedBatches, max_text_tokens
-from regard.data.text.readers import errors_at_line, numbered_lines
+from regard.data.text.readers import display_name, errors_at_line, numbered_lines
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.layers.packed import pack
 
+logger = logging.getLogger("regard")
+
 _HINT = "Write word<TAB>tag on every line, and an empty line after each sentence."
 _DOCUMENT_START = "-DOCSTART-"
+# CoNLL-U (universaldependencies.org/format): the first column, in lines that are no words of their own (a contraction
+# before its parts, an omitted word), and comments that could also be a word and its tag.
+_CONLLU_ID, _CONLLU_EXTRA = re.compile(r"\d+([-.]\d+)?\t"), re.compile(r"\d+[-.]\d+\t")
+_COMMENT = re.compile(r"# ?(newdoc|newpar|global\.columns)\b")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -33,26 +40,40 @@ class TaggedText(NamedTuple):
     tags: tuple[str, ...]
 
 
-def read_tagged_texts(files: Sequence[str | Path]) -> list[TaggedText]:
+def read_tagged_texts(files: Sequence[str | Path], columns: Sequence[str] = ()) -> list[TaggedText]:
     """Read tagged texts from files in CoNLL format, plain or compressed; "-" is stdin.
 
-    Each line has a word and, in the last column, its tag; columns are separated by tabs or, in files without tabs, by
-    spaces. Columns in between are ignored, and so are lines that start with -DOCSTART-. An empty line ends a text.
+    Each line has a word and, in the last column, its tag; columns are separated by tabs or, in lines without tabs, by
+    spaces. `columns` selects the word and the tag by number from 1; in CoNLL-U they are FORM and UPOS, which is logged.
+    Other columns are ignored, and so are comments and lines that start with -DOCSTART-. An empty line ends a text.
     """
-    texts = [text for file in files for text in _read_file(file)]
+    if columns and not (len(columns) == 2 and all(name.isdecimal() and int(name) for name in columns)):
+        raise RegardError(
+            f"The columns of tagged texts are two numbers from 1 (got {' '.join(columns)}).",
+            "Pass the columns of the word and of the tag, such as --columns 2 5.",
+        )
+    numbers = [int(name) - 1 for name in columns]
+    texts = [text for file in files for text in _read_file(file, numbers)]
     if not texts:
         raise RegardError(f"{' '.join(map(str, files)) or 'No file'}: there is no text.", _HINT)
     return texts
 
 
-def _read_file(file: str | Path) -> Iterator[TaggedText]:
+def _read_file(file: str | Path, columns: Sequence[int]) -> Iterator[TaggedText]:
+    lines = [(number, line) for number, line in numbered_lines(file) if not line.startswith(_DOCUMENT_START)]
+    first = next((line for _, line in lines if line.strip() and not line.startswith("#")), "")
+    width = len(_fields(first))
+    is_conllu = width == 10 and _CONLLU_ID.match(first) is not None
+    if is_conllu and not columns:
+        columns = [1, 3]
+        logger.warning("%s: CoNLL-U; the words are column 2 (FORM), the tags column 4 (UPOS).", display_name(file))
     rows: list[tuple[str, str]] = []
-    for number, line in numbered_lines(file):
-        if line.startswith(_DOCUMENT_START):
+    for number, line in lines:
+        if _is_comment(line, first, width) or (is_conllu and _CONLLU_EXTRA.match(line)):
             continue
         if line.strip():
             with errors_at_line(file, number):
-                rows.append(_parse_line(line))
+                rows.append(_parse_line(line, width, columns or [0, width - 1]))
         elif rows:
             yield TaggedText(*zip(*rows))
             rows = []
@@ -60,11 +81,30 @@ def _read_file(file: str | Path) -> Iterator[TaggedText]:
         yield TaggedText(*zip(*rows))
 
 
-def _parse_line(line: str) -> tuple[str, str]:
-    fields = [field.strip() for field in line.split("\t")] if "\t" in line else line.split()
-    if len(fields) < 2 or not fields[0] or not fields[-1]:
+def _fields(line: str) -> list[str]:
+    return [field.strip() for field in line.split("\t")] if "\t" in line else line.split()
+
+
+def _is_comment(line: str, first: str, width: int) -> bool:
+    """Whether a line is a comment, and not the word "#" or "#tag": it has other columns than `first`, a line of words.
+
+    >>> [_is_comment(line, "Ada\\tB-PER", 2) for line in ("# text = Ada", "#\\tO", "#rain\\tO")]
+    [True, False, False]
+    """
+    has_other_columns = ("\t" in first and "\t" not in line) or len(_fields(line)) != width
+    return line.startswith("#") and (has_other_columns or _COMMENT.match(line) is not None)
+
+
+def _parse_line(line: str, width: int, columns: Sequence[int]) -> tuple[str, str]:
+    fields = _fields(line)
+    selected = [fields[column] for column in columns if column < len(fields)]
+    if len(fields) < 2 or not all(selected):
         raise RegardError(f"expected a word and a tag, got {line.strip()[:40]!r}.", _HINT)
-    return fields[0], fields[-1]
+    if len(fields) != width:
+        raise RegardError(f"expected {width} columns as in the first line, got {len(fields)}.", _HINT)
+    if max(columns) >= width:
+        raise RegardError(f"only {width} columns.", "Column numbers start at 1.")
+    return selected[0], selected[1]
 
 
 def tag_names(texts: Sequence[TaggedText]) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from regard.decode.engine.static.projections import activation_dtype
 from regard.decode.engine.static.static_attention import CachedAttention, StaticCrossAttention, kernels_support
 from regard.decode.engine.static.static_decoder import StaticDecoder
 from regard.decode.engine.stepwise_state import StepwiseState
-from regard.kernels.cuda import add_norm_cuda, search_update_cuda, skinny_linear_cuda, topk_log_softmax_cuda
-from regard.kernels.cuda.decode_attention_cuda import decode_attention, decode_cross_attention
-from regard.kernels.cuda.decode_attention_cuda import supports as supports_attention
-from regard.kernels.cuda.skinny_linear_cuda import RowNorm, skinny_linear, supports_float8
-from regard.kernels.cuda.start_step_cuda import StepTables, start_step
+from regard.kernels.triton import add_norm, search_update, skinny_linear, topk_log_softmax
+from regard.kernels.triton.decode_attention import decode_attention, decode_cross_attention
+from regard.kernels.triton.decode_attention import supports as supports_attention
+from regard.kernels.triton.skinny_linear import RowNorm, supports_float8
+from regard.kernels.triton.start_step import StepTables, start_step
 from regard.layers.feedforward import FeedForward, activate
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.norms import RMSNorm
@@ -65,7 +65,7 @@ class CudaDecoder(StaticDecoder):
         )
         self.rows = slots * hypotheses
         # Few rows: every sublayer is one kernel that reads its weights once. Many: matrix products of cuBLAS.
-        self.is_skinny = skinny_linear_cuda.is_faster(self.rows, model.config.width)
+        self.is_skinny = skinny_linear.is_faster(self.rows, model.config.width)
         self.reads_float8 = self.is_skinny and supports_float8(self.device)
         self.norm_first: bool = self.blocks[0].norm_first
         self.fused = [self._fuse_block(i) for i in range(len(self.blocks))]
@@ -80,6 +80,9 @@ class CudaDecoder(StaticDecoder):
     def supports(model: Any, hypotheses: int) -> bool:
         """Whether the kernels support the attention of this model and this number of hypotheses."""
         if not kernels_support(model):
+            return False
+        embedding = model.target_embedding if isinstance(model, Transformer) else model.embedding
+        if not isinstance(embedding.positions, Sinusoidal | Learned | None):
             return False
         blocks = model.decoder if isinstance(model, Transformer) else model.blocks
         for block in blocks:
@@ -126,7 +129,7 @@ class CudaDecoder(StaticDecoder):
         """A linear layer; with few rows, fused with the norm before it and the residual sum after it."""
         weight, bias, scale = weights
         if self.is_skinny:
-            return skinny_linear(
+            return skinny_linear.skinny_linear(
                 *(x, weight, bias),
                 scale=scale,
                 norm=norm,
@@ -230,22 +233,22 @@ class CudaDecoder(StaticDecoder):
             norms = [norm for norm, _ in sublayers[1:]] + [self.last_norm]
             h = sublayers[0][0](x)
             for (_, sublayer), norm in zip(sublayers, norms):
-                x, h = add_norm(x, sublayer(h, None, None, None), norm)
+                x, h = sum_and_norm(x, sublayer(h, None, None, None), norm)
         else:
             h = x
             for norm, sublayer in sublayers:
-                _, h = add_norm(h, sublayer(h, None, None, None), norm)
+                _, h = sum_and_norm(h, sublayer(h, None, None, None), norm)
         return self._linear(h * self.factor if self.factor != 1.0 else h, self.output_weights)
 
     def _choose(self, state: Any, logits: Tensor, positions: Tensor, forced: Tensor, ban_eos: Tensor) -> None:
         special, K, V = self.constraints.special, self.hypotheses, logits.shape[1]
         count = min(2 * K, V) if isinstance(state, BeamState) else 1
         is_sampling = isinstance(state, StepwiseState) and state.draws is not None
-        is_supported = topk_log_softmax_cuda.supports(logits, count) and search_update_cuda.supports(logits, K, count)
+        is_supported = topk_log_softmax.supports(logits, count) and search_update.supports(logits, K, count)
         if is_sampling or not is_supported:
             state.update(logits.view(-1, K, V), positions.clamp(min=0))
             return
-        top, ids = topk_log_softmax_cuda.topk_log_softmax(
+        top, ids = topk_log_softmax.topk_log_softmax(
             logits,
             count,
             banned=self.constraints.banned,
@@ -254,7 +257,7 @@ class CudaDecoder(StaticDecoder):
             ban_eos=ban_eos if self.constraints.min_len else None,
         )
         if isinstance(state, BeamState):
-            search_update_cuda.beam_update(
+            search_update.beam_update(
                 *(top.view(-1, K, count), ids.view(-1, K, count), positions, self.constraints.last_step),
                 **{name: getattr(state, name) for name in state.tensors()},
                 eos=special.eos,
@@ -264,7 +267,7 @@ class CudaDecoder(StaticDecoder):
             )
         else:
             names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
-            search_update_cuda.greedy_update(
+            search_update.greedy_update(
                 *(ids.view(-1, K), top.view(-1, K)), **{name: getattr(state, name) for name in names}, eos=special.eos
             )
 
@@ -283,11 +286,11 @@ def row_norm(norm: nn.Module) -> RowNorm:
     return RowNorm(norm.weight, None, eps, "rms")
 
 
-def add_norm(x: Float[Tensor, "R E"], update: Float[Tensor, "R E"], norm: nn.Module) -> tuple[Tensor, Tensor]:
+def sum_and_norm(x: Float[Tensor, "R E"], update: Float[Tensor, "R E"], norm: nn.Module) -> tuple[Tensor, Tensor]:
     """The sum x + update and its norm."""
     has_parameters = isinstance(norm, RMSNorm) or (isinstance(norm, nn.LayerNorm) and norm.bias is not None)
-    if has_parameters and add_norm_cuda.supports(x, update):
+    if has_parameters and add_norm.supports(x, update):
         gain, bias, eps, _ = row_norm(norm)
-        return add_norm_cuda.add_norm(x, update, gain, bias, eps, 0.0)
+        return add_norm.add_norm(x, update, gain, bias, eps, 0.0)
     x = x + update
     return x, norm(x)

@@ -27,7 +27,7 @@ from regard.decode.engine.compiled.workspace import FEW_ROWS, CacheMemory, Works
 from regard.decode.engine.slot_decoder import SlotDecoder
 from regard.decode.engine.static.static_decoder import StaticDecoder
 from regard.decode.rules.constraints import check_no_nan
-from regard.kernels.cpu import decode_attention_cpu, decode_choice_cpu, decode_layers_cpu, decode_rows_cpu
+from regard.kernels.cpu import decode_attention, decode_choice, decode_layers, decode_rows
 
 NOTHING_REFUSED = np.zeros((0, 0), np.bool_)
 
@@ -110,12 +110,12 @@ class CpuDecoder(StaticDecoder):
         arrays = {name: getattr(state, name).numpy() for name in state.tensors()}
         special, limit, last = constraints.special, constraints.limit.numpy(), arrays["last"]
         rows = last.size
-        decode_choice_cpu.start_step(
+        decode_choice.start_step(
             *(arrays["step"], arrays["done"], offsets, limit, constraints.prefix.numpy(), special.eos),
             *(constraints.min_len, self.positions, self.forced, self.ban_eos),
         )
         x = self.x[:rows]
-        decode_rows_cpu.embed_rows(last, self.positions, *self.embedding_arguments, x)
+        decode_rows.embed_rows(last, self.positions, *self.embedding_arguments, x)
         count = min(2 * K, self.output_layer.outputs) if isinstance(state, BeamState) else 1
         if self.top.shape != (rows, count):
             self.top, self.ids = np.zeros((rows, count), np.float32), np.zeros((rows, count), np.int64)
@@ -129,14 +129,14 @@ class CpuDecoder(StaticDecoder):
         if np.isnan(self.top[:, 0]).any():
             check_no_nan(torch.from_numpy(self.top[:, 0]))
         if isinstance(state, BeamState):
-            decode_choice_cpu.beam_update(
+            decode_choice.beam_update(
                 *(self.top, self.ids, self.positions, constraints.last_step.numpy(), special.eos),
                 *(float(state.config.length_penalty), float(state.config.enough), state.config.early_stopping),
                 **arrays,
             )
         else:
             names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
-            decode_choice_cpu.greedy_update(self.top, self.ids, special.eos, *(arrays[name] for name in names))
+            decode_choice.greedy_update(self.top, self.ids, special.eos, *(arrays[name] for name in names))
 
     def _choice_arguments(self, constraints: Any) -> tuple[Any, ...]:
         """Arguments of `best_tokens_rows`. Tokens are columns of the output layer."""
@@ -152,7 +152,7 @@ class CpuDecoder(StaticDecoder):
         packed, workspace, output = self.packed, self.workspace, self.output_layer
         inputs, products = workspace.flat(len(x), packed.widest, max(packed.widest, output.outputs))
         workspace.start(x, packed.norm_first, packed.blocks[0].attention.norm)
-        decode_layers_cpu.run_layers(
+        decode_layers.run_layers(
             *(
                 x,
                 inputs,
@@ -167,7 +167,7 @@ class CpuDecoder(StaticDecoder):
             *(self.distance_bias, self.rotary, packed.norm_first),
         )
         statistics = np.empty((len(x), 3), np.float32)
-        decode_layers_cpu.choose_tokens(
+        decode_layers.choose_tokens(
             inputs, products, workspace.scales, output.arguments, *choice, self.top, self.ids, statistics
         )
 
@@ -187,7 +187,7 @@ class CpuDecoder(StaticDecoder):
         joint, rows = packed.inputs, inputs.shape[0]
         y = workspace.multiply(inputs, joint)
         out, array = workspace.inputs(rows, packed.out.inputs)
-        decode_attention_cpu.self_attention(
+        decode_attention.self_attention(
             *(y, workspace.scales, joint.scale, joint.bias, keys, values, ancestors, self.positions, packed.factor),
             *(self.distance_bias, packed.q_gain, packed.k_gain, packed.eps, self.rotary, array, workspace.scales),
         )
@@ -197,7 +197,7 @@ class CpuDecoder(StaticDecoder):
         workspace, keys, values = self.workspace, *self.cross_caches[i]
         y = workspace.multiply(inputs, packed.inputs)
         out, array = workspace.inputs(inputs.shape[0], packed.out.inputs)
-        decode_attention_cpu.cross_attention(
+        decode_attention.cross_attention(
             *(y, workspace.scales, packed.inputs.scale, packed.inputs.bias, keys, values, self.lengths),
             *(self.positions, packed.factor, packed.q_gain, packed.eps, array, workspace.scales),
         )
@@ -206,17 +206,17 @@ class CpuDecoder(StaticDecoder):
     def _choose(self, inputs: Tensor, choice: tuple[Any, ...]) -> None:
         """The best tokens of every row."""
         statistics = np.empty((inputs.shape[0], 3), np.float32)
-        decode_choice_cpu.start_rows(self.top, self.ids, statistics)
+        decode_choice.start_rows(self.top, self.ids, statistics)
         first = 0
         for part in self.output_parts:
             y = self.workspace.multiply(inputs, part)
-            decode_choice_cpu.best_tokens_rows(
+            decode_choice.best_tokens_rows(
                 *(y, self.workspace.scales, part.scale, part.bias, first),
                 *(*choice, self.top, self.ids, statistics),
             )
             first += part.outputs
         forced = choice[-2]
-        decode_choice_cpu.finish_rows(forced, self.hypotheses, self.top, self.ids, statistics)
+        decode_choice.finish_rows(forced, self.hypotheses, self.top, self.ids, statistics)
 
 
 # Memory of the caches of earlier decoders, by model. A decoder in use has taken its own out of the list.
@@ -238,8 +238,8 @@ def _return_memory(model: Any, memory: CacheMemory) -> None:
 @cache
 def log_compilation() -> None:
     """Log, once, that the kernels are compiled, unless they are stored on disk."""
-    stored: Any = getattr(decode_attention_cpu.cross_attention, "_cache", None)
-    if stored is not None and not list(Path(stored.cache_path).glob("decode_attention_cpu.cross_attention*.nbi")):
+    stored: Any = getattr(decode_attention.cross_attention, "_cache", None)
+    if stored is not None and not list(Path(stored.cache_path).glob("decode_attention.cross_attention*.nbi")):
         logging.getLogger("regard").info("Compiling the CPU kernels of the decoding engine (once per machine).")
 
 

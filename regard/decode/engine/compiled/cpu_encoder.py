@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.decode.engine.compiled.packed_weights import Array, PackedAttention, PackedBlock, PackedEncoder
 from regard.decode.engine.compiled.workspace import Workspace
-from regard.kernels.cpu import decode_attention_cpu, decode_rows_cpu
+from regard.kernels.cpu import decode_attention, decode_rows
 
 # Tokens that are encoded at once: their activations stay in the cache of the processor.
 ENCODER_TOKENS = 256
@@ -39,7 +39,7 @@ class CpuEncoder:
         positions = np.concatenate([np.arange(len(source)) for source in sources])
         x = np.empty((len(ids), packed.embedding.width), np.float32)
         embedding = packed.embedding.arguments(max(map(len, sources)))
-        decode_rows_cpu.embed_rows(ids[:, None], positions, *embedding, x)
+        decode_rows.embed_rows(ids[:, None], positions, *embedding, x)
         sublayers: list[Any] = []
         for block in packed.blocks:
             sublayers.append((block.attention, partial(self._attention, starts, block.attention)))
@@ -48,7 +48,7 @@ class CpuEncoder:
         for cross, (keys, values) in zip(self.cross, caches):
             layer = cross.key_value
             y = workspace.multiply(memory, layer)
-            decode_attention_cpu.store_keys_values(
+            decode_attention.store_keys_values(
                 y, workspace.scales, layer.scale, layer.bias, starts, slots, cross.k_gain, cross.eps, keys, values
             )
 
@@ -56,7 +56,7 @@ class CpuEncoder:
         workspace, joint = self.workspace, packed.inputs
         y = workspace.multiply(inputs, joint)
         out, array = workspace.inputs(inputs.shape[0], packed.out.inputs)
-        decode_attention_cpu.encoder_attention(
+        decode_attention.encoder_attention(
             *(y, workspace.scales, joint.scale, joint.bias, starts, packed.heads, packed.kv_heads),
             *(packed.factor, array, workspace.scales),
         )

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from regard.attention import Dot, ScaledDot
 from regard.decode.engine.model_precision import iterate_modules, weight_versions
 from regard.decode.engine.static.static_attention import kernels_support
-from regard.kernels.cpu.decode_rows_cpu import ACTIVATIONS
-from regard.kernels.cpu.packed_product_cpu import pack_weight, packing_available
+from regard.kernels.cpu.decode_rows import ACTIVATIONS
+from regard.kernels.cpu.packed_product import pack_weight, packing_available
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import FeedForward
 from regard.layers.int8_linear import Int8Linear
@@ -43,7 +43,7 @@ class PackedLinear:
     """A linear layer: y * row_scale * scale + bias, where y are the products with an int8 or float32 weight."""
 
     weight: Array
-    """(outputs, inputs), which shares the memory of the model where possible, or its panels (packed_product_cpu)"""
+    """(outputs, inputs), which shares the memory of the model where possible, or its panels (packed_product)"""
     inputs: int
     scale: Array
     bias: Array

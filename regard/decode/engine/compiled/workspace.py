@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.decode.engine.compiled.packed_weights import Array, PackedFeedForward, PackedLinear, PackedNorm
-from regard.kernels.cpu import decode_rows_cpu
-from regard.kernels.cpu.packed_product_cpu import multiply_panels
+from regard.kernels.cpu import decode_rows
+from regard.kernels.cpu.packed_product import multiply_panels
 
 # Up to this many rows, the memory of float32 weights limits the speed.
 FEW_ROWS = 3
@@ -84,7 +84,7 @@ class Workspace:
         elif linear.is_int8:
             torch._int_mm(inputs, linear.transposed, out=tensor)
         elif rows <= FEW_ROWS:
-            decode_rows_cpu.multiply_few_rows(inputs.numpy(), linear.weight, array)
+            decode_rows.multiply_few_rows(inputs.numpy(), linear.weight, array)
         else:
             torch.mm(inputs, linear.transposed, out=tensor)
         return array
@@ -94,16 +94,16 @@ class Workspace:
         inner = packed.inner
         y = self.multiply(inputs, inner)
         hidden, array = self.inputs(inputs.shape[0], packed.outer.inputs)
-        decode_rows_cpu.activate_rows(y, self.scales, inner.scale, inner.bias, packed.activation, array, self.scales)
+        decode_rows.activate_rows(y, self.scales, inner.scale, inner.bias, packed.activation, array, self.scales)
         return self.multiply(hidden, packed.outer)
 
     def start(self, x: Array, norm_first: bool, norm: PackedNorm) -> tuple[Tensor, Array]:
         """The input of the first sublayer."""
         inputs, array = self.inputs(len(x), x.shape[1])
         if norm_first:
-            decode_rows_cpu.norm_rows(x, *norm.arguments, array, self.scales)
+            decode_rows.norm_rows(x, *norm.arguments, array, self.scales)
         else:
-            decode_rows_cpu.quantize_rows(x, array, self.scales)
+            decode_rows.quantize_rows(x, array, self.scales)
         return inputs, array
 
     def flat(self, rows: int, widest: int, outputs: int) -> tuple[Array, Array]:
@@ -131,7 +131,7 @@ class Workspace:
         norms = [*norms[1:], final_norm] if norm_first else norms
         for (packed, function), norm in zip(sublayers, norms):
             layer = packed.output_layer
-            decode_rows_cpu.add_norm_rows(
+            decode_rows.add_norm_rows(
                 x, function(inputs), scales, layer.scale, layer.bias, *norm.arguments, norm_first, array, scales
             )
         return inputs

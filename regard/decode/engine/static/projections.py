@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 
-from regard.kernels.cpu.int8_linear_cpu import int8_linear
+from regard.kernels.cpu.int8_linear import int8_linear
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.int8_linear import Int8Linear
 

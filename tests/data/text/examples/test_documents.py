@@ -1,6 +1,7 @@
 import functools
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -9,9 +10,12 @@ from hypothesis import strategies as st
 
 from regard.data import SpecialTokens, Tokenizer, encode_documents, read_documents, split_documents
 from regard.data.batching.sequences import Sequences
+from regard.data.text import tokenizer as tokenizer_module
 from regard.data.text.examples import documents
 from regard.data.text.tokenizer import TOKENIZER_KINDS
 from regard.errors import RegardError
+from regard.training import DataConfig
+from regard.training.tasks import read_dataset
 from tests.data.helpers import write
 
 TEXT = "  A tab\tand\u2028a line.\n\n\n\rEnd \x85 "
@@ -79,6 +83,20 @@ def test_stdin_is_one_document(monkeypatch):
 def test_invalid_files_are_errors(folder, name, content, message):
     with pytest.raises(RegardError, match=message):
         read_documents([write(name, content)])
+
+
+def test_text_files_of_a_folder_are_documents(folder):
+    os.makedirs("books/more")
+    for name, text in (("b.txt", "two"), ("more/c.txt.gz", "three"), ("a.txt", "one"), ("notes.md", "no")):
+        write(f"books/{name}", text)
+    assert read_documents(["books", "books/b.txt"]) == ["one", "two", "three", "two"]
+    for task in ("language", "mask"):
+        assert len(read_dataset(task, DataConfig(files=("books",))).validation) == 1
+    with pytest.raises(RegardError, match=r"^books is a folder .* folders of \.txt files are data for --task language"):
+        read_dataset("translate", DataConfig(files=("books",)))
+    os.makedirs("none")
+    with pytest.raises(RegardError, match=r"^none: there is no \.txt file in this folder\."):
+        read_documents(["none"])
 
 
 def test_missing_files_are_errors():
@@ -155,7 +173,7 @@ def test_encoding_in_parts_equals_encoding_at_once(kind, text, short_parts, toke
 def short_parts():
     """Encode in parts of a few characters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "PART_CHARS", 3)
+        patch.setattr(tokenizer_module, "PART_CHARS", 3)
         patch.setattr(documents, "PARTS_PER_BATCH", 2)
         yield
 
@@ -170,9 +188,3 @@ def tokenizers():
         return Tokenizer.train(texts, kind, vocab_size=300 if kind == "bytes" else 40)
 
     return make
-
-
-def test_parts_are_split_between_words(monkeypatch):
-    monkeypatch.setattr(documents, "PART_CHARS", 3)
-    assert documents._split_parts("one two 3 four. five\nsix seven") == ["one", " two 3 four. five\nsix", " seven"]
-    assert documents._split_parts("") == [""]

@@ -85,6 +85,11 @@ def test_reading_from_stdin(monkeypatch):
             r"^a\.jsonl, line 1: no text .*; it has text, text2",
         ),
         ("a.jsonl", '{"text": "a", "label": 0.5}', r"^a\.jsonl, line 1: no text .* or no label"),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": ["b", "c"]}',
+            r'^a\.jsonl, line 1: the label in "label" is a list: multi-label classification is not supported\. ',
+        ),
         ("a.jsonl", '["a", "b"]', r"^a\.jsonl, line 1: no text .*; it is not an object\."),
     ],
 )
@@ -179,3 +184,20 @@ def test_csv_with_and_without_header(folder, caplog):
     assert not caplog.messages
     assert read_labeled_texts([write("b.csv", "label,sentence\nyes,Good\n")]) == [LabeledText(("Good",), "yes")]
     assert caplog.messages == ['b.csv: first line "label<TAB>sentence" is a header and is skipped.']
+
+
+@pytest.mark.parametrize("header", ["review,sentiment", "id,premise,hypothesis,label", "Content,Category"])
+def test_headers_with_common_names_are_skipped(header, folder, caplog):
+    examples = read_labeled_texts([write("a.csv", f"{header}\n" + "a," * header.count(",") + "b\n")])
+    assert examples == [LabeledText(("a",) * (2 if "premise" in header else 1), "b")]
+    assert f'first line "{header.replace(",", "<TAB>")}" is a header' in caplog.text
+
+
+def test_a_first_line_that_looks_like_a_header_is_named(folder, caplog):
+    lines = "".join(f"film {i}\t{'good' if i % 2 else 'bad'}\n" for i in range(12))
+    assert len(read_labeled_texts([write("a.tsv", "opinion\tverdict\n" + lines)])) == 13
+    assert 'looks like a header, but is read as the text "opinion" with the label "verdict"' in caplog.text
+    assert caplog.messages[0].endswith("--columns opinion verdict")
+    caplog.clear()
+    read_labeled_texts([write("b.tsv", lines), write("c.tsv", "What a strange film\tugly\n" + lines)])
+    assert not caplog.messages

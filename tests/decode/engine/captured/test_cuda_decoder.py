@@ -9,9 +9,9 @@ from regard.decode import DecodeConfig, decode_all
 from regard.decode.engine import engine_runner
 from regard.decode.engine.captured import captured_load, cuda_decoder, graph_decoder
 from regard.decode.engine.model_precision import convert_model, convert_to_float8
-from regard.kernels.cuda import search_update_cuda, skinny_linear_cuda, topk_log_softmax_cuda
-from regard.kernels.cuda.start_step_cuda import StepTables, plain_start_step, start_step
-from regard.kernels.triton_support import is_interpreted, triton_available
+from regard.kernels.triton import search_update, skinny_linear, topk_log_softmax
+from regard.kernels.triton.start_step import StepTables, plain_start_step, start_step
+from regard.kernels.triton.support import is_interpreted, triton_available
 from regard.layers.packed import pack
 from tests.decode.engine.helpers import assert_equal_search, decode_both, gpt, make_sources, transformer
 
@@ -70,12 +70,12 @@ def kernels(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", FinishedEvent)
     monkeypatch.setattr(graph_decoder, "UNROLLED_STEPS", 2)
     monkeypatch.setattr(engine_runner, "uses_graphs", lambda model, hypotheses: True)
-    # Fewer programs, for the interpreter; tests/kernels/cuda/test_skinny_linear.py has the tiles of a GPU.
-    blocks = skinny_linear_cuda._blocks
-    monkeypatch.setattr(skinny_linear_cuda, "_blocks", lambda *sizes: blocks(*sizes) | {"BLOCK_O": 32})
-    limits = search_update_cuda.MAX_BEAM
-    monkeypatch.setattr(topk_log_softmax_cuda, "supports", lambda logits, k: k <= topk_log_softmax_cuda.MAX_K)
-    monkeypatch.setattr(search_update_cuda, "supports", lambda logits, beams, candidates: beams <= limits)
+    # Fewer programs, for the interpreter; tests/kernels/triton/test_skinny_linear.py has the tiles of a GPU.
+    blocks = skinny_linear._blocks
+    monkeypatch.setattr(skinny_linear, "_blocks", lambda *sizes: blocks(*sizes) | {"BLOCK_O": 32})
+    limits = search_update.MAX_BEAM
+    monkeypatch.setattr(topk_log_softmax, "supports", lambda logits, k: k <= topk_log_softmax.MAX_K)
+    monkeypatch.setattr(search_update, "supports", lambda logits, beams, candidates: beams <= limits)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -92,7 +92,7 @@ def test_options_without_a_kernel_equal_plain_search(kernels, config):
 
 
 def test_many_rows_use_matrix_products(kernels, monkeypatch):
-    monkeypatch.setattr(skinny_linear_cuda, "is_faster", lambda rows, width: False)
+    monkeypatch.setattr(skinny_linear, "is_faster", lambda rows, width: False)
     for name in ("pre-norm", "post-norm"):  # both orders of norm and residual sum
         model = MODELS[name]().to(DEVICE)
         assert_equal_search(*decode_both(model, few_sources(2, longest=5), CONFIGS["beam"]), tolerance=1e-4)
@@ -101,7 +101,7 @@ def test_many_rows_use_matrix_products(kernels, monkeypatch):
 @pytest.mark.parametrize("reader", ["kernel", "kernel without float8", "matrix products"])
 def test_float8_equals_plain_search(kernels, monkeypatch, reader):
     is_skinny = reader != "matrix products"
-    monkeypatch.setattr(skinny_linear_cuda, "is_faster", lambda rows, width: is_skinny)
+    monkeypatch.setattr(skinny_linear, "is_faster", lambda rows, width: is_skinny)
     monkeypatch.setattr(cuda_decoder, "supports_float8", lambda device: reader != "kernel without float8")
     for name in ("pre-norm", "rotary, grouped heads")[: 2 if reader == "kernel" else 1]:
         model = convert_to_float8(MODELS[name](), torch.float32).to(DEVICE)

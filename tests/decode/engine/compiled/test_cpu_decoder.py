@@ -32,7 +32,7 @@ from tests.decode.test_shortlist import SHORTLIST
 
 pytest.importorskip("numba")
 from regard.decode.engine.compiled import cpu_decoder, packed_weights
-from regard.kernels.cpu import packed_product_cpu
+from regard.kernels.cpu import packed_product
 
 SUPPORTED = {
     "transformer": (transformer, {}),
@@ -139,7 +139,7 @@ def test_lists_of_special_tokens(steps):
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_weights_without_panels(steps, monkeypatch, precision):
     """Processors without instructions for packed products, and large float32 models, use the products of torch."""
-    if not packed_product_cpu.packing_available(precision == "int8"):
+    if not packed_product.packing_available(precision == "int8"):
         pytest.skip("this processor has no instructions for packed products")
     config = DecodeConfig(beam=3, max_len=8, precision=precision)
     packed, unpacked = [], []

@@ -39,7 +39,7 @@ PAIRS = {
     "mbart50": MBART_PAIRS,
 }
 KINDS = list(PAIRS)
-TEXTS = phrases("test", 6)
+TEXTS = phrases("phrasebook:test", 6)
 # The vocabulary of M2M100 lacks some characters.
 SOURCE_TEXTS = [text for text in PLAIN_TEXTS if text.strip()]
 
@@ -449,7 +449,7 @@ def test_names_of_languages_in_a_text_are_text(translators):
 def test_fine_tuning_on_one_pair(translators, kind, tmp_path):
     (source, target), other = PAIRS[kind][0], PAIRS[kind][2]
     translators[kind].save(tmp_path / "in")
-    lines = phrases("train", 40)
+    lines = phrases("phrasebook", 40)
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(lines[::2], lines[1::2])))
     options: dict[str, Any] = dict(start_from=tmp_path / "in", quiet=True)
     options["train"] = {"steps": 30, "warmup": 2, "workers": 1, "device": "cpu", "batch_tokens": 512, "lr": 1e-3}

@@ -1,1 +1,0 @@
-"""GPU kernels: custom operators that launch the Triton sources of `kernels.triton`."""
