@@ -3,7 +3,7 @@
 It listens on the loopback address. Other local programs, and any web page in the browser, can send requests there too;
 therefore every request needs the token in the printed address and a Host header of this server (which stops DNS
 rebinding). POST requests must also be JSON and come from the page itself. No CORS headers are sent, so other pages
-cannot read a response.
+cannot read a response. Only `/open` needs no token: it returns no data, and opens the page in the user's own browser.
 """
 
 import json

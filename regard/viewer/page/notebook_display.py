@@ -24,8 +24,8 @@ class NotebookDisplay:
     """Base class of objects that a notebook displays as a widget or as a plot."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: all arrays, but neither the model (of an image model only the config) nor the widget."""
-        state = {name: value for name, value in vars(self).items() if name != "_widget"}
+        """What is pickled: all arrays, but neither the model (of an image model only the config) nor displays."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_widget", "_picture")}
         state |= {"pipeline": None} if "pipeline" in state else {}
         if "run" in state:
             state["run"] = state["run"]._replace(model=SimpleNamespace(config=state["run"].model.config))
