@@ -179,7 +179,7 @@ def test_invalid_mask_files(run_error, tmp_path, segmenter, half):
     assert "mask.jpg: expected the extension .png" in run_error(
         "segment", segmenter, half, "--out", tmp_path / "mask.jpg"
     )
-    assert "x.gif: expected the extension .png or .svg" in run_error(
+    assert "x.gif: expected the extension .png" in run_error(
         "segment", segmenter, half, "--overlay", tmp_path / "x.gif"
     )
     assert "no.png: there is no such file" in run_error("segment", segmenter, "no.png", "--out", tmp_path / "mask.png")
