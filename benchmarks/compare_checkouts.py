@@ -2,12 +2,13 @@
 
     python benchmarks/compare_checkouts.py ../before ../after [--only "translator"] [--rounds 10]
 
-A round runs every workload once in a new process per checkout, in turns; a process runs on one core with one thread.
-Printed for each workload: the median milliseconds of both checkouts, and the median ratio of the rounds with its 95%
-interval (bootstrap). A workload has failed if the interval lies wholly above 1.03; then the exit status is 1. One more
-round before the others fills the caches of compiled kernels. With a GPU, the training steps of larger models are
-measured instead, on the GPU, also in kernels per step: forward (bf16 autocast, blocks compiled), backward and fused
-Adam, captured in a CUDA graph; and decoding.
+A round runs every workload in a new process per checkout, in turns; a process runs on one core with one thread, and its
+CPU time is measured, which other processes disturb less. One more round before the others fills the caches of compiled
+kernels. Printed for each workload: the median milliseconds of both checkouts, and the median ratio of the rounds with
+its 95% interval (bootstrap). A workload has failed if the interval lies wholly above 1.03; then the exit status is 1.
+
+With a GPU, larger models are measured instead, in time and kernels per step: training (forward in bf16 autocast with
+compiled blocks, backward and fused Adam, captured in a CUDA graph) and decoding.
 
 Checkouts may differ in everything but the public names used here. Weights are random, so all outputs have one length.
 """
@@ -27,8 +28,8 @@ from typing import Any
 
 ALLOWED_RATIO = 1.03
 WORDS = [f"w{i}" for i in range(5, 2000)]
-# A step computes once what is measured; if it returns a number, that is its milliseconds.
 Step = Callable[[], Any]
+"""computes once what is measured"""
 # Classes of transformers, with their configs apart from ids.
 _SIZES = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
 IMPORTED: dict[str, dict[str, Any]] = {
@@ -82,19 +83,16 @@ def cpu_workloads(imported: Path) -> dict[str, Callable[[], Step]]:
         return make
 
     def training(task: str, **model: Any) -> Callable[[], Step]:
-        """Milliseconds of an update, from the times that a run logs."""
+        """A whole run of 30 updates."""
 
-        def step() -> float:
+        def step() -> None:
             with tempfile.TemporaryDirectory() as folder:
-                files = Path(folder) / "text.tsv"
+                file = Path(folder) / "text.tsv"
                 rows = [f"{line} {i}\t{line}" if task == "translate" else line for i in range(32) for line in LINES]
-                files.write_text("\n".join(rows))
-                sections = {"model": model, "train": dict(steps=30, batch_tokens=256, log_every=10, validate_every=30)}
-                options = dict(tokenizer={"kind": "word"}, workers=1, device="cpu", quiet=True)
-                train(files, Path(folder) / "model", task=task, **sections, **options)
-                logged = map(json.loads, (Path(folder) / "model" / "metrics.jsonl").read_text().splitlines())
-                seconds = {line["step"]: line["seconds"] for line in logged if line["kind"] == "train"}
-                return 1000 * (seconds[30] - seconds[10]) / 20
+                file.write_text("\n".join(rows))
+                settings = dict(steps=30, batch_tokens=256, validate_every=30, workers=1, device="cpu")
+                out, tokenizer = Path(folder) / "model", {"kind": "word"}
+                train(file, out, task=task, model=model, train=settings, tokenizer=tokenizer, quiet=True)
 
         return lambda: step
 
@@ -112,8 +110,8 @@ def cpu_workloads(imported: Path) -> dict[str, Callable[[], Step]]:
         "recurrent translator, beam 5, 8 lines": decoding(recurrent, 8, "beam"),
         "language model, greedy, 32 lines": decoding(language, 32, "greedy"),
         "language model, greedy, 1 line": decoding(language, 1, "greedy"),
-        "training a translator, one update": training("translate", width=128, encoder_layers=2, decoder_layers=2),
-        "training a language model, one update": training("language", width=128, layers=4),
+        "training a translator, 30 updates": training("translate", width=128, encoder_layers=2, decoder_layers=2),
+        "training a language model, 30 updates": training("language", width=128, layers=4),
     }
     for name in IMPORTED:
         load = lambda name=name: import_huggingface(imported / name)  # noqa: E731
@@ -196,22 +194,23 @@ def measure(imported: Path, only: str) -> dict[str, tuple[float, int]]:
 
     assert Path(regard.__file__).parents[1] == Path(os.environ["PYTHONPATH"]), "another package is measured"
     on_gpu = torch.cuda.is_available()
-    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+    synchronize, clock = (torch.cuda.synchronize, time.perf_counter) if on_gpu else (lambda: None, time.process_time)
     if not on_gpu and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     results = {}
     for name, make in (gpu_workloads() if on_gpu else cpu_workloads(imported)).items():
         if only in name:
             torch.manual_seed(0)
-            step, times = make(), []
+            step = make()
             step()
+            times: list[float] = []
             begin = time.perf_counter()
             while len(times) < 30 and (not times or time.perf_counter() < begin + 2):
                 synchronize()
-                start = time.perf_counter()
-                result = step()
+                start = clock()
+                step()
                 synchronize()
-                times.append(result if isinstance(result, float) else 1000 * (time.perf_counter() - start))
+                times.append(1000 * (clock() - start))
             results[name] = statistics.median(times), count_kernels(step) if on_gpu else 0
             torch._dynamo.reset()
     return results
@@ -228,10 +227,13 @@ def count_kernels(step: Step) -> int:
 
 def write_models(folder: Path) -> None:
     """Write the imported models: random weights of transformers, and a tokenizer of words."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import torch
+
+    if torch.cuda.is_available():
+        return
     import transformers
 
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from tests.interop.model_comparison import randomize, write_tokenizer, write_translation_tokenizer
 
     ids = dict(vocab_size=2000, pad_token_id=0, bos_token_id=2, eos_token_id=3)
@@ -271,6 +273,8 @@ def main() -> None:
     if options.measure:
         print(json.dumps(measure(options.measure, options.only)))
         return
+    if len(options.checkouts) != 2:
+        parser.error("Pass the folders of two checkouts.")
     results: list[list[dict[str, tuple[float, int]]]] = [[], []]
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))

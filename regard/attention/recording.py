@@ -93,9 +93,9 @@ class Recorded:
 
     def _join_steps(self, steps: Sequence[Float[Tensor, "B h _ _"]]) -> Float[Tensor, "B h t S"]:
         """Concatenate the matrices of the calls of one pass along the queries, padding keys with zeros."""
-        if count := len(set(self.pass_numbers)) - 1:
+        if (count := len(set(self.pass_numbers))) > 1:
             raise RegardError(
-                f"{self.name} ran on {count + 1} inputs while recording, which have no common matrix.",
+                f"{self.name} ran on {count} inputs while recording, which have no common matrix.",
                 f'Read each pass: recording.passes[0]["{self.name}"].',
             )
         if len({len(step) for step in steps}) > 1:

@@ -179,7 +179,7 @@ def test_invalid_mask_files(run_error, tmp_path, segmenter, half):
     assert "mask.jpg: expected the extension .png" in run_error(
         "segment", segmenter, half, "--out", tmp_path / "mask.jpg"
     )
-    assert "x.gif: expected the extension .png or .svg" in run_error(
+    assert "x.gif: expected the extension .png, .svg or .pdf" in run_error(
         "segment", segmenter, half, "--overlay", tmp_path / "x.gif"
     )
     assert "no.png: there is no such file" in run_error("segment", segmenter, "no.png", "--out", tmp_path / "mask.png")
@@ -255,8 +255,8 @@ def test_evaluate_invalid_images(run_error, tmp_path, classifier, segmenter, pho
 def test_invalid_confusion_plots(run_error, tmp_path, classifier, photos, seq2seq_folder):
     message = run_error("evaluate", seq2seq_folder, "--data", "x", "--confusion", tmp_path / "c.png")
     assert "--confusion requires a classification or segmentation model" in message
-    message = run_error("evaluate", classifier, "--data", photos, "--confusion", tmp_path / "c.pdf")
-    assert "c.pdf: expected the extension .png or .svg" in message
+    message = run_error("evaluate", classifier, "--data", photos, "--confusion", tmp_path / "c.gif")
+    assert "c.gif: expected the extension .png, .svg or .pdf" in message
 
 
 # look and info
