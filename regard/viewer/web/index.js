@@ -54,7 +54,8 @@ async function render({ model, el }) {
       if (texts) {
         const field = /** @type {any} */ (form.elements.namedItem(focused?.form ? focused.name : "") ?? form.elements.namedItem(host.fields[0]));
         field.focus({ preventScroll: true });
-        if (focused?.name === field.name && field.setSelectionRange) field.setSelectionRange(focused.selectionStart, focused.selectionEnd);
+        // Files have no selection.
+        if (focused?.name === field.name && focused.selectionStart != null) field.setSelectionRange(focused.selectionStart, focused.selectionEnd);
       }
       now?.end();
       now = null;

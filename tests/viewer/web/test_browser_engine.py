@@ -135,6 +135,7 @@ def test_new_image_file(opened, monkeypatch, tmp_path):
         "[...document.querySelectorAll('.predictions .bar')].map((bar) => parseFloat(bar.style.width))"
     )
     assert [width / 100 for width in bars] == pytest.approx(best, abs=1e-4)
+    page.locator(".file-form input").focus()
     page.set_input_files(".file-form input", photo(tmp_path / "large.png", 50, 40))
     page.wait_for_function("() => document.title.startsWith('large.png')")
     page.set_input_files(".file-form input", {"name": "no.png", "mimeType": "image/png", "buffer": b"no image"})
