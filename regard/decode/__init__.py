@@ -1,7 +1,6 @@
 """Decoding: greedy search, beam search and sampling, for any model that implements the `Decodable` protocol."""
 
-from regard.decode.batched_decoding import decode_all, decode_batch
-from regard.decode.beam_search import beam
+from regard.decode.batched_decoding import beam, decode_all, decode_batch, greedy, sample
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine_choice import EngineChoice, explain
 from regard.decode.ensemble import Ensemble
@@ -9,7 +8,6 @@ from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHist
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.rules.lexical_constraints import LexicalConstraints
 from regard.decode.rules.token_texts import TokenTexts
-from regard.decode.sampling import greedy, sample
 from regard.decode.shortlist import Shortlist
 
 __all__ = [

@@ -1,21 +1,21 @@
 """Decoding of one batch, or of any number of sentences in length-sorted batches."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.engine import decode_sentences, plain_search_reason
-from regard.decode.engine_choice import note_choice
+from regard.decode.engine.engine_runner import decode_sentences
+from regard.decode.engine.slot_decoder import OnToken
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.rules.lexical_constraints import LexicalConstraints
-from regard.decode.sampling import OnToken, greedy, sample
-from regard.decode.shortlist import Shortlist, allowed_mask, require_shortlist
+from regard.decode.shortlist import Shortlist, require_shortlist
+from regard.ranges import MAX_INT
 
 
 def decode_batch(
@@ -40,23 +40,47 @@ def decode_batch(
     sentence, and `shortlist` the tokens that it may contain. `on_token(sentence, token)` is called for every generated
     token, except in beam search, where the output is known only at the end.
     """
-    common: dict[str, Any] = {
-        "special": special,
-        "prefixes": prefixes,
-        "history": history,
-        "max_total_len": max_total_len,
-        "lexical": lexical,
-        "shortlist": shortlist,
-    }
-    try:
-        if config.method == "greedy":
-            return greedy(model, source, config, **common, on_token=on_token)
-        if config.method == "sample":
-            return sample(model, source, config, **common, sample_indices=sample_indices, on_token=on_token)
-        return beam(model, source, config, **common)
-    finally:
-        for one in lexical or ():
-            one.clear_caches()
+    token_lists, vocab = None, 0
+    if shortlist is not None:
+        token_lists, vocab = [row.nonzero()[:, 0].cpu().numpy() for row in shortlist], shortlist.shape[1]
+    return decode_sentences(
+        model,
+        source_sequences(source),
+        lambda rows: source,
+        config,
+        special=special,
+        prefixes=prefixes,
+        history=history,
+        sample_indices=sample_indices,
+        max_total_len=max_total_len,
+        lexical=lexical,
+        token_lists=token_lists,
+        vocab=vocab,
+        on_token=on_token,
+        budget=MAX_INT,
+        in_order=True,
+    )
+
+
+def source_sequences(source: SourceBatch) -> list[list[int]]:
+    """The sequences of a packed batch."""
+    starts, ids = source.offsets.starts.tolist(), source.ids.tolist()
+    return [ids[start:end] for start, end in pairwise(starts)]
+
+
+def greedy(model: Decodable, source: SourceBatch, config: DecodeConfig | None = None, **options: Any) -> list[NBest]:
+    """Greedy decoding of a batch: the most probable token at every step until `<eos>`; see `decode_batch`."""
+    return decode_batch(model, source, config or DecodeConfig(method="greedy"), **options)
+
+
+def sample(model: Decodable, source: SourceBatch, config: DecodeConfig | None = None, **options: Any) -> list[NBest]:
+    """Sampling of a batch: `n_best` independent outputs per sentence, possibly equal ones; see `decode_batch`."""
+    return decode_batch(model, source, config or DecodeConfig(method="sample"), **options)
+
+
+def beam(model: Decodable, source: SourceBatch, config: DecodeConfig | None = None, **options: Any) -> list[NBest]:
+    """Beam search of a batch; see `decode_batch`."""
+    return decode_batch(model, source, config or DecodeConfig(), **options)
 
 
 def decode_all(
@@ -94,46 +118,23 @@ def decode_all(
     if config.shortlist:
         shortlist = require_shortlist(shortlist)
         token_lists, vocab = token_lists_of(shortlist, sources, special, prefixes, lexical), shortlist.target_vocab
-    reason = plain_search_reason(model, config, history=history, lexical=lexical is not None, special=special)
-    note_choice(reason, len(sources))
-    if not reason:
-        return decode_sentences(
-            model,
-            sources,
-            config,
-            special=special,
-            prefixes=prefixes,
-            sample_indices=sample_indices,
-            max_total_len=max_total_len,
-            token_lists=token_lists,
-            vocab=vocab,
-            on_token=on_token,
-            budget=budget,
-            progress=progress,
-        )
-    hypotheses_per_sentence = {"greedy": 1, "beam": config.beam, "sample": config.n_best}[config.method]
-    results: list[NBest] = [NBest() for _ in sources]
-    done = 0
-    for batch in _length_batches([len(source) for source in sources], budget // hypotheses_per_sentence):
-        decoded = decode_batch(
-            model,
-            pack([list(sources[i]) for i in batch]),
-            config,
-            special=special,
-            prefixes=None if prefixes is None else [prefixes[i] for i in batch],
-            history=history,
-            sample_indices=batch if sample_indices is None else [sample_indices[i] for i in batch],
-            max_total_len=max_total_len,
-            lexical=None if lexical is None else [lexical[i] for i in batch],
-            shortlist=None if token_lists is None else allowed_mask([token_lists[i] for i in batch], vocab),
-            on_token=None if on_token is None else lambda row, token, batch=batch: on_token(batch[row], token),
-        )
-        for i, n_best in zip(batch, decoded):
-            results[i] = n_best
-        done += len(batch)
-        if progress is not None:
-            progress(done, len(sources))
-    return results
+    return decode_sentences(
+        model,
+        sources,
+        pack,
+        config,
+        special=special,
+        prefixes=prefixes,
+        history=history,
+        sample_indices=sample_indices,
+        max_total_len=max_total_len,
+        lexical=lexical,
+        token_lists=token_lists,
+        vocab=vocab,
+        on_token=on_token,
+        budget=budget,
+        progress=progress,
+    )
 
 
 def token_lists_of(
@@ -151,15 +152,3 @@ def token_lists_of(
         else shortlist.allowed_tokens(source, special, forced.get(i, ()))
         for i, source in enumerate(sources)
     ]
-
-
-def _length_batches(lengths: list[int], budget: int) -> list[list[int]]:
-    """Batches of sentence indices within the budget, longest first, so that running out of memory shows at once."""
-    batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        # The first sentence of a batch is its longest.
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from regard.decode import DecodeConfig, LexicalConstraints, NBest, Shortlist, decode_all
+from regard.decode.engine.slot_decoder import OnToken
 from regard.decode.protocol import SourceBatch, SpecialTokens
-from regard.decode.sampling import OnToken
 from regard.errors import RegardError
 
 R = TypeVar("R")

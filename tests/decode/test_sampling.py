@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.decode import SPECIAL, DecodeConfig, greedy, sample
-from regard.decode.sampling import draw
+from regard.decode.search import draw
 from regard.errors import RegardError
 from tests.decode.helpers import HistoryModel, TableModel, log_prob, pack
 

@@ -3,31 +3,33 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from jaxtyping import Int
+from torch import nn
 
 from regard.attention import dispatch
-from regard.attention.offsets import Offsets
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import decoding_workers
 from regard.decode.engine.captured.cuda_decoder import CudaDecoder
 from regard.decode.engine.captured.graph_decoder import GraphSlotDecoder
 from regard.decode.engine.model_precision import convert_model, iterate_modules, weight_versions
-from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
+from regard.decode.engine.slot_decoder import DecodingJob, OnToken, SlotDecoder, StaticModel
 from regard.decode.engine.static.static_decoder import StaticDecoder
 from regard.decode.engine.static.static_ensemble import StaticEnsemble
 from regard.decode.engine.static.static_seq2seq import StaticSeq2Seq
+from regard.decode.engine_choice import Stepper, note_choice
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
-from regard.decode.protocol import SPECIAL, SpecialTokens
-from regard.decode.rules.constraints import Constraints
+from regard.decode.protocol import SourceBatch, SpecialTokens, continues_source
+from regard.decode.rules.constraints import length_limits
+from regard.decode.rules.lexical_constraints import LexicalConstraints, check_phrases
 from regard.decode.rules.token_rules import has_token_rules
-from regard.decode.sampling import OnToken
+from regard.decode.steppers.model import ModelStepper
 from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
 from regard.models.gpt import GPT
@@ -51,26 +53,16 @@ MIN_SENTENCES = 8
 WORKER_SENTENCES = 64
 
 
-def plain_search_reason(
-    model: Any, config: DecodeConfig, *, history: bool = False, lexical: bool = False, special: SpecialTokens = SPECIAL
-) -> str:
-    """Why the plain search decodes this call; "" if the engine does.
+def model_reason(model: Any, config: DecodeConfig) -> str:
+    """Why the model itself computes each step; "" if a decoder with static caches does.
 
     >>> from regard.models.transformer import TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
-    >>> plain_search_reason(Transformer(sizes).eval(), DecodeConfig(), history=True)
-    'the search history is recorded'
+    >>> model_reason(Transformer(sizes).eval(), DecodeConfig(coverage_penalty=0.2))
+    'the coverage penalty needs the attention weights of every step'
     """
     if config.engine == "plain":
         return 'engine="plain"'
-    if history:
-        return "the search history is recorded"
-    if lexical:
-        return "phrases are required or forbidden"
-    if special.other_eos:
-        return "several tokens end an output"
-    if has_token_rules(config):
-        return "rules about repetition depend on the tokens so far"
     if config.coverage_penalty:
         return "the coverage penalty needs the attention weights of every step"
     if dispatch.has_context():
@@ -89,10 +81,49 @@ def plain_search_reason(
             score = member.config.decoder_score
             if score not in ("dot", "scaled_dot"):
                 return f"relative positions with the score {score}"
-    device = next(members[0].parameters()).device
-    if torch.is_autocast_enabled(device.type):
+    if torch.is_autocast_enabled(device_of(model).type):
         return "autocast is enabled"
     return ""
+
+
+def choose_stepper(model: Any, job: DecodingJob) -> tuple[Stepper, str]:
+    """What computes the steps of a job, and why nothing faster does.
+
+    The model itself; a decoder with static caches; or such a decoder with kernels compiled for the CPU, or captured in
+    CUDA graphs. The search is the same with all of them.
+    """
+    reason = model_reason(model, job.config)
+    return ("model", reason) if reason else choose_static_stepper(model, job)
+
+
+def choose_static_stepper(model: Any, job: DecodingJob) -> tuple[Stepper, str]:
+    """The stepper of a model that has a decoder with static caches."""
+    if job.history:
+        return "static", "the search history is recorded"
+    if job.lexical is not None:
+        return "static", "phrases are required or forbidden"
+    if job.special.other_eos:
+        return "static", "several tokens end an output"
+    if has_token_rules(job.config):
+        return "static", "rules about repetition depend on the tokens so far"
+    if job.token_lists is None and uses_graphs(model, job.hypotheses):
+        return "captured", ""
+    if device_of(model).type != "cpu":
+        return "static", "the captured kernels do not support this model, or a shortlist"
+    if job.config.method == "sample":
+        return "static", "samples are drawn from all tokens"
+    if not job.is_compiled:
+        return "static", f"compiled kernels are loaded for {COMPILED_SENTENCES} sentences or more"
+    if not compiled_kernels().supports(model):
+        return "static", "the compiled kernels do not support this model"
+    return "compiled", ""
+
+
+def compiled_kernels() -> ModuleType:
+    """The module with the decoder of compiled CPU kernels."""
+    from regard.decode.engine.compiled import cpu_decoder  # imports numba
+
+    return cpu_decoder
 
 
 def member_models(model: Any) -> list[Any]:
@@ -100,24 +131,38 @@ def member_models(model: Any) -> list[Any]:
     return list(model.models) if isinstance(model, Ensemble) else [model]
 
 
+def device_of(model: Any) -> torch.device:
+    """The device of a model; the CPU for one without parameters."""
+    for member in member_models(model):
+        parameter = next(member.parameters(), None) if isinstance(member, nn.Module) else None
+        if parameter is not None:
+            return parameter.device
+    return torch.device("cpu")
+
+
 def decode_sentences(
     model: Any,
     sources: Sequence[Sequence[int]],
+    pack: Callable[[list[list[int]]], SourceBatch],
     config: DecodeConfig,
     *,
     special: SpecialTokens,
     prefixes: Sequence[Sequence[int]] | None = None,
+    history: bool = False,
     sample_indices: Sequence[int] | None = None,
     max_total_len: int | None = None,
+    lexical: Sequence[LexicalConstraints] | None = None,
     token_lists: Sequence[Int[np.ndarray, "_"]] | None = None,
     vocab: int = 0,
     on_token: OnToken | None = None,
     budget: int = 8192,
     progress: Callable[[int, int], None] | None = None,
+    in_order: bool = False,
 ) -> list[NBest]:
-    """Decode any number of sentences with the engine: see `decode_all`. Call only if `plain_search_reason` is "".
+    """Decode any number of sentences: see `decode_all`.
 
-    `token_lists` are the allowed tokens of each sentence, of a vocabulary of size `vocab`.
+    `token_lists` are the allowed tokens of each sentence, of a vocabulary of size `vocab`. `in_order`: all in one batch
+    of the model itself, in the order of `sources`.
     """
     if not sources:
         return []
@@ -134,44 +179,48 @@ def decode_sentences(
     job = DecodingJob(
         sources=sources,
         prefixes=prefixes if prefixes is not None else [()] * len(sources),
-        limits=length_limits(sources, config, special, prefixes, max_total_len),
+        limits=length_limits([len(source) for source in sources], config, special, prefixes, max_total_len),
         sample_indices=sample_indices if sample_indices is not None else range(len(sources)),
         config=config,
         special=special,
-        continues_source=isinstance(model, GPT),
+        continues_source=continues_source(model),
         token_lists=token_lists,
         vocab=vocab,
+        lexical=lexical,
+        history=history,
         is_compiled=uses_compiled_kernels(len(sources)),
         on_token=on_token if config.method != "beam" else None,
         on_result=on_result,
     )
-    device = next(member_models(model)[0].parameters()).device
-    converted = convert_model(model, config.precision)
-    with single_threaded(device) as threads, torch.inference_mode():
-        processes = min(threads, len(sources) // MIN_SENTENCES) if on_token is None else 1
-        if processes > 1 and _decoded >= WORKER_SENTENCES and decoding_workers.can_start():
-            members = member_models(converted)
-            key = tuple((id(member), *weight_versions(member)) for member in members)
-            decoding_workers.decode_in_parallel(converted, key, members[0], job, budget, processes - 1, run_job)
+    if lexical is not None:
+        check_phrases(lexical, config.method, job.limits, prefixes)
+    if in_order:
+        job.pending = list(reversed(range(len(sources))))
+    stepper, reason = ("model", "") if in_order else choose_stepper(model, job)
+    note_choice(stepper, reason, len(sources))
+    try:
+        if stepper == "model":
+            job.pack = pack
+            run_job(model, job, budget)
         else:
-            run_job(converted, job, budget)
+            _run_static(convert_model(model, config.precision), job, budget)
+    finally:
+        for one in lexical or ():
+            one.clear_caches()
     return results
 
 
-def length_limits(
-    sources: Sequence[Sequence[int]],
-    config: DecodeConfig,
-    special: SpecialTokens,
-    prefixes: Sequence[Sequence[int]] | None,
-    max_total_len: int | None,
-) -> list[int]:
-    """The maximum number of tokens of each output, without `<eos>`; checks the prefixes."""
-    lengths = list(map(len, sources))
-    if prefixes is None and max_total_len is None:
-        limits = {length: config.limit(length) for length in set(lengths)}
-        return [limits[length] for length in lengths]
-    batch: Any = SimpleNamespace(offsets=Offsets.from_starts(torch.tensor([0, *lengths]).cumsum(0)))
-    return Constraints.from_config(batch, config, special, prefixes, max_total_len).limit.tolist()
+def _run_static(model: Any, job: DecodingJob, budget: int) -> None:
+    """Decode with static caches, in several processes if there is enough to do."""
+    with single_threaded(device_of(model)) as threads, torch.inference_mode():
+        is_alone = job.on_token is not None or job.lexical is not None  # callbacks, and phrases with their caches
+        processes = 1 if is_alone else min(threads, len(job.sources) // MIN_SENTENCES)
+        if processes > 1 and _decoded >= WORKER_SENTENCES and decoding_workers.can_start():
+            members = member_models(model)
+            key = tuple((id(member), *weight_versions(member)) for member in members)
+            decoding_workers.decode_in_parallel(model, key, members[0], job, budget, processes - 1, run_job)
+        else:
+            run_job(model, job, budget)
 
 
 _decoded = 0  # sentences that this process decoded
@@ -205,36 +254,41 @@ _supported: "WeakKeyDictionary[Any, dict[int, bool]]" = WeakKeyDictionary()
 def run_job(model: Any, job: DecodingJob, budget: int) -> None:
     """Decode the sentences of a job in this thread."""
     longest = max(len(job.sources[i]) for i in job.pending)
-    device = next(member_models(model)[0].parameters()).device
-    if job.token_lists is None and uses_graphs(model, job.hypotheses):
+    if job.pack is not None:
+        while job.pending:  # batches of similar length, longest first
+            longest = len(job.sources[job.pending[-1]])
+            slots = max(1, min(len(job.pending), budget // job.hypotheses // max(1, longest)))
+            make_slot_decoder(model, job, "model", slots, longest).run()
+        return
+    stepper, _ = choose_static_stepper(model, job)
+    if stepper == "captured":
         _graph_decoder(model, job, longest).run()
         return
-    rows = min(CPU_ROWS if device.type == "cpu" else GPU_ROWS, budget // longest)
+    rows = min(CPU_ROWS if device_of(model).type == "cpu" else GPU_ROWS, budget // longest)
     slots = max(1, min(len(job.pending), rows // job.hypotheses))
-    make_slot_decoder(model, job, slots, longest).run()
+    make_slot_decoder(model, job, stepper, slots, longest).run()
 
 
-def make_slot_decoder(model: Any, job: DecodingJob, slots: int, source_capacity: int) -> SlotDecoder:
-    """A decoder without captured steps, with compiled CPU kernels where they support the model and the search."""
-    device = next(member_models(model)[0].parameters()).device
-    sizes = (slots, job.hypotheses, job.capacity, source_capacity)
-    compiled = compiled_kernels(model, job)
-    decoder = SlotDecoder if compiled is None else compiled.CpuSlotDecoder
-    static: Any = make_static_model(model, *sizes) if compiled is None else compiled.CpuDecoder(model, *sizes)
-    return decoder(static, job, slots, job.capacity, device, job.prefix_len)
-
-
-def compiled_kernels(model: Any, job: DecodingJob) -> ModuleType | None:
-    """The module with the decoder of compiled CPU kernels, if they support the model and the search."""
-    is_on_cpu = next(member_models(model)[0].parameters()).device.type == "cpu"
-    if not (job.is_compiled and is_on_cpu) or job.config.method == "sample":
-        return None
-    from regard.decode.engine.compiled import cpu_decoder  # imports numba
-
-    if not cpu_decoder.supports(model):
-        return None
-    cpu_decoder.log_compilation()
-    return cpu_decoder
+def make_slot_decoder(model: Any, job: DecodingJob, stepper: Stepper, slots: int, source_capacity: int) -> SlotDecoder:
+    """A decoder without captured steps."""
+    device = device_of(model)
+    capacity = job.capacity
+    sizes = (slots, job.hypotheses, capacity, source_capacity)
+    options: Any = {"source_capacity": source_capacity}
+    if stepper == "compiled":
+        kernels = compiled_kernels()
+        kernels.log_compilation()
+        return kernels.CpuSlotDecoder(
+            kernels.CpuDecoder(model, *sizes), job, slots, capacity, device, job.prefix_len, **options
+        )
+    static: Any
+    if stepper == "model":
+        assert job.pack is not None
+        capacity_of_attention = source_capacity if job.config.coverage_penalty else 0
+        static = ModelStepper(model, slots, job.hypotheses, job.pack, device, attention_capacity=capacity_of_attention)
+    else:
+        static = make_static_model(model, *sizes)
+    return SlotDecoder(static, job, slots, capacity, device, job.prefix_len, **options)
 
 
 _graphs: "WeakKeyDictionary[Any, OrderedDict[Any, GraphSlotDecoder]]" = WeakKeyDictionary()

@@ -15,7 +15,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from regard.decode import DecodeConfig, Hypothesis
-from regard.decode.engine.engine_runner import length_limits
+from regard.decode.rules.constraints import length_limits
 from regard.decode.rules.token_rules import TOKEN_RULES
 from regard.pipelines import Continuation, TextGenerator
 from regard.pipelines.decoding_request import DecodingRequest
@@ -226,7 +226,8 @@ async def _prepare_call(
         raise RequestError(f"stream supports n = 1 (got {count}).", "Leave out stream, or n.")
     is_chat = isinstance(body, ChatBody)  # the template writes special tokens; elsewhere they are text
     request = await service.prepare(prompts, lambda: generator.prepare(prompts, config, special_tokens=is_chat))
-    limits = length_limits(request.sources, request.config, request.special, None, request.max_total_len)
+    lengths = [len(source) for source in request.sources]
+    limits = length_limits(lengths, request.config, request.special, None, request.max_total_len)
     prefix = "chatcmpl" if is_chat else "cmpl"
     stop = StopSequences.from_field(body.stop)
     return _Call(model, request, limits, stop, f"{prefix}-{uuid.uuid4().hex}", int(time.time()))

@@ -2,8 +2,8 @@
 
 One thread per model runs the work. Texts to decode enter lanes, batches of the decoding engine that requests join and
 leave at any step; each lane has one decoding configuration, and the lanes take turns. Other work (embedding,
-classification, …) runs in batches between the steps. What can take long and cannot be batched (the reference search,
-recordings of attention) runs alone in other threads, so that nothing waits for it. Requests are served by earliest
+classification, …) runs in batches between the steps. What can take long and cannot be batched (recordings of attention,
+whether required phrases fit) runs alone in other threads, so that nothing waits for it. Requests are served by earliest
 deadline. A request is refused when the work already accepted, at the measured throughput, takes longer than the latency
 target.
 """
@@ -23,11 +23,12 @@ import torch
 
 from regard.decode import NBest
 from regard.decode.batched_decoding import token_lists_of
-from regard.decode.engine.engine_runner import length_limits
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape
 from regard.decode.interruption import interruptible
+from regard.decode.protocol import continues_source
+from regard.decode.rules.constraints import length_limits
+from regard.decode.rules.lexical_constraints import check_phrases
 from regard.errors import RegardError
-from regard.models import GPT
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.serve.scheduling.jobs import CallJob, DecodeJob, Job, Lane, RequestKind, SchedulerCounts, WaitingSentence
 from regard.serve.scheduling.throughput import ThroughputMeter
@@ -113,15 +114,11 @@ class Scheduler:
         samples, for the first only.
         """
         kind = self._kind_of(request)
-        if kind.plain_reason:  # the reference search decodes it, alone
-            run = lambda inputs: inputs[0].decode(on_token=on_token)  # noqa: E731
-            return self._submit_call("plain", None, run, [request], len(request.sources), timeout)
-        limits = length_limits(
-            request.sources, request.config, request.special, request.prefixes, request.max_total_len
-        )
-        continues_source = isinstance(request.model, GPT)
+        lengths = [len(source) for source in request.sources]
+        limits = length_limits(lengths, request.config, request.special, request.prefixes, request.max_total_len)
+        is_causal, lexical = continues_source(request.model), request.lexical
         rows = request.config.beam if request.config.method == "beam" else request.config.n_best
-        lengths = limits if continues_source else [len(source) for source in request.sources]
+        lengths = limits if is_causal else lengths
         job = DecodeJob(
             meter="decode",
             deadline=time.monotonic() + timeout,
@@ -132,7 +129,8 @@ class Scheduler:
             remaining=len(request.sources),
         )
         vocab, token_lists = _token_lists(request)
-        key = (kind.lane_config, request.special, vocab, kind.models)
+        options: Any = {"vocab": vocab, "history": request.history, "has_phrases": lexical is not None}
+        key = (kind.lane_config, request.special, *options.values(), kind.models)
         sentences = []
         for i, (source, limit) in enumerate(zip(request.sources, limits)):
             prefix = () if request.prefixes is None else request.prefixes[i]
@@ -145,15 +143,24 @@ class Scheduler:
                 prefix=prefix,
                 random_key=(request.config.seed, index),
                 allowed_tokens=None if token_lists is None else token_lists[i],
+                phrases=None if lexical is None else lexical[i],
+                on_error=lambda error: self._fail(job, error),
             )
-            shape = needed_shape(source, limit, prefix, continues_source=continues_source)
+            shape = needed_shape(source, limit, prefix, continues_source=is_causal)
             sentences.append(WaitingSentence(job, live, shape))
 
         def make_decoder(shape: LiveShape) -> LiveDecoder:
-            return LiveDecoder(request.model, kind.lane_config, request.special, shape, vocab=vocab)
+            return LiveDecoder(request.model, kind.lane_config, request.special, shape, **options)
 
         def start() -> None:
             self._start(job)
+            if lexical is None:
+                wait()
+            else:
+                check = partial(check_phrases, lexical, request.config.method, limits, request.prefixes)
+                self._side_threads.submit(self._check, job, check, wait)
+
+        def wait() -> None:
             self._make_decoder[key] = make_decoder
             for sentence in sentences:
                 heapq.heappush(self._waiting.setdefault(key, []), (job.deadline, next(self._numbers), sentence))
@@ -288,6 +295,23 @@ class Scheduler:
             self._condition.notify()
 
     # Called by the side threads.
+
+    def _check(self, job: Job, check: Callable[[], None], proceed: Callable[[], None]) -> None:
+        """Check a request, which may take long, before it proceeds."""
+
+        def stop() -> None:
+            if job.is_finished:
+                raise _Dropped
+
+        try:
+            with interruptible(stop):
+                check()
+        except _Dropped:
+            return
+        except Exception as error:
+            self._post(partial(self._fail, job, error))
+        else:
+            self._post(lambda: None if job.is_finished else proceed())
 
     def _run_alone(self) -> None:
         """Run the most urgent of the calls that run alone, until it is finished or dropped."""
