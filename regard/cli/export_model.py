@@ -37,7 +37,8 @@ def run(argv: list[str]) -> int:
         check_output_file(options.out, [options.model])
     else:
         check_output_folder(options.out, [options.model])
-    expected = Translator if options.to == "argos" else None
-    written = export_model(load(options.model, "cpu", expect=expected), options.to, options.out)
+    is_argos = options.to == "argos"
+    pipeline = load(options.model, "cpu", expect=Translator) if is_argos else load(options.model, "cpu")
+    written = export_model(pipeline, options.to, options.out)
     print_note(f"Wrote {options.out}: {written}.")
     return 0
