@@ -1,6 +1,7 @@
 """The task `translate`: sequence-to-sequence learning from sentence pairs."""
 
 import dataclasses
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -123,7 +124,7 @@ class TranslateTask(Task):
         ]
 
 
-def _greedy_scores(translator: Translator, pairs: Pairs) -> dict[str, float]:
+def _greedy_scores(translator: Translator, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
     max_len = min(DecodeConfig.max_len, translator.trained_length - 1)
     config = DecodeConfig(method="greedy", max_len=max_len, engine="plain")  # the weights change between calls
     outputs = translator.translate([source for source, _ in pairs], config, truncate=True)
