@@ -1,9 +1,9 @@
 """Search over B slots: beam search, greedy decoding and sampling in tensors of fixed shapes, whatever the slots do.
 
-`reference.py` defines the results. A slot has a sentence, or is done; sentences are at different steps. A step takes the
-logits of the next tokens: `advance(logits, positions)` extends the hypotheses and returns the parents of the new ones.
-`constraints` say what may come next; `coverage` and `recorder` are further parts, if asked for. Without them, a step is
-also one kernel: `kernels/cpu/decode_choice.py` and `kernels/triton/search_update.py`.
+`reference.py` defines the results. A slot has a sentence, or is done; sentences are at different steps. A step takes
+the logits of the next tokens: `advance(logits, positions)` extends the hypotheses and returns the parents of the new
+ones. `constraints` say what may come next; `coverage` and `recorder` are further parts, if asked for. Without them, a
+step is also one kernel: `kernels/cpu/decode_choice.py` and `kernels/triton/search_update.py`.
 """
 
 from typing import Any

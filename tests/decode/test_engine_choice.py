@@ -9,13 +9,13 @@ from regard.decode import (
     DecodeConfig,
     EngineChoice,
     LexicalConstraints,
+    Request,
     SpecialTokens,
     TokenTexts,
     decode_all,
     explain,
 )
 from regard.decode.engine import engine_runner
-from regard.layers.packed import pack
 from tests.decode.engine.helpers import VOCAB, make_sources, transformer
 
 SOURCES = make_sources(3)
@@ -46,7 +46,7 @@ def test_compiled_steps(method, monkeypatch):
     monkeypatch.setattr(engine_runner, "_decoded", 0)
     with explain() as choices:
         for count in (2, 3):
-            decode_all(transformer(), SOURCES[:count], pack, DecodeConfig(method, **FAST))
+            decode_all(transformer(), Request(SOURCES[:count], DecodeConfig(method, **FAST)))
     few = "compiled kernels are loaded for 3 sentences or more"
     assert choices == [EngineChoice("static", few, 2), EngineChoice("compiled", "", 3)]
 
@@ -58,14 +58,14 @@ def test_reasons(reason):
         texts = TokenTexts([f" {i}".encode() for i in range(VOCAB)])
         options = {"lexical": [LexicalConstraints(texts, (), ("7",))] * 3}
     with explain() as choices:
-        decode_all(transformer(), SOURCES, pack, config, **options)
+        decode_all(transformer(), Request(SOURCES, config, **options))
     assert choices == [EngineChoice(stepper, reason, 3)]
 
 
 def test_recorded_attention_is_that_of_the_model():
     model = transformer()
     with explain() as choices, record(model):
-        decode_all(model, SOURCES[:1], pack, DecodeConfig(**FAST))
+        decode_all(model, Request(SOURCES[:1], DecodeConfig(**FAST)))
     assert choices[0].stepper == "model"
     assert "attention is recorded" in choices[0].reason
 
@@ -74,7 +74,7 @@ def test_calls_are_listed_in_nested_blocks_of_this_thread_only():
     model = transformer()
 
     def decode(count):
-        decode_all(model, SOURCES[:count], pack, DecodeConfig("greedy", **FAST))
+        decode_all(model, Request(SOURCES[:count], DecodeConfig("greedy", **FAST)))
 
     with explain() as outer:
         decode(1)

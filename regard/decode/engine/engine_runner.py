@@ -1,15 +1,13 @@
 """Entry point of the decoding engine: which calls it supports, and how it divides the work."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
-from jaxtyping import Int
 from torch import nn
 
 from regard.attention import dispatch
@@ -25,13 +23,15 @@ from regard.decode.engine.static.static_seq2seq import StaticSeq2Seq
 from regard.decode.engine_choice import Stepper, note_choice
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
-from regard.decode.protocol import SourceBatch, SpecialTokens, continues_source
+from regard.decode.protocol import Decodable, continues_source
+from regard.decode.request import Request
 from regard.decode.rules.constraints import length_limits
-from regard.decode.rules.lexical_constraints import LexicalConstraints, check_phrases
+from regard.decode.rules.lexical_constraints import check_phrases
 from regard.decode.rules.token_rules import has_token_rules
 from regard.decode.steppers.model import ModelStepper
 from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
+from regard.layers.packed import pack
 from regard.models.gpt import GPT
 from regard.models.lengths import length_limit
 from regard.models.seq2seq import Seq2Seq
@@ -140,33 +140,26 @@ def device_of(model: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def decode_sentences(
-    model: Any,
-    sources: Sequence[Sequence[int]],
-    pack: Callable[[list[list[int]]], SourceBatch],
-    config: DecodeConfig,
+def decode_all(
+    model: Decodable,
+    request: Request,
     *,
-    special: SpecialTokens,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    history: bool = False,
-    sample_indices: Sequence[int] | None = None,
-    max_total_len: int | None = None,
-    lexical: Sequence[LexicalConstraints] | None = None,
-    token_lists: Sequence[Int[np.ndarray, "_"]] | None = None,
-    vocab: int = 0,
     on_token: OnToken | None = None,
-    budget: int = 8192,
     progress: Callable[[int, int], None] | None = None,
-    in_order: bool = False,
+    budget: int = 8192,
 ) -> list[NBest]:
-    """Decode any number of sentences: see `decode_all`.
+    """Decode the sentences of a request; results are in its order.
 
-    `token_lists` are the allowed tokens of each sentence, of a vocabulary of size `vocab`. `in_order`: all in one batch
-    of the model itself, in the order of `sources`.
+    `on_token(sentence, token)` is called for every generated token, except in beam search, where the output is known
+    only at the end. `progress(done, total)` is called for every finished sentence. `budget` limits
+    sentences * hypotheses * longest source of a batch.
+
+    >>> from regard.models.transformer import TransformerConfig
+    >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
+    >>> len(decode_all(Transformer(sizes).eval(), Request([[4, 5, 3], [6, 3], [7, 3]], DecodeConfig(beam=2))))
+    3
     """
-    if not sources:
-        return []
-    results: list[NBest] = [NBest() for _ in sources]
+    results: list[NBest] = [NBest() for _ in request.sources]
     done = 0
 
     def on_result(index: int, n_best: NBest) -> None:
@@ -174,39 +167,41 @@ def decode_sentences(
         results[index] = n_best
         done += 1
         if progress is not None:
-            progress(done, len(sources))
+            progress(done, len(request))
 
+    limits = length_limits(request)
     job = DecodingJob(
-        sources=sources,
-        prefixes=prefixes if prefixes is not None else [()] * len(sources),
-        limits=length_limits([len(source) for source in sources], config, special, prefixes, max_total_len),
-        sample_indices=sample_indices if sample_indices is not None else range(len(sources)),
-        config=config,
-        special=special,
+        sources=request.sources,
+        prefixes=[request.prefix(i) for i in range(len(request))],
+        limits=limits,
+        sample_indices=[request.sample_index(i) for i in range(len(request))],
+        config=request.config,
+        special=request.special,
         continues_source=continues_source(model),
-        token_lists=token_lists,
-        vocab=vocab,
-        lexical=lexical,
-        history=history,
-        is_compiled=uses_compiled_kernels(len(sources)),
-        on_token=on_token if config.method != "beam" else None,
+        token_lists=request.token_lists(),
+        vocab=request.vocab,
+        lexical=request.lexical,
+        history=request.history,
+        is_compiled=uses_compiled_kernels(len(request)),
+        on_token=on_token if request.config.method != "beam" else None,
         on_result=on_result,
     )
-    if lexical is not None:
-        check_phrases(lexical, config.method, job.limits, prefixes)
-    if in_order:
-        job.pending = list(reversed(range(len(sources))))
-    stepper, reason = ("model", "") if in_order else choose_stepper(model, job)
-    note_choice(stepper, reason, len(sources))
+    stepper, reason = choose_stepper(model, job)
+    note_choice(stepper, reason, len(request))
+    if not request.sources:
+        return []
     try:
+        if request.lexical is not None:
+            check_phrases(request.lexical, request.config.method, limits, request.prefixes)
         if stepper == "model":
-            job.pack = pack
+            device = device_of(model)
+            job.pack = lambda sources: pack(sources).to(device)
             run_job(model, job, budget)
         else:
-            _run_static(convert_model(model, config.precision), job, budget)
+            _run_static(convert_model(model, request.config.precision), job, budget)
     finally:
-        for one in lexical or ():
-            one.clear_caches()
+        for phrases in request.lexical or ():
+            phrases.clear_caches()
     return results
 
 

@@ -265,7 +265,8 @@ class SlotDecoder:
         at = StepPositions(positions, longest, longest - 1 if len(active) == 1 else None, in_use)
         logits = self.model.step(state.last, at, state.ancestors)
         if state.coverage is not None:
-            state.coverage.add(self.model.attention)
+            stepper: Any = self.model
+            state.coverage.add(stepper.attention)
         parents = state.advance(logits, at.positions)
         if parents is not None:
             self.model.reorder(parents)

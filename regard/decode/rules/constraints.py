@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.protocol import SpecialTokens
+from regard.decode.request import Request
 from regard.decode.rules.lexical_constraints import LexicalConstraints, PhraseRules
 from regard.decode.rules.token_rules import TokenRules, has_token_rules
 from regard.decode.shortlist import SlotShortlist
@@ -229,22 +230,18 @@ def banned_tokens(special: SpecialTokens, allow_unknown: bool, suppressed: froze
     return (banned - set(special.ends)) | suppressed  # in some tokenizers <pad> or <sos> has the id of <eos>
 
 
-def length_limits(
-    lengths: Sequence[int],
-    config: DecodeConfig,
-    special: SpecialTokens,
-    prefixes: Sequence[Sequence[int]] | None,
-    max_total_len: int | None,
-) -> list[int]:
-    """The maximum number of tokens of each output, without `<eos>`, for sources of these lengths; checks the prefixes.
+def length_limits(request: Request) -> list[int]:
+    """The maximum number of tokens of each output, without `<eos>`; checks the prefixes.
 
-    `max_total_len` limits the length of source and output together, for models whose output continues the source. A
-    prefix raises the limit of its sentence if necessary; a prefix beyond `max_total_len` is an error.
+    A prefix raises the limit of its sentence if necessary; one beyond the maximum length of source and output together
+    is an error.
 
-    >>> length_limits([3, 5], DecodeConfig(max_ratio=1.0, max_extra=0), SpecialTokens(), [[], [4] * 7], None)
+    >>> length_limits(Request([[4] * 3, [4] * 5], DecodeConfig(max_ratio=1.0, max_extra=0), prefixes=[[], [4] * 7]))
     [3, 7]
     """
-    limits = [config.limit(length) for length in lengths]
+    lengths, prefixes, special = list(map(len, request.sources)), request.prefixes, request.special
+    by_length = {length: request.config.limit(length) for length in set(lengths)}
+    limits = [by_length[length] for length in lengths]
     if prefixes is not None:
         if len(prefixes) != len(lengths):
             raise RegardError(
@@ -254,6 +251,7 @@ def length_limits(
         if any(token in (special.pad, special.sos, special.eos) for prefix in prefixes for token in prefix):
             raise RegardError("A forced prefix contains <pad>, <sos> or <eos>.", "Pass only the tokens after <sos>.")
         limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
+    max_total_len = request.max_total_len
     if max_total_len is not None:
         for i, (length, prefix) in enumerate(zip(lengths, prefixes or ()), 1):
             if prefix and length + len(prefix) > max_total_len:

@@ -40,7 +40,7 @@ class RequestKind:
 
     @staticmethod
     def of(request: DecodingRequest[Any]) -> "RequestKind":
-        config = replace(request.config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
+        config = replace(request.encoded.config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
         return RequestKind(request.model, config, tuple(id(model) for model in member_models(request.model)))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.attention import use
-from regard.decode import DecodeConfig, Ensemble, decode_all
+from regard.decode import DecodeConfig, Ensemble, Request, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import slot_decoder
 from regard.decode.engine.engine_runner import model_reason
@@ -102,7 +102,7 @@ def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
     monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
     monkeypatch.setattr(slot_decoder.SlotDecoder, "load", spy)
     config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
-    decode_all(transformer(), make_sources(20, longest=20), pack, config)
+    decode_all(transformer(), Request(make_sources(20, longest=20), config))
     assert any(in_use)
 
 
@@ -147,14 +147,14 @@ def test_float8_layers_of_a_model():
 
 def test_float8_needs_a_gpu():
     with pytest.raises(RegardError, match=r"float8 is for CUDA GPUs \(the model is on cpu\)") as caught:
-        decode_all(transformer(), make_sources(1), pack, DecodeConfig(precision="float8"))
+        decode_all(transformer(), Request(make_sources(1), DecodeConfig(precision="float8")))
     assert "Use int8." in str(caught.value) + str(caught.value.hint)
 
 
 def test_progress_counts_every_sentence():
     calls = []
     progress = lambda done, total: calls.append((done, total))  # noqa: E731
-    decode_all(transformer(), make_sources(20), pack, CONFIGS["beam"], progress=progress)
+    decode_all(transformer(), Request(make_sources(20), CONFIGS["beam"]), progress=progress)
     assert calls == [(i, 20) for i in range(1, 21)]
 
 
@@ -162,8 +162,8 @@ def test_progress_counts_every_sentence():
 def test_tokens_are_reported_as_they_are_generated(make):
     tokens = {i: [] for i in range(9)}
     model = make()
-    options = special_options(model) | {"on_token": lambda i, token: tokens[i].append(token)}
-    results = decode_all(model, make_sources(), pack, CONFIGS["greedy"], **options)
+    request = Request(make_sources(), CONFIGS["greedy"], **special_options(model))
+    results = decode_all(model, request, on_token=lambda i, token: tokens[i].append(token))
     assert [n_best[0].ids for n_best in results] == list(tokens.values())
 
 
@@ -173,7 +173,7 @@ def test_nan_in_the_weights_is_an_error():
         model.output.weight[5] = torch.nan
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
         with pytest.raises(RegardError, match="NaN"):
-            decode_all(model, make_sources(), pack, config)
+            decode_all(model, Request(make_sources(), config))
 
 
 @pytest.mark.parametrize(
