@@ -32,6 +32,7 @@ from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
 from regard.models.gpt import GPT
 from regard.models.lengths import length_limit
+from regard.models.parameters import find_replacement
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 
@@ -83,6 +84,8 @@ def plain_search_reason(
             return "the model is in training mode"
         if any(module._forward_hooks or module._forward_pre_hooks for module in iterate_modules(member)):
             return "the model has forward hooks"
+        if path := find_replacement(member):
+            return f"{path} was replaced"
         if isinstance(member, GPT) and member.config.rotary_scaling == "dynamic":
             return "dynamic rotary scaling depends on the length of the text"
         if isinstance(member, Transformer) and member.decoder_bias is not None:

@@ -28,7 +28,8 @@ from regard.viewer.explanations.explained_output import (
 from regard.viewer.image_look import ImageLook
 from regard.viewer.text_look import Look
 
-# Points of integrated gradients between zeros and the input.
+# Points of integrated gradients between zeros and the input. They are dense near zeros, where a norm of the embeddings
+# changes most: with equal distances their sum missed nine tenths of the change of a log-probability.
 INTEGRATION_POINTS = 32
 
 
@@ -135,11 +136,12 @@ def _gradients(look: Look | ImageLook, output: ExplainedOutput, scale: float = 1
 
 
 def _integrated_gradients(look: Look | ImageLook, output: ExplainedOutput) -> _Values:
-    """The mean of gradients at the midpoints of equal parts of the way from zeros to the embeddings."""
+    """The mean of the gradients on the way from zeros to the embeddings: Gauss-Legendre in u, for α = u³."""
+    nodes, node_weights = np.polynomial.legendre.leggauss(INTEGRATION_POINTS)
     means: dict[tuple[int, int], np.ndarray] = {}
-    for point in range(INTEGRATION_POINTS):
-        for step, side, _, values in _gradients(look, output, (point + 0.5) / INTEGRATION_POINTS):
-            means[step, side] = means.get((step, side), 0) + values / INTEGRATION_POINTS
+    for u, weight in zip((nodes + 1) / 2, node_weights / 2):
+        for step, side, _, values in _gradients(look, output, u**3):
+            means[step, side] = means.get((step, side), 0) + 3 * u**2 * weight * values
     for (step, side), values in means.items():
         yield step, side, slice(len(values)), values
 

@@ -187,6 +187,22 @@ def test_reason_for_the_plain_search(reason, config, options):
     assert plain_search_reason(transformer(), config, **options) == reason
 
 
+@pytest.mark.parametrize("change", ["module", "forward"])
+def test_plain_search_decodes_models_with_other_layers(change):
+    """The engine computes the layers from their parameters."""
+    model, config = transformer(), DecodeConfig(method="greedy", max_len=5)
+    sources = make_sources(2)
+    before = decode_all(model, sources, pack, config)
+    feedforward = model.decoder[0].feedforward
+    if change == "module":
+        model.decoder[0].feedforward = torch.nn.Identity()
+    else:
+        feedforward.forward = lambda x: -3 * x
+    assert plain_search_reason(model, config) == "decoder.0.feedforward was replaced"
+    after = decode_all(model, sources, pack, config)
+    assert all(one[0].logprob != other[0].logprob for one, other in zip(after, before))
+
+
 def test_plain_search_inside_attention_contexts():
     model = transformer()
     with use("reference"):

@@ -1,5 +1,8 @@
 """Gradient × input, integrated gradients and occlusion against directional derivatives and against autograd by hand."""
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -113,10 +116,16 @@ def test_occlusion_is_the_change_without_the_embedding(form):
         assert np.abs(values).max() > 1e-3
 
 
-@pytest.mark.parametrize("form", ["transformer", "classify"])
-def test_integrated_gradients_equal_autograd_of_scaled_embeddings(form):
-    """The gradient with respect to one factor per token, at the same points, and the sum: log p(x) − log p(0)."""
+@pytest.mark.parametrize(("form", "size"), [("transformer", 1), ("classify", 1), ("rotary, grouped", 10)])
+def test_integrated_gradients_equal_autograd_of_scaled_embeddings(form, size):
+    """The gradient with respect to one factor per token, and the sum: log p(x) − log p(0); also of large embeddings, which are normalized."""
     look = text_models.cached_look(form)
+    if size > 1:
+        look = replace(look, pipeline=copy.deepcopy(look.pipeline))
+        with torch.no_grad():
+            for name, parameter in look.pipeline.model.named_parameters():
+                if "embedding.tokens" in name:
+                    parameter.mul_(size)
     model, output, found = look.pipeline.model, explain_output(look), look.attribution("integrated_gradients")
     one = output.steps[0]
     inputs = [pack([ids]) for ids in output.inputs[one.sequence]]
@@ -135,10 +144,11 @@ def test_integrated_gradients_equal_autograd_of_scaled_embeddings(form):
                 hook.remove()
 
     expected = [0] * len(inputs)
-    for k in range(32):
-        factors = [torch.full((len(x.ids),), (k + 0.5) / 32, requires_grad=True) for x in inputs]
+    for u, weight in zip(*np.polynomial.legendre.leggauss(32)):
+        alpha, density = ((u + 1) / 2) ** 3, 3 * ((u + 1) / 2) ** 2
+        factors = [torch.full((len(x.ids),), alpha, requires_grad=True) for x in inputs]
         gradients = torch.autograd.grad(logprob(factors), factors)
-        expected = [total + gradient / 32 for total, gradient in zip(expected, gradients)]
+        expected = [total + gradient * density * weight / 2 for total, gradient in zip(expected, gradients)]
     for values, by_hand in zip(found.values.values(), expected):
         np.testing.assert_allclose(values[0][: len(by_hand)], by_hand, atol=1e-4)
     with torch.no_grad():
