@@ -87,10 +87,11 @@ OPTIONS: dict = dict(model=TINY, steps=1, workers=1, device="cpu", quiet=True)
     [
         (ROWS, ()),
         ((pair for pair in ROWS), ()),
+        (np.array(ROWS), ()),
         ([{"source": source, "target": target} for source, target in ROWS], ()),
         (Frame(), ("en", "fr")),
     ],
-    ids=["list", "generator", "dictionaries", "frame"],
+    ids=["list", "generator", "array", "dictionaries", "frame"],
 )
 def test_rows_train_the_model_of_a_file_with_the_same_pairs(tmp_path, pairs, data, columns):
     expected = regard.train(pairs, tmp_path / "a", **OPTIONS)

@@ -276,7 +276,7 @@ def test_ensembles_and_other_objects_are_not_saved(tmp_path):
     for other in (translator.model, "model", None):
         with pytest.raises(RegardError, match=f"^{type(other).__name__} cannot be stored as a model"):
             save(tmp_path / "a", other)
-    with pytest.raises(RegardError, match="^Transformer cannot be stored as a model"):
+    with pytest.raises(RegardError, match=r"^Transformer cannot be stored as a model"):
         save(translator.model, tmp_path / "a")
 
 
