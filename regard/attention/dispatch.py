@@ -297,13 +297,12 @@ def _run_packed(call: Call, state: DispatchState) -> Tensor:
 def _is_forced(name: str, call: Call) -> bool:
     """True; an error if the backend that is forced would ignore a part of the call."""
     kind, ignored = LIMITS.get(name, (Score, ()))
-    given = {"bias": call.bias, **vars(call.mask_parts)}
-    problems = [] if pairs_as(call.score, kind) or kind is Score else [f"the score {type(call.score).__name__}"]
-    problems += ["the bias" if part == "bias" else "this mask" for part in ignored if given[part] is not None]
-    if problems:
-        raise RegardError(
-            f"The backend {name} does not compute {problems[0]}.", "Force chunked or reference, or no backend."
-        )
+    problem = "" if kind is Score or pairs_as(call.score, kind) else f"the score {type(call.score).__name__}"
+    for part in ignored:
+        if getattr(call if part == "bias" else call.mask_parts, part) is not None:
+            problem = problem or ("the bias" if part == "bias" else "this mask")
+    if problem:
+        raise RegardError(f"The backend {name} does not compute {problem}.", "Force chunked or reference, or no backend.")
     return True
 
 
