@@ -302,7 +302,7 @@ def _is_forced(name: str, call: Call) -> bool:
         if getattr(call if part == "bias" else call.mask_parts, part) is not None:
             problem = problem or ("the bias" if part == "bias" else "this mask")
     if problem:
-        raise RegardError(f"The backend {name} does not compute {problem}.", "Force chunked or reference, or no backend.")
+        raise RegardError(f"The backend {name} does not compute {problem}.", "Force chunked, reference or none.")
     return True
 
 
