@@ -34,6 +34,7 @@ from regard.kernels.triton.support import next_power_of_two
 from regard.layers.packed import pack
 from regard.models.gpt import GPT
 from regard.models.lengths import length_limit
+from regard.models.parameters import find_replacement
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 
@@ -75,6 +76,8 @@ def model_reason(model: Any, config: DecodeConfig) -> str:
             return "the model is in training mode"
         if any(module._forward_hooks or module._forward_pre_hooks for module in iterate_modules(member)):
             return "the model has forward hooks"
+        if path := find_replacement(member):
+            return f"{path} was replaced"
         if isinstance(member, GPT) and member.config.rotary_scaling == "dynamic":
             return "dynamic rotary scaling depends on the length of the text"
         if isinstance(member, Transformer) and member.decoder_bias is not None:

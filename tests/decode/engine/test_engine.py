@@ -187,6 +187,22 @@ def test_reason_for_the_model_itself(reason, config):
     assert model_reason(transformer(), config) == reason
 
 
+@pytest.mark.parametrize("change", ["module", "forward"])
+def test_the_model_itself_decodes_models_with_other_layers(change):
+    """The engine computes the layers from their parameters."""
+    model, config = transformer(), DecodeConfig(method="greedy", max_len=5)
+    sources = make_sources(2)
+    before = decode_all(model, Request(sources, config))
+    feedforward = model.decoder[0].feedforward
+    if change == "module":
+        model.decoder[0].feedforward = torch.nn.Identity()
+    else:
+        feedforward.forward = lambda x: -3 * x
+    assert model_reason(model, config) == "decoder.0.feedforward was replaced"
+    after = decode_all(model, Request(sources, config))
+    assert all(one[0].logprob != other[0].logprob for one, other in zip(after, before))
+
+
 def test_the_model_itself_runs_inside_attention_contexts():
     model = transformer()
     with use("reference"):
