@@ -1,17 +1,15 @@
 """Continuous batching for servers: sentences arrive while others are decoded."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Int
 
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import engine_runner
-from regard.decode.engine.captured.graph_decoder import GRAPHS_AHEAD, UNROLLED_STEPS, GraphSlotDecoder
+from regard.decode.engine.captured.graph_decoder import GraphSlotDecoder
 from regard.decode.engine.engine_runner import (
     choose_stepper,
     device_of,
@@ -20,7 +18,7 @@ from regard.decode.engine.engine_runner import (
     rows_in_memory,
 )
 from regard.decode.engine.model_precision import convert_model
-from regard.decode.engine.slot_decoder import REFILL_SHARE, DecodingJob, SlotDecoder
+from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder
 from regard.decode.hypotheses import NBest
 from regard.decode.protocol import SpecialTokens, continues_source
 from regard.decode.rules.lexical_constraints import LexicalConstraints
@@ -34,8 +32,6 @@ from regard.models.lengths import length_limit
 MIN_CAPACITY = 64
 # Rows * source length of a batch.
 BUDGET = 8192
-# On a GPU, results are collected at the latest after this many replays of the graph.
-COLLECT_INTERVAL = 8
 
 
 @dataclass
@@ -230,12 +226,10 @@ class LiveDecoder:
                 model, self.job, self.max_slots, *sizes, is_refilled_often=True
             )
             self.decoder.use_job(self.job)
-            self._in_flight: deque[tuple[int, torch.cuda.Event]] = deque()
-            self._events = [torch.cuda.Event() for _ in range(GRAPHS_AHEAD + 1)]
-            self._replays = self._replays_since_collect = 0
         else:
             # One slot; their number grows with that of the sentences.
             self.decoder = make_slot_decoder(model, self.job, stepper, 1, shape.source_capacity)
+            self.decoder.max_slots = self.max_slots
 
     def add(self, sentence: LiveSentence) -> int:
         """Queue a sentence; returns its index for `cancel`."""
@@ -252,7 +246,7 @@ class LiveDecoder:
     @property
     def is_idle(self) -> bool:
         """Whether there is no sentence to decode."""
-        return not self.job.pending and not self.decoder.in_use
+        return self.decoder.is_idle
 
     @property
     def room(self) -> int:
@@ -261,56 +255,7 @@ class LiveDecoder:
 
     def advance(self) -> None:
         """Load waiting sentences, run one step, and deliver finished sentences."""
-        if self.is_graph:
-            self._advance_graph()
-            return
-        decoder = self.decoder
-        if self.job.pending:
-            self._resize()
-            decoder.fill_free_slots()
-        if decoder.in_use:
-            decoder.step()
-            decoder.collect()
-        if not self.job.pending and decoder.in_use <= len(decoder.sentences) // 4 and len(decoder.sentences) > 1:
-            decoder.resize(max(1, next_power_of_two(decoder.in_use)) if decoder.in_use else 1)
-
-    def _resize(self) -> None:
-        """Make room for waiting sentences; the number of slots doubles, because the caches are copied."""
-        wanted = self.decoder.in_use + len(self.job.pending)
-        if wanted > len(self.decoder.sentences) < self.max_slots:
-            self.decoder.resize(min(self.max_slots, next_power_of_two(wanted)))
-
-    def _advance_graph(self) -> None:
-        decoder, job = self.decoder, self.job
-        assert isinstance(decoder, GraphSlotDecoder)
-        slots = len(decoder.sentences)
-        free = slots - decoder.in_use
-        if job.pending and free >= min(len(job.pending), REFILL_SHARE * slots):
-            decoder.fill_free_slots()
-            self._in_flight.clear()  # their counts are from before
-        if not decoder.in_use:
-            return
-        is_streaming = job.on_token is not None
-        if decoder.steps_left > 0:
-            steps = 1 if is_streaming or decoder.steps_left < UNROLLED_STEPS else UNROLLED_STEPS
-            self._in_flight.append(decoder.replay(steps, self._replays % len(self._events), self._events))
-            self._replays += 1
-            self._replays_since_collect += 1
-            if not is_streaming and len(self._in_flight) <= GRAPHS_AHEAD and decoder.steps_left > 0:
-                return
-        done = slots
-        if self._in_flight:
-            entry, event = self._in_flight.popleft()
-            event.synchronize()
-            done = int(decoder.counts[entry])
-        if is_streaming:
-            decoder.report_tokens()
-        finished = done - (slots - decoder.in_use)
-        is_due = finished >= REFILL_SHARE * slots or self._replays_since_collect >= COLLECT_INTERVAL
-        if finished > 0 and (is_due or not job.pending):
-            self._in_flight.clear()
-            self._replays_since_collect = 0
-            decoder.collect()
+        self.decoder.advance()
 
 
 def needed_shape(source: Sequence[int], limit: int, prefix: Sequence[int], *, continues_source: bool) -> LiveShape:

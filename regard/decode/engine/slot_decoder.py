@@ -19,6 +19,7 @@ from regard.decode.rules.lexical_constraints import LexicalConstraints
 from regard.decode.rules.token_rules import has_token_rules
 from regard.decode.search import make_search
 from regard.errors import RegardError
+from regard.kernels.triton.support import next_power_of_two
 
 # New sentences are loaded once this share of the slots is free: the encoder is faster on several at once.
 REFILL_SHARE = 0.25
@@ -125,7 +126,10 @@ class DecodingJob:
 
 
 class SlotDecoder:
-    """Decodes the sentences of a job in a static batch of `slots` sentences."""
+    """Decodes the sentences of a job in a static batch of `slots` sentences: of a call, a file or a server."""
+
+    max_slots = 0
+    """slots of a batch that grows and shrinks with the number of arriving sentences; 0: it is filled until the end"""
 
     def __init__(
         self,
@@ -162,27 +166,47 @@ class SlotDecoder:
         self.sentences = [None] * len(self.sentences)
         self.state.done.fill_(True)
 
-    def run(self) -> None:
-        """Decode until no sentence is left, or none in this batch if sentences do not join others."""
-        self.fill_free_slots()
-        while self.in_use:
-            check_interruption()
-            self.step()
-            self.collect()
-            if self.in_use or self.refills:
-                self.fill()
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no sentence to decode."""
+        return not self.job.pending and not self.in_use
 
     @property
     def refills(self) -> bool:
-        """Whether new sentences take the slots of finished ones: with the model itself they cost a step each time."""
-        return self.job.pack is None
+        """Whether new sentences join others. With the model itself they are a group that costs a step each time, so
+        that calls decode batches of similar length instead.
+        """
+        return self.job.pack is None or self.max_slots > 0
+
+    def run(self) -> None:
+        """Decode until no sentence is left, or none in this batch if new ones do not join it."""
+        self.fill_free_slots()
+        while self.in_use or (self.refills and self.job.pending):
+            check_interruption()
+            self.advance()
+
+    def advance(self) -> None:
+        """Load waiting sentences, run one step, and deliver finished sentences."""
+        self.fill()
+        if self.in_use:
+            self.step()
+            self.collect()
+        slots = len(self.sentences)
+        if 1 < slots <= self.max_slots and not self.job.pending and self.in_use <= slots // 4:
+            self.resize(next_power_of_two(max(1, self.in_use)))
 
     def fill(self) -> None:
         """Load new sentences into free slots; without any, drop the free slots."""
-        in_use = self.in_use
-        if in_use and not self.should_fill(len(self.sentences) - in_use):
+        in_use, slots = self.in_use, len(self.sentences)
+        if self.max_slots:  # the number of slots doubles, because the caches are copied
+            wanted = in_use + len(self.job.pending)
+            if wanted > slots < self.max_slots:
+                self.resize(min(self.max_slots, next_power_of_two(wanted)))
+            self.fill_free_slots()
             return
-        if not (self.refills and self.fill_free_slots()) and 0 < in_use <= COMPACTION_SHARE * len(self.sentences):
+        if in_use and not self.should_fill(slots - in_use):
+            return
+        if not (self.refills and self.fill_free_slots()) and 0 < in_use <= COMPACTION_SHARE * slots:
             self.compact()
 
     def fill_free_slots(self) -> bool:

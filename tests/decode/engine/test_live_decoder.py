@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, Request, decode_all
+from regard.decode import DecodeConfig, LexicalConstraints, Request, TokenTexts, decode_all
 from regard.decode.engine import engine_runner, live_decoder
 from regard.decode.engine.captured import graph_decoder
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape, round_shape
 from regard.models import GPT
 from tests.decode.engine.captured import test_cuda_decoder
 from tests.decode.engine.captured.test_cuda_decoder import kernels as kernels  # a fixture
-from tests.decode.engine.helpers import CONFIGS, assert_equal_search, gpt, make_sources, seq2seq, special_options
+from tests.decode.engine.helpers import CONFIGS, VOCAB, assert_equal_search, gpt, make_sources, seq2seq, special_options
 from tests.decode.engine.helpers import transformer as make_transformer
 
 
@@ -21,12 +21,13 @@ def limit_of(model, source, config):
     return min(limit, 40 - len(source)) if isinstance(model, GPT) else limit
 
 
-def decode_live(model, sources, config, arrivals, cancelled=()):
+def decode_live(model, sources, config, arrivals, cancelled=(), special=None, phrases=None, history=False):
     """Decode sentences that arrive at these steps; returns results by index, and the streamed tokens."""
     results, tokens, indices = {}, {}, {}
-    special = special_options(model)["special"]
+    special = special or special_options(model)["special"]
+    options = {"history": history, "has_phrases": phrases is not None}
     with torch.inference_mode():
-        decoder = LiveDecoder(model, config, special, LiveShape(12, 40, 0))
+        decoder = LiveDecoder(model, config, special, LiveShape(12, 40, 0), **options)
         for step in range(1000):
             for i, source in enumerate(sources):
                 if arrivals[i] == step:
@@ -36,6 +37,8 @@ def decode_live(model, sources, config, arrivals, cancelled=()):
                         on_result=lambda n_best, i=i: results.update({i: n_best}),
                         on_token=lambda token, i=i: tokens.setdefault(i, []).append(token),
                         random_key=(config.seed, i),
+                        phrases=None if phrases is None else phrases[i],
+                        on_error=lambda error, i=i: results.update({i: error}),
                     )
                     indices[i] = decoder.add(sentence)
                 if i in cancelled and arrivals[i] + 2 == step:
@@ -46,8 +49,8 @@ def decode_live(model, sources, config, arrivals, cancelled=()):
     raise AssertionError("The decoder never became idle.")
 
 
-def decode_alone(model, sources, config):
-    options = special_options(model)
+def decode_alone(model, sources, config, **options):
+    options = special_options(model) | options
     return decode_all(model, Request(sources, replace(config, engine="plain"), **options))
 
 
@@ -64,6 +67,55 @@ def test_sentences_that_arrive_later_have_the_same_results(make, config, monkeyp
         assert [tokens.get(i, []) for i in range(len(sources))] == [n_best[0].ids for n_best in plain]
     assert len(decoder.decoder.sentences) == 1  # the batch shrinks when there is little to do
     assert (decoder.job.sentences, decoder.job.sources) == ({}, {})  # nothing is kept
+
+
+OPTIONS = {
+    "coverage": {"coverage_penalty": 0.3},
+    "repetition": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "the model itself": {"engine": "plain"},
+    "greedy, the model itself": {"method": "greedy", "n_best": 1, "engine": "plain"},
+    "samples of the model itself": {"method": "sample", "engine": "plain"},
+    "sequences": {"method": "greedy", "n_best": 1, "begin_suppress_tokens": (7, 9), "suppress_sequences": ((5, 6),)},
+    "phrases": {},
+    "several end tokens": {},
+    "history": {},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("make", [make_transformer, gpt])
+def test_every_option_works_for_sentences_that_arrive_later(make, option):
+    if option == "coverage" and make is gpt:
+        pytest.skip("a language model has no cross-attention")
+    model, sources = make(), make_sources(6)
+    config = DecodeConfig(**({"beam": 3, "n_best": 2, "max_len": 9} | OPTIONS[option]))
+    live, alone = {}, {}
+    if option == "phrases":
+        texts = TokenTexts([f" {i}".encode() for i in range(VOCAB)])
+        phrases = [LexicalConstraints(texts, [str(20 + i)] * (i % 2), ["7", str(30 + i)]) for i in range(6)]
+        live, alone = {"phrases": phrases}, {"lexical": phrases}
+    elif option == "several end tokens":
+        special = replace(special_options(model)["special"], other_eos=tuple(range(20, 300)))
+        live = alone = {"special": special}
+    elif option == "history":
+        live = alone = {"history": True}
+    results, _, _ = decode_live(model, sources, config, [0, 0, 1, 3, 3, 20], **live)
+    expected = decode_alone(model, sources, config, **alone)
+    assert_equal_search([results[i] for i in range(6)], expected)
+    for i, n_best in enumerate(expected):
+        steps = None if results[i].history is None else [step.tokens for step in results[i].history.steps]
+        assert steps == (None if n_best.history is None else [step.tokens for step in n_best.history.steps])
+    if option == "phrases":
+        assert all(20 + i in one.ids for i in (1, 3, 5) for one in results[i])
+
+
+def test_a_sentence_without_output_fails_alone():
+    model, config = make_transformer(), DecodeConfig(beam=1, max_len=2, suppress_sequences=((5,),))
+    texts = TokenTexts([b""] * 4 + [f" {i}".encode() for i in range(4, VOCAB)])
+    phrases = [LexicalConstraints(texts, [], []), LexicalConstraints(texts, ["5"], [])]
+    results, _, _ = decode_live(model, make_sources(2), config, [0, 1], phrases=phrases)
+    assert results[0][0].score > -torch.inf
+    assert "found no output" in str(results[1])
 
 
 def test_cancelled_sentences_leave_the_batch():
@@ -91,8 +143,7 @@ def test_captured_steps_have_the_same_results(kernels, monkeypatch):
     monkeypatch.setattr(live_decoder, "MIN_CAPACITY", 16)
     model = test_cuda_decoder.MODELS["pre-norm"]().to(test_cuda_decoder.DEVICE)
     sources, config = test_cuda_decoder.few_sources(4, longest=5), DecodeConfig(beam=3, n_best=2, max_len=3)
-    for module in (graph_decoder, live_decoder):
-        monkeypatch.setattr(module, "UNROLLED_STEPS", 2)
+    monkeypatch.setattr(graph_decoder, "UNROLLED_STEPS", 2)
     results, _, decoder = decode_live(model, sources, config, [0, 0, 1, 12])
     assert decoder.is_graph
     assert_equal_search([results[i] for i in range(4)], decode_alone(model, sources, config), tolerance=1e-4)

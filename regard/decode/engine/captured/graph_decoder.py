@@ -1,7 +1,6 @@
 """Continuous batching on a GPU: a decoding step is one CUDA graph, and the host follows a few steps behind."""
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,11 +8,13 @@ import torch
 
 from regard.decode.engine.captured.captured_load import CapturedLoad, capture_graph
 from regard.decode.engine.captured.cuda_decoder import CudaDecoder
-from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder
+from regard.decode.engine.slot_decoder import REFILL_SHARE, DecodingJob, SlotDecoder
 from regard.models.transformer import Transformer
 
 # Steps per graph. Graphs in flight: the device never waits for the host, which sees a few steps late that all ended.
 UNROLLED_STEPS, GRAPHS_AHEAD = 4, 1
+# In a server, results are collected at the latest after this many replays.
+COLLECT_INTERVAL = 8
 # Graphs that load new sentences, by shape; and the tokens of prompts up to which their processing is captured.
 KEPT_LOADS, MAX_CAPTURED_PROMPT = 8, 8192
 # The same, for batches that are refilled at any time.
@@ -45,7 +46,10 @@ class GraphSlotDecoder(SlotDecoder):
         # How many slots are done: written by the device after each step, into a ring of pinned memory.
         self.done_count = torch.zeros(1, dtype=torch.long, device=self.device)
         self.counts = torch.zeros(GRAPHS_AHEAD + 1, dtype=torch.long, pin_memory=self.device.type == "cuda")
-        self.steps_left = 0
+        self.events = [torch.cuda.Event() for _ in self.counts]
+        self.in_flight: deque[int] = deque()
+        """entries of `counts` and `events`"""
+        self.steps_left = self.replays = self.replays_since_collect = 0
         # Graphs by their number of steps. All slots are done, so that nothing is decoded meanwhile.
         self.graphs = {steps: self._capture(steps) for steps in (1, UNROLLED_STEPS)}
 
@@ -57,38 +61,56 @@ class GraphSlotDecoder(SlotDecoder):
             self.model.device_step(self.state, self.offsets)
         torch.sum(self.state.done, dim=0, keepdim=True, out=self.done_count)
 
-    def run(self) -> None:
-        """Decode until no sentence is left."""
-        in_flight: deque[tuple[int, torch.cuda.Event]] = deque()
-        events = [torch.cuda.Event() for _ in self.counts]
-        is_streaming, replays = self.job.on_token is not None, 0
-        self.fill()
-        while self.in_use:
-            if self.steps_left > 0:
-                steps = 1 if is_streaming or self.steps_left < UNROLLED_STEPS else UNROLLED_STEPS
-                in_flight.append(self.replay(steps, replays % len(self.counts), events))
-                replays += 1
-                if not is_streaming and len(in_flight) <= GRAPHS_AHEAD and self.steps_left > 0:
-                    continue
-            entry, event = in_flight.popleft()
-            event.synchronize()
-            if is_streaming:
-                self.report_tokens()
-            done, slots = int(self.counts[entry]), len(self.sentences)
-            # Results are copied to the host when there is room for new sentences, or when all are finished.
-            can_fill = self.job.pending and self.should_fill(done) and done > slots - self.in_use
-            if done == slots or can_fill:
-                in_flight.clear()
-                self.collect()
-                self.fill()
+    def use_job(self, job: DecodingJob) -> None:
+        super().use_job(job)
+        self.in_flight.clear()
+        self.replays_since_collect = 0
 
-    def replay(self, steps: int, entry: int, events: Sequence[torch.cuda.Event]) -> tuple[int, torch.cuda.Event]:
-        """Start some steps; after the event of the returned pair, `counts[entry]` is the number of slots done."""
+    def advance(self) -> None:
+        """Start some steps, and follow those that the device has finished."""
+        job, slots = self.job, len(self.sentences)
+        if job.pending and slots - self.in_use >= min(len(job.pending), REFILL_SHARE * slots):
+            self.fill_free_slots()
+            self.in_flight.clear()  # their counts are from before
+        if not self.in_use:
+            return
+        is_streaming = job.on_token is not None
+        if self.steps_left > 0:
+            self._replay(1 if is_streaming or self.steps_left < UNROLLED_STEPS else UNROLLED_STEPS)
+            if not is_streaming and len(self.in_flight) <= GRAPHS_AHEAD and self.steps_left > 0:
+                return
+        done = slots
+        if self.in_flight:
+            entry = self.in_flight.popleft()
+            self.events[entry].synchronize()
+            done = int(self.counts[entry])
+        if is_streaming:
+            self.report_tokens()
+        finished = done - (slots - self.in_use)
+        if finished > 0 and self._should_collect(done, finished):
+            self.in_flight.clear()
+            self.replays_since_collect = 0
+            self.collect()
+
+    def _should_collect(self, done: int, finished: int) -> bool:
+        """Results are copied to the host when all are finished or there is room for new sentences; in a server, where
+        somebody waits for each, also if no sentence is waiting, and at the latest after some replays.
+        """
+        slots, is_waiting = len(self.sentences), bool(self.job.pending)
+        if not self.is_refilled_often:
+            return done == slots or (is_waiting and self.should_fill(done))
+        return not is_waiting or self.should_fill(finished) or self.replays_since_collect >= COLLECT_INTERVAL
+
+    def _replay(self, steps: int) -> None:
+        """Start some steps; after the event of the entry that is now in flight, its count is the slots done."""
+        entry = self.replays % len(self.counts)
         self.graphs[steps].replay()
         self.steps_left -= steps
         self.counts[entry : entry + 1].copy_(self.done_count, non_blocking=True)
-        events[entry].record()
-        return entry, events[entry]
+        self.events[entry].record()
+        self.in_flight.append(entry)
+        self.replays += 1
+        self.replays_since_collect += 1
 
     def load(self, slots: list[int], taken: list[int]) -> None:
         is_coarse = self.is_refilled_often
