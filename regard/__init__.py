@@ -15,7 +15,7 @@ Measure quality on test data:
 Save a model:
     regard.save("copy", translator)
 Record the exact attention weights of any forward pass, also of your own modules:
-    with regard.attention.record(translator) as recording:
+    with regard.record(translator) as recording:
         translator("The cat sleeps.")
 Use a model on a server (regard serve model):
     translator = regard.connect("http://localhost:8000")
@@ -23,17 +23,29 @@ Compare the six scores on the same sentence pairs:
     print(regard.scores("pairs.tsv"))
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from regard.version import __version__ as __version__
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from regard import attention as attention
     from regard import viewer as viewer
+    from regard.attention import attend as attend
+    from regard.attention import causal as causal
+    from regard.attention import local as local
+    from regard.attention import padding as padding
+    from regard.attention import record as record
+    from regard.attention import weights as weights
+    from regard.attention import window as window
     from regard.decode import DecodeConfig as DecodeConfig
     from regard.errors import RegardError as RegardError
     from regard.evaluation import evaluate as evaluate
+    from regard.interop.formats import export_model as export_model
+    from regard.interop.formats import import_model as import_model
+    from regard.pipelines import ImageModel as ImageModel
+    from regard.pipelines import TextEncoder as TextEncoder
+    from regard.pipelines import TextGenerator as TextGenerator
     from regard.pipelines import Translator as Translator
     from regard.pipelines import load as load
     from regard.pipelines import save as save
@@ -48,18 +60,30 @@ if TYPE_CHECKING:
 # Public names and where they live: imported when first used, so that `import regard` is quick.
 _PUBLIC = {
     "DecodeConfig": "regard.decode",
-    "Recipe": "regard.training",
+    "ImageModel": "regard.pipelines",
+    "Recipe": "regard.training.recipe",
     "RegardError": "regard.errors",
+    "TextEncoder": "regard.pipelines",
+    "TextGenerator": "regard.pipelines",
     "Translator": "regard.pipelines",
+    "attend": "regard.attention",
+    "causal": "regard.attention",
     "compare": "regard.viewer",
     "connect": "regard.serve.client",
     "evaluate": "regard.evaluation",
+    "export_model": "regard.interop.formats",
+    "import_model": "regard.interop.formats",
     "load": "regard.pipelines",
+    "local": "regard.attention",
     "look": "regard.viewer",
+    "padding": "regard.attention",
     "prepare": "regard.training.shards.preparation",
+    "record": "regard.attention",
     "save": "regard.pipelines",
     "scores": "regard.training.score_comparison",
     "train": "regard.training.api",
+    "weights": "regard.attention",
+    "window": "regard.attention",
 }
 # Packages that need no import of their own.
 _PACKAGES = (
@@ -77,13 +101,13 @@ _PACKAGES = (
 __all__ = sorted(_PUBLIC)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name in _PACKAGES:
-        return import_module(f"regard.{name}")
+        return _importlib.import_module(f"regard.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+    return getattr(_importlib.import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from regard.cli.common import Model, Quiet, parse, print_note
 from regard.files import check_output_file, check_output_folder
-from regard.interop import export_argos, export_ctranslate2, export_huggingface, export_onnx
-from regard.interop.export_targets import ExportTarget
+from regard.interop.formats import ExportFormat, export_model
 from regard.pipelines import Translator, load
 
 
@@ -26,7 +24,7 @@ class Options:
     """
 
     model: Model
-    to: Literal[ExportTarget, "argos", "int8"]
+    to: ExportFormat
     """target format"""
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """output folder; argos: output file, such as en_de.argosmodel"""
@@ -39,24 +37,8 @@ def run(argv: list[str]) -> int:
         check_output_file(options.out, [options.model])
     else:
         check_output_folder(options.out, [options.model])
-    if options.to == "int8":
-        load(options.model, "cpu").save(options.out, precision="int8")
-        print_note(f"Wrote {options.out}, a model folder with int8 weights.")
-        return 0
-    if options.to == "huggingface":
-        name = export_huggingface(load(options.model, "cpu"), options.out)
-        print_note(f"Wrote {options.out}, a folder for transformers ({name}).")
-        return 0
-    if options.to == "argos":
-        export_argos(load(options.model, "cpu", expect=Translator), options.out)
-        print_note(f"Wrote {options.out}. Install it with: argospm install {quote(str(options.out))}")
-        return 0
-    if options.to == "ctranslate2":
-        export_ctranslate2(load(options.model, "cpu"), options.out)
-        print_note(f"Wrote {options.out}, a CTranslate2 model with its tokenizer.")
-    else:
-        export_onnx(load(options.model, "cpu"), options.out)
-        print_note(
-            f"Wrote ONNX graphs to {options.out}. Commands that run a model accept this folder; look and info do not."
-        )
+    is_argos = options.to == "argos"
+    pipeline = load(options.model, "cpu", expect=Translator) if is_argos else load(options.model, "cpu")
+    written = export_model(pipeline, options.to, options.out)
+    print_note(f"Wrote {options.out}: {written}.")
     return 0

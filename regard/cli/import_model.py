@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Annotated
 
 import tyro
 
 from regard.cli.common import Quiet, parse, print_note
-from regard.errors import RegardError
 from regard.files import check_output_folder
-from regard.interop import import_gguf, import_huggingface, import_llama2c
+from regard.interop.formats import import_model
 from regard.pipelines import pipeline_kind, save
 
 
@@ -39,30 +37,7 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "import", argv)
     check_output_folder(options.out, [options.model])
-    if not options.model.exists():
-        raise RegardError(
-            f"{options.model}: no such folder or file.",
-            "regard import does not use the network: download the model first, for example with "
-            "hf download sentence-transformers/all-MiniLM-L6-v2 --local-dir all-MiniLM-L6-v2",
-        )
-    if options.model.is_dir() and not (options.model / "config.json").exists():
-        checkpoint = next((file for file in sorted(options.model.glob("*.bin")) if file.stem != "tokenizer"), None)
-        if checkpoint is not None and not checkpoint.name.startswith("pytorch_model"):
-            tokenizer = options.model / "tokenizer.bin"
-            raise RegardError(
-                f"{options.model} has no config.json; {checkpoint.name} may be a llama2.c checkpoint.",
-                f"Pass the file: regard import {quote(str(checkpoint))} --tokenizer {quote(str(tokenizer))} --out …",
-            )
-    if options.model.suffix == ".gguf":
-        pipeline = import_gguf(options.model)
-    elif options.model.is_file() and options.model.suffix != ".safetensors":
-        if options.tokenizer is None:
-            raise RegardError(
-                f"{options.model} is a file; a llama2.c checkpoint requires --tokenizer.", "Pass --tokenizer FILE."
-            )
-        pipeline = import_llama2c(options.model, options.tokenizer)
-    else:
-        pipeline = import_huggingface(options.model)
+    pipeline = import_model(options.model, tokenizer=options.tokenizer)
     save(options.out, pipeline)
     kind = pipeline_kind(pipeline.model.config)
     size = sum(one.numel() for one in pipeline.model.parameters())

@@ -6,6 +6,7 @@ and Argos Translate.
 
 from regard.interop.argos_export import export_argos
 from regard.interop.ctranslate2_export import export_ctranslate2
+from regard.interop.formats import export_model, import_model
 from regard.interop.gguf.gguf_import import import_gguf
 from regard.interop.huggingface.hf_folder import export_huggingface, import_huggingface
 from regard.interop.llama2c import import_llama2c
@@ -17,10 +18,12 @@ __all__ = [
     "export_argos",
     "export_ctranslate2",
     "export_huggingface",
+    "export_model",
     "export_onnx",
     "import_gguf",
     "import_huggingface",
     "import_llama2c",
+    "import_model",
     "load_onnx",
     "read_sentencepiece",
     "write_sentencepiece",

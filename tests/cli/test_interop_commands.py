@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import regard
 from regard.cli import main
+from regard.errors import RegardError
 from regard.pipelines import load
 from tests.pipelines.test_image_model import make_image_model
 from tests.pipelines.test_text_encoder import make_encoder
@@ -43,6 +45,21 @@ def test_export_to_int8(tmp_path, transformer_folder, capsys):
     assert translations(tmp_path / "int8") == translations(transformer_folder)
     assert main(["translate", str(tmp_path / "int8"), "one two", "--precision", "int8"]) == 0
     assert main(["score", str(tmp_path / "int8"), "--data", str(tmp_path / "none.tsv")]) == 2
+
+
+def test_import_and_export_in_python(tmp_path, transformer_folder):
+    translator = regard.load(transformer_folder, "cpu")
+    written = regard.export_model(translator, "huggingface", tmp_path / "hf")
+    assert written == "a folder for transformers (PegasusForConditionalGeneration)"
+    imported = regard.import_model(tmp_path / "hf")
+    assert isinstance(imported, regard.Translator)
+    assert imported(LINES) == translator(LINES)
+    with pytest.raises(RegardError, match="already contains a model"):
+        regard.export_model(translator, "int8", transformer_folder)
+    with pytest.raises(RegardError, match=r"Unknown format 'tflite'\. Use one of: huggingface, "):
+        regard.export_model(translator, "tflite", tmp_path / "out")  # type: ignore[arg-type]
+    with pytest.raises(RegardError, match=r"no such folder or file.*hf download"):
+        regard.import_model(tmp_path / "missing")
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,13 @@ from regard.training.tasks.task import (
     Features,
     Task,
     Tokenizers,
+    random_sample,
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
 )
 
-# Questions of the validation split that are answered in each validation.
+# Questions, drawn from the validation split, that are answered in each validation.
 VALIDATION_QUESTIONS = 500
 MIN_RECOMMENDED_QUESTIONS = 20_000
 
@@ -108,7 +109,7 @@ class AnswerTask(Task):
 
     def validation_scores(self, pipeline: TextEncoder, dataset: Dataset[Sequence[Question]]) -> dict[str, float]:
         # New ids, since several files may use the same ones.
-        validation = dataset.validation[:VALIDATION_QUESTIONS]
+        validation = random_sample(dataset.validation, VALIDATION_QUESTIONS)
         questions = [dataclasses.replace(question, id=str(i)) for i, question in enumerate(validation)]
         answers = pipeline.answer(questions, empty=any(not question.answers for question in dataset.training))
         predictions = {question.id: text for question, text in zip(questions, answers)}

@@ -24,6 +24,7 @@ from regard.training.tasks.task import (
     EncodedDataset,
     Task,
     Tokenizers,
+    random_sample,
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
@@ -31,7 +32,7 @@ from regard.training.tasks.task import (
     warn_about_rare_labels,
 )
 
-# Texts of the validation split that are classified in each validation.
+# Texts, drawn from the validation split, that are classified in each validation.
 VALIDATION_TEXTS = 2000
 # Per label; with fewer, accuracy on new texts is poor.
 MIN_RECOMMENDED_TEXTS = 100
@@ -110,7 +111,7 @@ class ClassifyTask(Task):
         return EncodedDataset(splits[0], list(splits[1].epoch(0)), note)
 
     def validation_scores(self, pipeline: TextEncoder, dataset: Dataset[Sequence[LabeledText]]) -> dict[str, float]:
-        examples = dataset.validation[:VALIDATION_TEXTS]
+        examples = random_sample(dataset.validation, VALIDATION_TEXTS)
         predictions = pipeline.classify([example.texts for example in examples], truncate=True)
         correct = sum(prediction.label == example.label for prediction, example in zip(predictions, examples))
         return {"accuracy": 100 * correct / len(examples)}

@@ -22,13 +22,14 @@ from regard.training.tasks.task import (
     EncodedDataset,
     Task,
     Tokenizers,
+    random_sample,
     set_vocab_size,
     suggested_training,
     train_shared_tokenizer,
     warn_about_case,
 )
 
-# Texts of the validation split that are tagged in each validation.
+# Texts, drawn from the validation split, that are tagged in each validation.
 VALIDATION_TEXTS = 2000
 MIN_RECOMMENDED_TEXTS = 5000
 
@@ -92,7 +93,7 @@ class TagTask(Task):
         return EncodedDataset(splits[0], list(splits[1].epoch(0)), f"tags: {tags}")
 
     def validation_scores(self, pipeline: TextEncoder, dataset: Dataset[Sequence[TaggedText]]) -> dict[str, float]:
-        texts = dataset.validation[:VALIDATION_TEXTS]
+        texts = random_sample(dataset.validation, VALIDATION_TEXTS)
         predicted = [[word.tag for word in words] for words in pipeline.tag([text.words for text in texts])]
         scores = tag_scores(predicted, [text.tags for text in texts], pipeline.model.config.labels)
         f1 = {} if scores.entities is None else {"f1": scores.entities.f1}

@@ -6,8 +6,9 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from regard.training.datasets import Dataset
 from regard.training.losses import LossParts, token_loss
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 
+Example = TypeVar("Example")
 Autocast = Callable[[], AbstractContextManager[Any]]
 Features = Callable[..., Tensor]
 # Source and target tokenizer, which may be the same object; empty for images.
@@ -123,6 +125,18 @@ class Task(ABC):
     @abstractmethod
     def warnings(self, dataset: Any) -> list[str]:
         """Warnings about the data that may limit the quality of the model."""
+
+
+def random_sample(examples: Sequence[Example], count: int) -> Sequence[Example]:
+    """At most `count` examples, the same ones in every run: the first ones of a sorted file would not represent it.
+
+    >>> len(random_sample(range(100), 10)), random_sample("abc", 10)
+    (10, 'abc')
+    """
+    if len(examples) <= count:
+        return examples
+    rows = np.random.default_rng(0).choice(len(examples), count, replace=False)
+    return [examples[row] for row in sorted(rows)]
 
 
 def train_shared_tokenizer(texts: Sequence[str], config: TokenizerConfig, **options: Any) -> Tokenizers:

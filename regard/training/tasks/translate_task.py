@@ -1,6 +1,7 @@
 """The task `translate`: sequence-to-sequence learning from sentence pairs."""
 
 import dataclasses
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -21,9 +22,16 @@ from regard.training.multilingual import (
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
 from regard.training.shards.sharded_dataset import ShardedDataset
 from regard.training.suggestions import profile_pairs, suggest_for_pairs
-from regard.training.tasks.task import BatchShape, EncodedDataset, Task, Tokenizers, train_shared_tokenizer
+from regard.training.tasks.task import (
+    BatchShape,
+    EncodedDataset,
+    Task,
+    Tokenizers,
+    random_sample,
+    train_shared_tokenizer,
+)
 
-# Sentences of the validation split that are translated in each validation; with fewer, model selection is noisy.
+# Sentences, drawn from the validation split, that each validation translates; with fewer, model selection is noisy.
 VALIDATION_SENTENCES = 1000
 # Of several language pairs, each has an equal part of them, and at least these.
 MIN_PAIR_SENTENCES = 100
@@ -91,10 +99,10 @@ class TranslateTask(Task):
 
     def validation_scores(self, pipeline: Translator, dataset: Dataset[Pairs]) -> dict[str, float]:
         if not isinstance(dataset, MultilingualDataset):
-            return _greedy_scores(pipeline.with_target(), dataset.validation[:VALIDATION_SENTENCES])
+            return _greedy_scores(pipeline.with_target(), random_sample(dataset.validation, VALIDATION_SENTENCES))
         count = max(MIN_PAIR_SENTENCES, VALIDATION_SENTENCES // len(dataset.language_pairs))
         per_pair = {
-            str(pair): _greedy_scores(pipeline.with_target(pair.target), dataset.validation_of(i)[:count])
+            str(pair): _greedy_scores(pipeline.with_target(pair.target), random_sample(dataset.validation_of(i), count))
             for i, pair in enumerate(dataset.language_pairs)
         }
         if len(per_pair) == 1:
@@ -116,7 +124,7 @@ class TranslateTask(Task):
         ]
 
 
-def _greedy_scores(translator: Translator, pairs: Pairs) -> dict[str, float]:
+def _greedy_scores(translator: Translator, pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
     max_len = min(DecodeConfig.max_len, translator.trained_length - 1)
     config = DecodeConfig(method="greedy", max_len=max_len, engine="plain")  # the weights change between calls
     outputs = translator.translate([source for source, _ in pairs], config, truncate=True)
