@@ -308,8 +308,8 @@ def _search_options(look: Look) -> dict[str, Any]:
     ignored = ("repetition_penalty", "no_repeat_ngram_size", "coverage_penalty", "early_stopping", "shortlist")
     if changed := [name for name in ignored if getattr(config, name) != getattr(default, name)]:
         logger.warning("The page decodes new input without these options: %s.", ", ".join(changed))
-    names = ("method", "beam", "n_best", "length_penalty", "patience", "max_len", "max_ratio", "max_extra", "min_len")
-    names += ("unknown", "suppress_sequences", "begin_suppress_tokens", "temperature", "top_k", "top_p", "seed")
+    names = ["method", "beam", "n_best", "length_penalty", "patience", "max_len", "max_ratio", "max_extra", "min_len"]
+    names += ["unknown", "suppress_sequences", "begin_suppress_tokens", "temperature", "top_k", "top_p", "seed"]
     return {name: getattr(config, name) for name in names}
 
 
