@@ -40,13 +40,12 @@ from measurement import (
 
 from regard.data import Tokenizer
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
-from regard.decode import DecodeConfig, decode_all
+from regard.decode import DecodeConfig, Request, decode_all
 from regard.decode.engine.engine_runner import COMPILED_SENTENCES
 from regard.devices import find_device
 from regard.interop import export_ctranslate2
 from regard.interop.huggingface.decoders.gpt_models import write_gpt_model
 from regard.interop.huggingface.encoder_decoders.encoder_decoder_models import write_encoder_decoder
-from regard.layers.packed import Packed, pack
 from regard.models import GPT, Transformer, TransformerConfig, make_model
 from regard.models.gpt import GPTConfig, gpt2
 from regard.pipelines import Translator
@@ -144,17 +143,14 @@ class RegardDecoder:
         self.model, self.special, self.precision = model, special, precision
         self.device = next(model.parameters()).device
 
-    def _pack(self, rows: list[list[int]]) -> Packed:
-        return pack(rows).to(self.device)
-
     def prepare(self, sources: Sources, config: DecodeConfig) -> Callable[[], list[list[int]]]:
         config = dataclasses.replace(config, precision=self.precision)
         if self.device.type == "cpu":  # as in a process that has decoded a few sentences: with compiled kernels
             short = dataclasses.replace(config, method="greedy", n_best=1, min_len=0, max_len=1)
-            decode_all(self.model, list(sources[:1]) * COMPILED_SENTENCES, self._pack, short, special=self.special)
+            decode_all(self.model, Request(list(sources[:1]) * COMPILED_SENTENCES, short, special=self.special))
 
         def call() -> list[list[int]]:
-            results = decode_all(self.model, sources, self._pack, config, special=self.special)
+            results = decode_all(self.model, Request(sources, config, special=self.special))
             return [n_best[0].ids for n_best in results]
 
         return call

@@ -18,8 +18,7 @@ import torch
 from gpu_common import sentence_lengths, table
 
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS
-from regard.decode import DecodeConfig
-from regard.layers.packed import pack
+from regard.decode import DecodeConfig, Request
 from regard.models.transformer import Transformer, transformer_base, transformer_tiny
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.serve.scheduling.scheduler import SWITCH_INTERVAL, Scheduler
@@ -28,8 +27,7 @@ VOCAB = 32_000
 
 
 def make_request(model: Transformer, sources: list[list[int]], config: DecodeConfig) -> DecodingRequest:
-    device = next(model.parameters()).device
-    return DecodingRequest(model, sources, lambda rows: pack(rows).to(device), config, SEQ2SEQ_TOKENS, lambda n: n)
+    return DecodingRequest(model, Request(sources, config, SEQ2SEQ_TOKENS), lambda n: n)
 
 
 def run_all_at_once(scheduler: Scheduler, requests: list[DecodingRequest]) -> float:

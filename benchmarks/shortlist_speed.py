@@ -18,8 +18,7 @@ import torch
 from decoding import SHAPES
 
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS
-from regard.decode import DecodeConfig, Shortlist, decode_all
-from regard.layers.packed import pack
+from regard.decode import DecodeConfig, Request, Shortlist, decode_all
 from regard.models import make_model
 
 SENTENCES, FREQUENT, PER_TOKEN = 64, 200, 7
@@ -49,7 +48,7 @@ def main() -> None:
     def measure(config: DecodeConfig, shortlist: Shortlist | None) -> float:
         config = dataclasses.replace(config, shortlist=shortlist is not None)
         start = time.process_time()
-        decode_all(model, sources, pack, config, special=SEQ2SEQ_TOKENS, shortlist=shortlist)
+        decode_all(model, Request(sources, config, special=SEQ2SEQ_TOKENS, shortlist=shortlist))
         return time.process_time() - start
 
     print("| precision, search | tokens per list | all lists | CPU time, ms | speed |")

@@ -31,7 +31,16 @@ from regard.attention.exact_weights import compute_weights
 from regard.attention.masks import Mask, MaskParts, Matrix
 from regard.attention.offsets import Offsets
 from regard.attention.reference import reference, reference_packed
-from regard.attention.scores import Location, ScaledDot, Score, too_many_keys_error
+from regard.attention.scores import (
+    Concat,
+    Disentangled,
+    DotLike,
+    Location,
+    ScaledDot,
+    Score,
+    pairs_as,
+    too_many_keys_error,
+)
 from regard.errors import RegardError
 from regard.kernels.derivatives import check_first_derivative, is_transformed
 
@@ -49,6 +58,16 @@ PADDED = {
 BACKENDS = (*dict.fromkeys((*PACKED, *PADDED)), "reference")
 # Backends of plain torch operations, which round scores to the dtype of the inputs. The others accumulate in float32.
 UNFUSED = ("batched_matmul", "chunked", "reference")
+# The scores that each kernel computes, and the parts of a call that it ignores: such calls cannot be forced to it.
+LIMITS: dict[str, tuple[type[Score], tuple[str, ...]]] = {
+    "batched_matmul": (DotLike, ()),
+    "sdpa": (DotLike, ("window", "distance", "rest")),
+    "varlen_short": (DotLike, ("window", "distance", "lengths", "rest", "bias")),
+    "varlen": (DotLike, ("lengths", "rest", "bias")),
+    "concat": (Concat, ("distance", "rest", "bias")),
+    "concat_cpu": (Concat, ("bias",)),
+    "disentangled": (Disentangled, ("bias",)),
+}
 # Backends on torch's kernels, whose own error for second derivatives names only the kernel.
 ONCE_DIFFERENTIABLE = ("sdpa", "varlen")
 
@@ -150,6 +169,8 @@ def explain() -> Iterator[list[Choice]]:
 @contextmanager
 def use(backend: str) -> Iterator[None]:
     """Force a backend for every call of `attend` inside the with block: for tests and benchmarks.
+
+    A call whose score, mask or bias the backend does not compute is an error.
 
     >>> with use("reference"):
     ...     attend(*torch.zeros(3, 1, 1, 1, 2))
@@ -258,7 +279,7 @@ def _run_padded(call: Call, state: DispatchState) -> Tensor:
     if forced == "reference" or not (call.q.numel() and call.k.numel()):
         return _run("reference", _reference, call, state)
     for name, backend in PADDED.items():
-        if (name == forced) if forced else backend.supports(call):
+        if _is_forced(name, call) if name == forced else not forced and backend.supports(call):
             return _run(name, backend.run, call, state)
     raise RegardError(f"The backend {forced} supports packed sequences only.", "Pass q_offsets and k_offsets.")
 
@@ -268,9 +289,21 @@ def _run_packed(call: Call, state: DispatchState) -> Tensor:
     if forced == "reference" or not (call.q.numel() and call.k.numel()):
         return _run("reference", _reference, call, state)
     for name, backend in PACKED.items():
-        if (name == forced) if forced else backend.supports(call):
+        if _is_forced(name, call) if name == forced else not forced and backend.supports(call):
             return _run(name, backend.run, call, state)
     return padded.run(call, partial(_run_padded, state=state))
+
+
+def _is_forced(name: str, call: Call) -> bool:
+    """True; an error if the backend that is forced would ignore a part of the call."""
+    kind, ignored = LIMITS.get(name, (Score, ()))
+    problem = "" if kind is Score or pairs_as(call.score, kind) else f"the score {type(call.score).__name__}"
+    for part in ignored:
+        if getattr(call if part == "bias" else call.mask_parts, part) is not None:
+            problem = problem or ("the bias" if part == "bias" else "this mask")
+    if problem:
+        raise RegardError(f"The backend {name} does not compute {problem}.", "Force chunked, reference or none.")
+    return True
 
 
 def _reference(call: Call) -> Tensor:

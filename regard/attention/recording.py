@@ -100,7 +100,8 @@ class Recorded:
             )
         if len({len(step) for step in steps}) > 1:
             raise RegardError(
-                f"{self.name} was called with different batch sizes.", "Compute weights of each of .calls separately."
+                f"{self.name} was called with different batch sizes, as in beam search.",
+                'Decode with DecodeConfig(method="greedy"), or compute the weights of each of .calls separately.',
             )
         keys = max(step.shape[-1] for step in steps)
         return torch.cat([nn.functional.pad(step, (0, keys - step.shape[-1])) for step in steps], dim=2)

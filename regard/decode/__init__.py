@@ -1,12 +1,13 @@
 """Decoding: greedy search, beam search and sampling, for any model that implements the `Decodable` protocol."""
 
-from regard.decode.batched_decoding import decode_all, decode_batch
+from regard.decode.batched_decoding import decode_all
 from regard.decode.beam_search import beam
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine_choice import EngineChoice, explain
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
+from regard.decode.request import Request
 from regard.decode.rules.lexical_constraints import LexicalConstraints
 from regard.decode.rules.token_texts import TokenTexts
 from regard.decode.sampling import greedy, sample
@@ -22,6 +23,7 @@ __all__ = [
     "LexicalConstraints",
     "NBest",
     "RefusedToken",
+    "Request",
     "SearchHistory",
     "SearchStep",
     "Shortlist",
@@ -30,7 +32,6 @@ __all__ = [
     "TokenTexts",
     "beam",
     "decode_all",
-    "decode_batch",
     "explain",
     "greedy",
     "sample",

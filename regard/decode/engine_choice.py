@@ -27,12 +27,11 @@ _thread = _Thread()
 def explain() -> Iterator[list[EngineChoice]]:
     """List how each call of `decode_all` in this thread inside the with block is decoded.
 
-    >>> from regard.decode import DecodeConfig, decode_all
-    >>> from regard.layers.packed import pack
+    >>> from regard.decode import DecodeConfig, Request, decode_all
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> with explain() as choices:
-    ...     _ = decode_all(Transformer(sizes).eval(), [[4, 3]], pack, DecodeConfig(coverage_penalty=0.2))
+    ...     _ = decode_all(Transformer(sizes).eval(), Request([[4, 3]], DecodeConfig(coverage_penalty=0.2)))
     >>> choices[0].engine, choices[0].reason
     ('plain', 'the coverage penalty needs the attention weights of every step')
     """

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.attention import Score
 from regard.errors import RegardError
+from regard.layers.float8_linear import Float8Linear
+from regard.layers.int8_linear import Int8Linear
 from regard.models import FAMILIES, BertConfig, ModelConfig, TransformerConfig, ViTConfig, family_name
 from regard.ranges import definition, format_value
 
@@ -100,6 +103,54 @@ def find_change(model: nn.Module) -> str:
     return ""
 
 
+def find_replacement(model: nn.Module) -> str:
+    """The first module of a model that has another class or forward than its config gives it; "" if there is none.
+
+    Scores and quantized linear layers are left out: code that runs the parameters of a model by itself supports them.
+
+    >>> from regard.models import GPT, GPTConfig
+    >>> model = GPT(GPTConfig(width=8, heads=2, feedforward=8, vocab=5))
+    >>> model.blocks[1].feedforward = nn.Identity()
+    >>> find_replacement(model)
+    'blocks.1.feedforward'
+    """
+    return _find_replacement(model, _class_tree(model.config), "")
+
+
+class _ClassTree(NamedTuple):
+    """The class of a module, and those of the modules in it."""
+
+    cls: type[nn.Module]
+    children: "dict[str, _ClassTree | None]"
+
+
+@functools.lru_cache(maxsize=32)
+def _class_tree(config: Any) -> _ClassTree:
+    def build(module: nn.Module) -> _ClassTree:
+        children = module._modules.items()
+        return _ClassTree(type(module), {name: None if one is None else build(one) for name, one in children})
+
+    with shapes_only(config):
+        return build(FAMILIES[family_name(config)].model(config))
+
+
+def _find_replacement(module: nn.Module, expected: _ClassTree, path: str) -> str:
+    cls = type(module)
+    if issubclass(cls, Score) and issubclass(expected.cls, Score):
+        return ""
+    is_linear = expected.cls is nn.Linear and cls in (Int8Linear, Float8Linear)
+    if (cls is not expected.cls and not is_linear) or "forward" in module.__dict__:
+        return path or "the model"
+    for name, child in module._modules.items():
+        tree, child_path = expected.children.get(name), f"{path}.{name}" if path else name
+        if child is None or tree is None:
+            if child is not tree:
+                return child_path
+        elif found := _find_replacement(child, tree, child_path):
+            return found
+    return ""
+
+
 def _settings(module: nn.Module) -> dict[str, Any]:
     """The public attributes and buffers of a module; attributes that begin with an underscore are caches."""
     attributes = {
@@ -113,7 +164,8 @@ def _is_same(value: Any, other: Any) -> bool:
     if value is other:
         return True
     if isinstance(value, Tensor) and isinstance(other, Tensor):
-        return value.shape == other.shape and (other.is_meta or torch.equal(value.cpu().to(other.dtype), other))
+        # In the precision of the model, which may have been converted.
+        return value.shape == other.shape and (other.is_meta or torch.equal(value.cpu(), other.to(value.dtype)))
     if isinstance(value, type) or inspect.isroutine(value):
         return hasattr(other, "__qualname__") and definition(value) == definition(other)
     if definition(type(value)) != definition(type(other)):

@@ -1,14 +1,13 @@
 """Decoding requests: encoded inputs of a pipeline with their options, and how hypotheses become results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
-from regard.decode import DecodeConfig, LexicalConstraints, NBest, Shortlist, decode_all
-from regard.decode.protocol import SourceBatch, SpecialTokens
+from regard.decode import NBest, Request, decode_all
 from regard.decode.sampling import OnToken
 from regard.errors import RegardError
 
@@ -25,25 +24,16 @@ class DecodingRequest(Generic[R]):
     """
 
     model: Any
-    sources: list[list[int]]
-    pack: Callable[[list[list[int]]], SourceBatch]
-    config: DecodeConfig
-    special: SpecialTokens
+    encoded: Request
     finish: Callable[[list[NBest]], list[R]]
     """makes the results of the pipeline from the hypotheses of each source"""
-    prefixes: Sequence[Sequence[int]] | None = None
-    sample_indices: Sequence[int] | None = None
-    max_total_len: int | None = None
-    lexical: Sequence[LexicalConstraints] | None = None
-    shortlist: Shortlist | None = None
-    history: bool = False
 
     def __post_init__(self) -> None:
         """Check the options that depend on the model: token ids, and the precision that its device supports."""
-        model = getattr(self.model, "models", [self.model])[0]
+        model, config = getattr(self.model, "models", [self.model])[0], self.encoded.config
         vocab = getattr(model.config, "target_vocab", None) or model.config.vocab
-        sequences = {"suppress_sequences": [token for sequence in self.config.suppress_sequences for token in sequence]}
-        sequences["begin_suppress_tokens"] = [*self.config.begin_suppress_tokens]
+        sequences = {"suppress_sequences": [token for sequence in config.suppress_sequences for token in sequence]}
+        sequences["begin_suppress_tokens"] = [*config.begin_suppress_tokens]
         for name, ids in sequences.items():
             if max(ids, default=0) >= vocab:
                 raise RegardError(
@@ -51,9 +41,9 @@ class DecodingRequest(Generic[R]):
                     "Remove it.",
                 )
         parameter = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
-        if parameter is not None and parameter.device.type == "cpu" and self.config.precision in _GPU_PRECISIONS:
+        if parameter is not None and parameter.device.type == "cpu" and config.precision in _GPU_PRECISIONS:
             raise RegardError(
-                f"precision {self.config.precision} is for GPUs (the model is on cpu).", "Use int8 or float32."
+                f"precision {config.precision} is for GPUs (the model is on cpu).", "Use int8 or float32."
             )
 
     @torch.no_grad()
@@ -61,21 +51,7 @@ class DecodingRequest(Generic[R]):
         self, *, on_token: OnToken | None = None, progress: Callable[[int, int], None] | None = None
     ) -> list[NBest]:
         """The hypotheses of each source: see `decode_all`."""
-        return decode_all(
-            self.model,
-            self.sources,
-            self.pack,
-            self.config,
-            special=self.special,
-            prefixes=self.prefixes,
-            history=self.history,
-            sample_indices=self.sample_indices,
-            max_total_len=self.max_total_len,
-            lexical=self.lexical,
-            shortlist=self.shortlist,
-            on_token=on_token,
-            progress=progress,
-        )
+        return decode_all(self.model, self.encoded, on_token=on_token, progress=progress)
 
     def run(self, *, on_token: OnToken | None = None, progress: Callable[[int, int], None] | None = None) -> list[R]:
         """Decode all sources and return the results."""

@@ -15,7 +15,7 @@ from regard.data.batching.token_streams import sliding_window_batches
 from regard.data.text.examples.documents import encode_documents
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import DecodeConfig, Hypothesis, NBest, SearchHistory, TokenTexts
+from regard.decode import DecodeConfig, Hypothesis, NBest, Request, SearchHistory, TokenTexts
 from regard.errors import RegardError
 from regard.models import GPT
 from regard.pipelines.callback_iterator import iterate_callback
@@ -224,22 +224,15 @@ class TextGenerator(TextPipeline):
                 for decoder, n_best in zip(self.stream_decoders(request), results)
             ]
 
-        request = DecodingRequest(
-            self.model,
-            ids,
-            self.pack,
-            config,
-            self.special,
-            finish,
-            max_total_len=min((one for one in (self.length_limit, config.max_total_len) if one), default=None),
-            lexical=lexical,
-            history=history,
-        )
+        limits = [limit for limit in (self.length_limit, config.max_total_len) if limit]
+        total = min(limits, default=None)
+        encoded = Request(ids, config, self.special, lexical=lexical, max_total_len=total, history=history)
+        request = DecodingRequest(self.model, encoded, finish)
         return request
 
     def stream_decoders(self, request: DecodingRequest[Any]) -> list["StreamDecoder"]:
         """The decoders of the texts after the prompts of a request."""
-        return [self.stream_decoder(prompt) for prompt in request.sources]
+        return [self.stream_decoder(prompt) for prompt in request.encoded.sources]
 
     def stream_decoder(self, prompt: list[int]) -> "StreamDecoder":
         """The decoder of the text after a prompt, given by its ids with special tokens."""

@@ -21,6 +21,7 @@ from regard.decode import (
     Hypothesis,
     LexicalConstraints,
     NBest,
+    Request,
     Shortlist,
     TokenTexts,
 )
@@ -383,19 +384,17 @@ class Translator(TextPipeline):
             empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
             return [n_best or [empty] for n_best in translations]
 
-        return DecodingRequest(
-            model,
+        encoded = Request(
             sources,
-            self.pack,
             config,
             self.special,
-            finish,
             prefixes=forced,
-            sample_indices=[sample_indices[i] for i in nonempty],
             lexical=None if lexical is None else [lexical[i] for i in nonempty],
+            sample_indices=[sample_indices[i] for i in nonempty],
             shortlist=self.shortlist,
             history=history,
         )
+        return DecodingRequest(model, encoded, finish)
 
     def learn_shortlist(
         self,

@@ -67,7 +67,7 @@ class Service:
         self.limits.check_texts(texts, **phrases)
         is_short = sum(map(len, texts)) <= _INLINE_CHARACTERS and not any(phrases.values())
         request = make() if is_short else await asyncio.to_thread(make)
-        self.limits.check_config(request.config)
+        self.limits.check_config(request.encoded.config)
         return request
 
     async def decode(self, model: ServedModel, request: DecodingRequest[T], timeout: float) -> list[T]:
@@ -175,7 +175,7 @@ class Service:
             while (piece := await pieces.get()) is not None:
                 yield piece
             results = future.result(timeout=0)
-            if request.config.method == "beam" and results and results[0]:
+            if request.encoded.config.method == "beam" and results and results[0]:
                 rest = decoder.decode(results[0][0].ids)
             else:
                 rest = decoder.flush()

@@ -160,7 +160,7 @@ def write_rows(rows: Iterable[Any], file: Path, columns: Sequence[str]) -> None:
     """Write rows as a JSONL file: dictionaries, or tuples (or a text) whose fields are `columns`."""
     with file.open("w", encoding="utf-8") as stream:
         for number, row in enumerate(rows, 1):
-            values = (row,) if isinstance(row, str) else row
+            values = (row,) if isinstance(row, str) else row.tolist() if isinstance(row, np.ndarray) else row
             if not isinstance(row, Mapping):
                 if not isinstance(values, tuple | list) or len(values) != len(columns):
                     raise RegardError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
-from regard.pipelines import Pipeline, load, write_tokenizers
+from regard.pipelines import Pipeline, check_storable, load, write_tokenizers
 from regard.training.datasets import Dataset, count_units
 from regard.training.fine_tuning import StartFrom, fine_tuning_recipe, origin_name
 from regard.training.recipe import Recipe, resolve_cache_folder
@@ -107,6 +107,7 @@ def _open_origin(start_from: StartFrom) -> Any:
     """The pipeline of the model to fine-tune, on the CPU."""
     if not isinstance(start_from, Pipeline):
         return load(start_from, "cpu")
+    check_storable(start_from)  # its config and parameters are used
     if start_from.device.type == "cpu":
         return start_from
     copied: Any = start_from

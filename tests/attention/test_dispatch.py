@@ -77,6 +77,28 @@ def test_use_forces_a_backend():
         chosen_backend(2, 2)
 
 
+@pytest.mark.parametrize(
+    ("backend", "options", "part"),
+    [
+        ("batched_matmul", {"score": Concat(4, 4, 4)}, "the score Concat"),
+        ("batched_matmul", {"score": SoftCap(ScaledDot(), 2.0)}, "the score SoftCap"),
+        ("sdpa", {"score": Tanh(4)}, "the score Tanh"),
+        ("sdpa", {"mask": window(2)}, "this mask"),
+        ("sdpa", {"mask": causal() | local(1)}, "this mask"),
+        ("sdpa", {"mask": torch.ones(3, 3, dtype=torch.bool)}, "this mask"),
+        ("concat_cpu", {"score": Dot()}, "the score Dot"),
+        ("concat_cpu", {"score": Concat(4, 4, 4), "bias": Slope(1)}, "the bias"),
+        ("concat", {"score": Concat(4, 4, 4), "mask": local(1)}, "this mask"),
+        ("varlen_short", {"mask": padding(torch.tensor([1, 3]))}, "this mask"),
+        ("disentangled", {}, "the score ScaledDot"),
+    ],
+)
+def test_a_forced_backend_computes_the_call_or_refuses_it(backend, options, part):
+    q, k, v = (random(2, 1, 3, 4, seed=i) for i in range(3))
+    with pytest.raises(RegardError, match=f"The backend {backend} does not compute {part}"), use(backend):
+        attend(q, k, v, **options)
+
+
 # Dispatch state, which the context managers set
 
 

@@ -1,10 +1,12 @@
 """Decoding in batches, and checks of the decoding options."""
 
+from typing import Any
+
 import pytest
 
-from regard.decode import DecodeConfig, decode_all, decode_batch
+from regard.decode import DecodeConfig, Request, decode_all
 from regard.errors import RegardError
-from tests.decode.helpers import HistoryModel, pack
+from tests.decode.helpers import HistoryModel
 
 SENTENCES = [[4 + (7 * i) % 23, *[1] * ((5 * i) % 9)] for i in range(40)]
 CONFIGS = [
@@ -18,34 +20,43 @@ CONFIGS = [
 def test_results_do_not_depend_on_batching(config: DecodeConfig) -> None:
     model = HistoryModel(14, seed=1)
     prefixes = [[5] * (i % 3) for i in range(len(SENTENCES))]
-    one_batch = decode_batch(model, pack(SENTENCES), config, prefixes=prefixes)
-    for budget in (1, 100, 10**6):
-        assert decode_all(model, SENTENCES, pack, config, prefixes=prefixes, budget=budget) == one_batch
+    request = Request(SENTENCES, config, prefixes=prefixes)
+    one_batch = decode_all(model, request, budget=10**6)
+    for budget in (1, 100):
+        assert decode_all(model, request, budget=budget) == one_batch
+
+
+class RecordingModel(HistoryModel):
+    """Notes the lengths of the sentences of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__(14)
+        self.batches: list[list[int]] = []
+
+    def start(self, source: Any) -> Any:
+        self.batches.append(source.offsets.lengths.tolist())
+        return super().start(source)
 
 
 def test_batches_stay_within_the_budget_and_report_progress() -> None:
-    model, reports, batches = HistoryModel(14), [], []
-
-    def pack_and_record(sentences: list[list[int]]):
-        batches.append(sentences)
-        return pack(sentences)
-
+    model, reports = RecordingModel(), []
     config = DecodeConfig(beam=3)
-    decode_all(model, SENTENCES, pack_and_record, config, budget=100, progress=lambda *now: reports.append(now))
+    decode_all(model, Request(SENTENCES, config), budget=100, progress=lambda *now: reports.append(now))
+    batches = model.batches
     assert sum(map(len, batches)) == 40
-    assert all(len(batch) * max(map(len, batch)) * 3 <= 100 for batch in batches)
+    assert all(len(batch) * max(batch) * 3 <= 100 for batch in batches)
     assert len(batches) < 15
-    assert [len(batch[0]) for batch in batches] == sorted((len(batch[0]) for batch in batches), reverse=True)
+    assert [batch[0] for batch in batches] == sorted((batch[0] for batch in batches), reverse=True)
     assert reports[-1] == (40, 40)
     assert len(reports) == len(batches)
 
 
 def test_no_sentences_give_no_results() -> None:
-    assert decode_all(HistoryModel(6), [], pack, DecodeConfig()) == []
+    assert decode_all(HistoryModel(6), Request([], DecodeConfig())) == []
 
 
 def test_decode_all_records_history() -> None:
-    result = decode_all(HistoryModel(9), SENTENCES, pack, DecodeConfig(beam=2), history=True)
+    result = decode_all(HistoryModel(9), Request(SENTENCES, DecodeConfig(beam=2), history=True))
     assert all(r.history is not None and r.history.path(r[0]) for r in result)
 
 

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from regard.attention import record
-from regard.decode import DecodeConfig, EngineChoice, LexicalConstraints, TokenTexts, decode_all, explain
-from regard.layers.packed import pack
+from regard.decode import DecodeConfig, EngineChoice, LexicalConstraints, Request, TokenTexts, decode_all, explain
 from tests.decode.engine.helpers import VOCAB, make_sources, transformer
 
 SOURCES = make_sources(3)
@@ -22,7 +21,7 @@ PLAIN_CALLS = {
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
 def test_engine(method):
     with explain() as choices:
-        decode_all(transformer(), SOURCES, pack, DecodeConfig(method, **FAST))
+        decode_all(transformer(), Request(SOURCES, DecodeConfig(method, **FAST)))
     assert choices == [EngineChoice("engine", "", 3)]
 
 
@@ -33,14 +32,14 @@ def test_plain_search(reason):
         texts = TokenTexts([f" {i}".encode() for i in range(VOCAB)])
         options = {"lexical": [LexicalConstraints(texts, (), ("7",))] * 3}
     with explain() as choices:
-        decode_all(transformer(), SOURCES, pack, config, **options)
+        decode_all(transformer(), Request(SOURCES, config, **options))
     assert choices == [EngineChoice("plain", reason, 3)]
 
 
 def test_recorded_attention_is_plain():
     model = transformer()
     with explain() as choices, record(model):
-        decode_all(model, SOURCES[:1], pack, DecodeConfig(**FAST))
+        decode_all(model, Request(SOURCES[:1], DecodeConfig(**FAST)))
     assert choices[0].engine == "plain"
     assert "attention is recorded" in choices[0].reason
 
@@ -49,7 +48,7 @@ def test_calls_are_listed_in_nested_blocks_of_this_thread_only():
     model = transformer()
 
     def decode(count):
-        decode_all(model, SOURCES[:count], pack, DecodeConfig("greedy", **FAST))
+        decode_all(model, Request(SOURCES[:count], DecodeConfig("greedy", **FAST)))
 
     with explain() as outer:
         decode(1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, SpecialTokens, beam, decode_all, greedy, sample
+from regard.decode import DecodeConfig, Request, SpecialTokens, beam, decode_all, greedy, sample
 from regard.errors import RegardError
 from tests.decode.helpers import HistoryModel, exhaustive_search, log_prob, pack
 
@@ -16,8 +16,9 @@ GREEDY, SAMPLE, BEAM = DecodeConfig("greedy"), DecodeConfig("sample", seed=5), D
 every_method = pytest.mark.parametrize("config", [GREEDY, SAMPLE, BEAM], ids=lambda config: config.method)
 
 
-def decode(config: DecodeConfig, **options):
-    return decode_all(HistoryModel(V, seed=1), SENTENCES, pack, config, **options)
+def decode(config: DecodeConfig, on_token=None, budget=8192, **options):
+    request = Request(SENTENCES, config, **options)
+    return decode_all(HistoryModel(V, seed=1), request, on_token=on_token, budget=budget)
 
 
 # Limit on the total length

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from regard.attention.recording import record
-from regard.decode import SPECIAL, DecodeConfig, Ensemble, beam, decode_all, greedy
+from regard.decode import SPECIAL, DecodeConfig, Ensemble, Request, beam, decode_all, greedy
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -45,7 +45,7 @@ def teacher_forced(model: nn.Module, source: list[int], ids: list[int]) -> torch
 def test_log_probabilities_match_teacher_forcing(config: DecodeConfig, family: str) -> None:
     model = small_model(family, 0)
     lengths = set()
-    for source, result in zip(SENTENCES, decode_all(model, SENTENCES, pack, config)):
+    for source, result in zip(SENTENCES, decode_all(model, Request(SENTENCES, config))):
         for h in result:
             lengths.add(len(h.ids))
             torch.testing.assert_close(

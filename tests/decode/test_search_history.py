@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from regard.decode import SPECIAL, DecodeConfig, NBest, SearchHistory, decode_batch
-from tests.decode.helpers import HistoryModel, TableModel, pack
+from regard.decode import SPECIAL, DecodeConfig, NBest, Request, SearchHistory, decode_all
+from tests.decode.helpers import HistoryModel, TableModel
 
 SENTENCES = [[5, 1, 1, 1], [9, 1], [4, 1, 1], [7], [6, 1, 1, 1, 1, 1]]
 CONFIGS = [
@@ -20,15 +20,15 @@ PREFIXES = [[7, 8], [], [4], [], [9, 9, 9]]
 
 
 def decode_with_history(config: DecodeConfig, seed: int = 1, sharpness: float = 2.0, **other) -> list[NBest]:
-    return decode_batch(HistoryModel(12, seed, sharpness), pack(SENTENCES), config, history=True, **other)
+    return decode_all(HistoryModel(12, seed, sharpness), Request(SENTENCES, config, history=True, **other))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 @pytest.mark.parametrize("prefixes", [None, PREFIXES])
 def test_recording_the_history_does_not_change_outputs(config, prefixes):
     model = HistoryModel(12, seed=1)
-    without_history = decode_batch(model, pack(SENTENCES), config, prefixes=prefixes)
-    with_history = decode_batch(model, pack(SENTENCES), config, prefixes=prefixes, history=True)
+    without_history = decode_all(model, Request(SENTENCES, config, prefixes=prefixes))
+    with_history = decode_all(model, Request(SENTENCES, config, prefixes=prefixes, history=True))
     assert with_history == without_history  # ids, scores and log-probabilities, bit for bit
     assert all(one.history is None for one in without_history)
     assert all(one.history is not None for one in with_history)
@@ -76,7 +76,7 @@ TRANSITIONS = {SPECIAL.sos: {A: 0.5, B: 0.3, C: 0.2}, A: {A: 0.45, SPECIAL.eos: 
 
 
 def search_history(config: DecodeConfig, **other) -> SearchHistory:
-    return decode_batch(markov_chain(TRANSITIONS), pack([[1]]), config, history=True, **other)[0].history
+    return decode_all(markov_chain(TRANSITIONS), Request([[1]], config, history=True, **other))[0].history
 
 
 def test_beam_history_with_known_probabilities():
@@ -106,8 +106,8 @@ def test_refused_tokens_have_the_reason_of_their_constraint():
     long = search_history(DecodeConfig("greedy", min_len=2, max_len=2))
     assert [(one.token, one.reason) for one in long.steps[1].refused] == [(SPECIAL.eos, "min_len")]
     assert [math.exp(one.logprob) for one in long.steps[1].refused] == pytest.approx([0.275])
-    pads = decode_batch(
-        markov_chain({SPECIAL.sos: {SPECIAL.pad: 0.6, A: 0.4}}), pack([[1]]), DecodeConfig(beam=2), history=True
+    pads = decode_all(
+        markov_chain({SPECIAL.sos: {SPECIAL.pad: 0.6, A: 0.4}}), Request([[1]], DecodeConfig(beam=2), history=True)
     )
     assert [(one.token, one.reason) for one in pads[0].history.steps[0].refused] == [(SPECIAL.pad, "special")]
 
@@ -139,7 +139,7 @@ def test_sampling_history_states_why_tokens_were_not_drawn():
         ({}, {"not drawn"}),
     ]:
         config = DecodeConfig("sample", seed=3, **options)
-        step = decode_batch(flat, pack([[1]]), config, history=True)[0].history.steps[0]
+        step = decode_all(flat, Request([[1]], config, history=True))[0].history.steps[0]
         by_token = dict(zip(step.tokens, step.reasons))
         assert {by_token[B], by_token[C]} - {""} == reasons
         if options:

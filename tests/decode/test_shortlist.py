@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, Ensemble, LexicalConstraints, Shortlist, TokenTexts, decode_all, explain
+from regard.decode import (
+    DecodeConfig,
+    Ensemble,
+    LexicalConstraints,
+    Request,
+    Shortlist,
+    TokenTexts,
+    decode_all,
+    explain,
+)
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.protocol import SpecialTokens
 from regard.errors import RegardError
@@ -72,7 +81,7 @@ def test_models_with_output_bias_and_ensembles():
 def test_log_probabilities_are_normalized_over_the_list_of_the_sentence():
     model, sources = transformer(), make_sources(4)
     (first, *_) = decode_all(
-        model, sources, pack, DecodeConfig("greedy", max_len=3, shortlist=True), shortlist=SHORTLIST
+        model, Request(sources, DecodeConfig("greedy", max_len=3, shortlist=True), shortlist=SHORTLIST)
     )
     allowed = SHORTLIST.allowed_tokens(sources[0], SpecialTokens())
     logits, _ = model.step(model.start(pack(sources[:1])), torch.tensor([[2]]))
@@ -102,12 +111,12 @@ def test_results_do_not_depend_on_the_batch(monkeypatch, config, precision):
     model, sources = transformer(), make_sources(30, longest=14)
     options = {"shortlist": SHORTLIST, **special_options(model)}
     chosen = replace(with_shortlist(config), precision=precision)
-    together = decode_all(model, sources, pack, chosen, **options)
+    together = decode_all(model, Request(sources, chosen, **options))
     indices = {} if config != "samples" else {"sample_indices": [0]}
     for i, source in enumerate(sources):
         if indices:
             indices = {"sample_indices": [i]}
-        alone = decode_all(model, [source], pack, chosen, **options, **indices)
+        alone = decode_all(model, Request([source], chosen, **options, **indices))
         assert_equal_search([together[i]], alone)
     assert_allowed(together, sources, model)
 
@@ -115,11 +124,11 @@ def test_results_do_not_depend_on_the_batch(monkeypatch, config, precision):
 def test_int8_restricts_to_the_shortlist():
     model, sources = transformer(), make_sources()
     config = replace(with_shortlist("beam"), precision="int8")
-    results = decode_all(model, sources, pack, config, shortlist=SHORTLIST, **special_options(model))
+    results = decode_all(model, Request(sources, config, shortlist=SHORTLIST, **special_options(model)))
     assert_allowed(results, sources, model)
     everything = Shortlist(SHORTLIST.targets, np.arange(VOCAB, dtype=np.int32), VOCAB)
-    all_tokens = decode_all(model, sources, pack, config, shortlist=everything, **special_options(model))
-    without = decode_all(model, sources, pack, replace(config, shortlist=False), **special_options(model))
+    all_tokens = decode_all(model, Request(sources, config, shortlist=everything, **special_options(model)))
+    without = decode_all(model, Request(sources, replace(config, shortlist=False), **special_options(model)))
     assert_equal_search(all_tokens, without)
 
 
@@ -136,8 +145,8 @@ def test_forced_prefixes_are_allowed(config):
 def test_history_has_only_tokens_of_the_list():
     model, sources = transformer(), make_sources(3)
     for name in ("greedy", "beam"):
-        results = decode_all(model, sources, pack, with_shortlist(name), shortlist=SHORTLIST, history=True)
-        expected = decode_all(model, sources, pack, with_shortlist(name), shortlist=SHORTLIST)
+        results = decode_all(model, Request(sources, with_shortlist(name), shortlist=SHORTLIST, history=True))
+        expected = decode_all(model, Request(sources, with_shortlist(name), shortlist=SHORTLIST))
         assert_equal_search(expected, results)
         for source, n_best in zip(sources, results):
             allowed = set(SHORTLIST.allowed_tokens(source, SpecialTokens()).tolist())
@@ -152,7 +161,7 @@ def test_required_phrases_may_contain_all_tokens():
     special = SpecialTokens()
     missing = next(i for i in range(4, VOCAB) if i not in SHORTLIST.allowed_tokens(sources[0], special))
     lexical = [LexicalConstraints(texts, (str(missing),)), LexicalConstraints(texts, (), ("7",))]
-    results = decode_all(transformer(), sources, pack, with_shortlist("beam"), shortlist=SHORTLIST, lexical=lexical)
+    results = decode_all(transformer(), Request(sources, with_shortlist("beam"), shortlist=SHORTLIST, lexical=lexical))
     assert missing in results[0][0].ids
     assert set(results[1][0].ids) <= set(SHORTLIST.allowed_tokens(sources[1], special).tolist())
 
@@ -168,6 +177,6 @@ def test_lists_without_tokens():
 
 def test_errors():
     with pytest.raises(RegardError, match="the model has no shortlist"):
-        decode_all(transformer(), make_sources(1), pack, with_shortlist("beam"))
+        decode_all(transformer(), Request(make_sources(1), with_shortlist("beam")))
     with pytest.raises(RegardError, match="Expected one prefix per sentence"):
-        decode_all(transformer(), make_sources(2), pack, with_shortlist("beam"), shortlist=SHORTLIST, prefixes=[[]])
+        decode_all(transformer(), Request(make_sources(2), with_shortlist("beam"), shortlist=SHORTLIST, prefixes=[[]]))

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from regard.decode import DecodeConfig, decode_all
+from regard.decode import DecodeConfig, Request, decode_all
 from regard.decode.engine import engine_runner
 from regard.errors import RegardError
-from regard.layers.packed import pack
 from regard.models.lengths import length_limit
 from tests.decode.engine.helpers import (
     VOCAB,
@@ -101,7 +100,7 @@ def decode_call(folder: Path) -> None:
             assert len(ours) == len(theirs)
             assert all(abs(a.score - b.score) < 0.02 * max(1.0, abs(b.score)) for a, b in zip(ours, theirs))
     else:
-        decode_all(model, sources, pack, config, **options)
+        decode_all(model, Request(sources, config, **options))
 
 
 def _natural_numbers(values: Any) -> list[int]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import regard
+from regard.attention import Cosine
 from regard.cli import main
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
@@ -86,10 +87,11 @@ OPTIONS: dict = dict(model=TINY, steps=1, workers=1, device="cpu", quiet=True)
     [
         (ROWS, ()),
         ((pair for pair in ROWS), ()),
+        (np.array(ROWS), ()),
         ([{"source": source, "target": target} for source, target in ROWS], ()),
         (Frame(), ("en", "fr")),
     ],
-    ids=["list", "generator", "dictionaries", "frame"],
+    ids=["list", "generator", "array", "dictionaries", "frame"],
 )
 def test_rows_train_the_model_of_a_file_with_the_same_pairs(tmp_path, pairs, data, columns):
     expected = regard.train(pairs, tmp_path / "a", **OPTIONS)
@@ -197,6 +199,9 @@ def test_fine_tuning_starts_from_a_folder_or_a_model(tmp_path, pairs):
     changes["lr"] = 1e-30
     tuned = regard.train(pairs, tmp_path / "memory", start_from=translator, **changes)
     assert all(parameter.abs().max() < 1e-20 for parameter in tuned.model.parameters())
+    translator.model.encoder[0].attention.score = Cosine(4.0)
+    with pytest.raises(RegardError, match=r"encoder\.0\.attention\.score is Cosine instead of ScaledDot"):
+        regard.train(pairs, tmp_path / "changed", start_from=translator, **changes)
     with pytest.raises(RegardError, match=r"model of a model in memory, whose width is 8 \(got 16\)"):
         regard.train(pairs, tmp_path / "wide", start_from=translator, width=16, **changes)
 

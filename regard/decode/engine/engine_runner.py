@@ -1,19 +1,16 @@
 """Entry point of the decoding engine: which calls it supports, and how it divides the work."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
-from jaxtyping import Int
 
 from regard.attention import dispatch
 from regard.attention.offsets import Offsets
-from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import decoding_workers
 from regard.decode.engine.captured.cuda_decoder import CudaDecoder
 from regard.decode.engine.captured.graph_decoder import GraphSlotDecoder
@@ -24,7 +21,7 @@ from regard.decode.engine.static.static_ensemble import StaticEnsemble
 from regard.decode.engine.static.static_seq2seq import StaticSeq2Seq
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
-from regard.decode.protocol import SPECIAL, SpecialTokens
+from regard.decode.request import Request
 from regard.decode.rules.constraints import Constraints
 from regard.decode.rules.token_rules import has_token_rules
 from regard.decode.sampling import OnToken
@@ -32,6 +29,7 @@ from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
 from regard.models.gpt import GPT
 from regard.models.lengths import length_limit
+from regard.models.parameters import find_replacement
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 
@@ -51,23 +49,22 @@ MIN_SENTENCES = 8
 WORKER_SENTENCES = 64
 
 
-def plain_search_reason(
-    model: Any, config: DecodeConfig, *, history: bool = False, lexical: bool = False, special: SpecialTokens = SPECIAL
-) -> str:
-    """Why the plain search decodes this call; "" if the engine does.
+def plain_search_reason(model: Any, request: Request) -> str:
+    """Why the plain search decodes this request; "" if the engine does.
 
     >>> from regard.models.transformer import TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
-    >>> plain_search_reason(Transformer(sizes).eval(), DecodeConfig(), history=True)
+    >>> plain_search_reason(Transformer(sizes).eval(), Request([[4, 3]], history=True))
     'the search history is recorded'
     """
+    config = request.config
     if config.engine == "plain":
         return 'engine="plain"'
-    if history:
+    if request.history:
         return "the search history is recorded"
-    if lexical:
+    if request.lexical is not None:
         return "phrases are required or forbidden"
-    if special.other_eos:
+    if request.special.other_eos:
         return "several tokens end an output"
     if has_token_rules(config):
         return "rules about repetition depend on the tokens so far"
@@ -83,6 +80,8 @@ def plain_search_reason(
             return "the model is in training mode"
         if any(module._forward_hooks or module._forward_pre_hooks for module in iterate_modules(member)):
             return "the model has forward hooks"
+        if path := find_replacement(member):
+            return f"{path} was replaced"
         if isinstance(member, GPT) and member.config.rotary_scaling == "dynamic":
             return "dynamic rotary scaling depends on the length of the text"
         if isinstance(member, Transformer) and member.decoder_bias is not None:
@@ -102,25 +101,16 @@ def member_models(model: Any) -> list[Any]:
 
 def decode_sentences(
     model: Any,
-    sources: Sequence[Sequence[int]],
-    config: DecodeConfig,
+    request: Request,
     *,
-    special: SpecialTokens,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    sample_indices: Sequence[int] | None = None,
-    max_total_len: int | None = None,
-    token_lists: Sequence[Int[np.ndarray, "_"]] | None = None,
-    vocab: int = 0,
     on_token: OnToken | None = None,
-    budget: int = 8192,
     progress: Callable[[int, int], None] | None = None,
+    budget: int = 8192,
 ) -> list[NBest]:
-    """Decode any number of sentences with the engine: see `decode_all`. Call only if `plain_search_reason` is "".
-
-    `token_lists` are the allowed tokens of each sentence, of a vocabulary of size `vocab`.
-    """
-    if not sources:
+    """Decode the sentences of a request with the engine: see `decode_all`. Call only if `plain_search_reason` is ""."""
+    if not request.sources:
         return []
+    sources, config = request.sources, request.config
     results: list[NBest] = [NBest() for _ in sources]
     done = 0
 
@@ -133,14 +123,14 @@ def decode_sentences(
 
     job = DecodingJob(
         sources=sources,
-        prefixes=prefixes if prefixes is not None else [()] * len(sources),
-        limits=length_limits(sources, config, special, prefixes, max_total_len),
-        sample_indices=sample_indices if sample_indices is not None else range(len(sources)),
+        prefixes=request.prefixes if request.prefixes is not None else [()] * len(sources),
+        limits=length_limits(request),
+        sample_indices=[request.sample_index(i) for i in range(len(sources))],
         config=config,
-        special=special,
+        special=request.special,
         continues_source=isinstance(model, GPT),
-        token_lists=token_lists,
-        vocab=vocab,
+        token_lists=request.token_lists(),
+        vocab=request.vocab,
         is_compiled=uses_compiled_kernels(len(sources)),
         on_token=on_token if config.method != "beam" else None,
         on_result=on_result,
@@ -158,20 +148,17 @@ def decode_sentences(
     return results
 
 
-def length_limits(
-    sources: Sequence[Sequence[int]],
-    config: DecodeConfig,
-    special: SpecialTokens,
-    prefixes: Sequence[Sequence[int]] | None,
-    max_total_len: int | None,
-) -> list[int]:
+def length_limits(request: Request) -> list[int]:
     """The maximum number of tokens of each output, without `<eos>`; checks the prefixes."""
-    lengths = list(map(len, sources))
-    if prefixes is None and max_total_len is None:
-        limits = {length: config.limit(length) for length in set(lengths)}
+    lengths = list(map(len, request.sources))
+    if request.prefixes is None and request.max_total_len is None:
+        limits = {length: request.config.limit(length) for length in set(lengths)}
         return [limits[length] for length in lengths]
     batch: Any = SimpleNamespace(offsets=Offsets.from_starts(torch.tensor([0, *lengths]).cumsum(0)))
-    return Constraints.from_config(batch, config, special, prefixes, max_total_len).limit.tolist()
+    constraints = Constraints.from_config(
+        batch, request.config, request.special, request.prefixes, request.max_total_len
+    )
+    return constraints.limit.tolist()
 
 
 _decoded = 0  # sentences that this process decoded

@@ -126,7 +126,7 @@ def save(path: Any, pipeline: Any, *, precision: WeightPrecision = "float32") ->
     them to float32; `DecodeConfig(precision="int8")` decodes with exactly the stored values. A folder stores the config
     and the parameters of a model: other changes are an error.
     """
-    if isinstance(path, Pipeline) and isinstance(pipeline, str | Path):
+    if isinstance(pipeline, str | Path) and not isinstance(path, str | Path):
         path, pipeline = pipeline, path
     check_value(WeightPrecision, precision, "precision")
     check_storable(pipeline)
@@ -140,7 +140,7 @@ def check_storable(pipeline: Any) -> None:
     """Raise an error if a pipeline has more than a config and parameters describe: other modules, or several models."""
     model = getattr(pipeline, "model", None)
     if not isinstance(pipeline, Pipeline) or not isinstance(model, nn.Module):
-        what = "a model that runs ONNX graphs" if isinstance(pipeline, Pipeline) else format_value(pipeline)
+        what = "A model that runs ONNX graphs" if isinstance(pipeline, Pipeline) else type(pipeline).__name__
         raise RegardError(
             f"{what} cannot be stored as a model.", "Pass a pipeline that regard.load, train or import returned."
         )
@@ -168,7 +168,7 @@ def write_model(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "
     else:
         # Tied weights are stored once.
         parameters = pipeline.model.named_parameters()
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in parameters}
+        weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in parameters}
     write_atomically(folder / "model.safetensors", _align_tensors(weights_to_bytes(weights, metadata={"format": "pt"})))
     write_config(folder, pipeline, precision, weights)
 

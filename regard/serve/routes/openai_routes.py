@@ -68,7 +68,7 @@ def make_openai_router(service: Service) -> APIRouter:
         if max_tokens > 0:
             results = await service.decode(model, call.request, timeout)
         outputs = await _in_thread(body, lambda: call.finish_all(results))
-        sequences = [[*call.request.sources[output.source], *output.ids] for output in outputs]
+        sequences = [[*call.request.encoded.sources[output.source], *output.ids] for output in outputs]
         scores: list[TokenScores | None] = [None] * len(outputs)
         if body.logprobs is not None and (body.echo or body.logprobs):
             scores = await service.score_tokens(model, sequences, timeout)
@@ -79,7 +79,7 @@ def make_openai_router(service: Service) -> APIRouter:
             if body.echo:
                 text = (prompt if isinstance(prompt, str) else model.pipeline.tokenizer.decode(prompt)) + text
             if body.logprobs is not None:
-                first = len(call.request.sources[output.source])
+                first = len(call.request.encoded.sources[output.source])
                 if body.echo:  # all but the start token
                     first = len(model.pipeline.special.add_special_tokens([])) if isinstance(prompt, str) else 0
                 offset = len(text) - len(output.text)
@@ -186,12 +186,12 @@ class _Call:
 
     def until_stop(self, ids: list[int], source: int = 0) -> list[int]:
         """The tokens of an output until it has a stop sequence."""
-        decoder = self.model.pipeline.stream_decoder(self.request.sources[source])
+        decoder = self.model.pipeline.stream_decoder(self.request.encoded.sources[source])
         has_stop = lambda count: self.stop.cut(decoder.decode(ids[:count]))[1]  # noqa: E731
         return ids[: bisect_left(range(len(ids)), True, key=has_stop)]
 
     def usage(self, outputs: list[_Output]) -> dict[str, int]:
-        prompt, completion = sum(map(len, self.request.sources)), sum(len(output.ids) for output in outputs)
+        prompt, completion = sum(map(len, self.request.encoded.sources)), sum(len(output.ids) for output in outputs)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def response(self, kind: str, choices: list[Any], usage: dict[str, int] | None = None) -> dict[str, Any]:
@@ -226,7 +226,7 @@ async def _prepare_call(
         raise RequestError(f"stream supports n = 1 (got {count}).", "Leave out stream, or n.")
     is_chat = isinstance(body, ChatBody)  # the template writes special tokens; elsewhere they are text
     request = await service.prepare(prompts, lambda: generator.prepare(prompts, config, special_tokens=is_chat))
-    limits = length_limits(request.sources, request.config, request.special, None, request.max_total_len)
+    limits = length_limits(request.encoded)
     prefix = "chatcmpl" if is_chat else "cmpl"
     stop = StopSequences.from_field(body.stop)
     return _Call(model, request, limits, stop, f"{prefix}-{uuid.uuid4().hex}", int(time.time()))
@@ -284,7 +284,7 @@ def _logprobs(
     The first token of a prompt has none. `offset` is the place of the output in the text. With `has_top`, the
     likeliest tokens are added.
     """
-    source, generator = call.request.sources[output.source], call.model.pipeline
+    source, generator = call.request.encoded.sources[output.source], call.model.pipeline
     tokens, offsets = _token_texts(generator, source[:first], source[first:])
     own, starts = _token_texts(generator, source, output.ids)
     # The stop sequence is no part of the output, nor are the tokens that have nothing else.

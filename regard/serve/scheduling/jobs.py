@@ -43,14 +43,8 @@ class RequestKind:
 
     @staticmethod
     def of(request: DecodingRequest[Any]) -> "RequestKind":
-        reason = plain_search_reason(
-            request.model,
-            request.config,
-            history=request.history,
-            lexical=request.lexical is not None,
-            special=request.special,
-        )
-        config = replace(request.config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
+        reason = plain_search_reason(request.model, request.encoded)
+        config = replace(request.encoded.config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
         return RequestKind(request.model, reason, config, tuple(id(model) for model in member_models(request.model)))
 
 

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from regard.decode import NBest
-from regard.decode.batched_decoding import token_lists_of
 from regard.decode.engine.engine_runner import length_limits
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape
 from regard.decode.interruption import interruptible
@@ -112,45 +111,41 @@ class Scheduler:
         Cancel the future to stop the work. `on_token` is called for every token, except in beam search; with several
         samples, for the first only.
         """
-        kind = self._kind_of(request)
+        kind, encoded = self._kind_of(request), request.encoded
         if kind.plain_reason:  # the reference search decodes it, alone
             run = lambda inputs: inputs[0].decode(on_token=on_token)  # noqa: E731
-            return self._submit_call("plain", None, run, [request], len(request.sources), timeout)
-        limits = length_limits(
-            request.sources, request.config, request.special, request.prefixes, request.max_total_len
-        )
+            return self._submit_call("plain", None, run, [request], len(encoded), timeout)
+        limits = length_limits(encoded)
         continues_source = isinstance(request.model, GPT)
-        rows = request.config.beam if request.config.method == "beam" else request.config.n_best
-        lengths = limits if continues_source else [len(source) for source in request.sources]
+        lengths = limits if continues_source else [len(source) for source in encoded.sources]
         job = DecodeJob(
             meter="decode",
             deadline=time.monotonic() + timeout,
             timeout=timeout,
-            units=float(rows * sum(lengths) + len(lengths)),
-            items=len(request.sources),
-            results=[None] * len(request.sources),
-            remaining=len(request.sources),
+            units=float(encoded.hypotheses * sum(lengths) + len(lengths)),
+            items=len(encoded),
+            results=[None] * len(encoded),
+            remaining=len(encoded),
         )
-        vocab, token_lists = _token_lists(request)
-        key = (kind.lane_config, request.special, vocab, kind.models)
+        has_shortlist = encoded.shortlist is not None
+        vocab, token_lists = (encoded.vocab, encoded.token_lists()) if has_shortlist else (0, None)
+        key = (kind.lane_config, encoded.special, vocab, kind.models)
         sentences = []
-        for i, (source, limit) in enumerate(zip(request.sources, limits)):
-            prefix = () if request.prefixes is None else request.prefixes[i]
-            index = i if request.sample_indices is None else request.sample_indices[i]
+        for i, (source, limit) in enumerate(zip(encoded.sources, limits)):
             live = LiveSentence(
                 source,
                 limit,
                 on_result=lambda n_best, i=i: self._finish_sentence(job, i, n_best),
                 on_token=None if on_token is None else lambda token, i=i: on_token(i, token),
-                prefix=prefix,
-                random_key=(request.config.seed, index),
+                prefix=encoded.prefix(i),
+                random_key=(encoded.config.seed, encoded.sample_index(i)),
                 allowed_tokens=None if token_lists is None else token_lists[i],
             )
-            shape = needed_shape(source, limit, prefix, continues_source=continues_source)
+            shape = needed_shape(source, limit, live.prefix, continues_source=continues_source)
             sentences.append(WaitingSentence(job, live, shape))
 
         def make_decoder(shape: LiveShape) -> LiveDecoder:
-            return LiveDecoder(request.model, kind.lane_config, request.special, shape, vocab=vocab)
+            return LiveDecoder(request.model, kind.lane_config, encoded.special, shape, vocab=vocab)
 
         def start() -> None:
             self._start(job)
@@ -165,8 +160,8 @@ class Scheduler:
 
     def _kind_of(self, request: DecodingRequest[Any]) -> "RequestKind":
         """What requests with the same model and options have in common, computed once."""
-        options = (request.config, request.special, request.history, request.lexical is not None)
-        key = (id(request.model), *options)
+        encoded = request.encoded
+        key = (id(request.model), encoded.config, encoded.special, encoded.history, encoded.lexical is not None)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= MAX_KINDS:
@@ -519,11 +514,3 @@ class Scheduler:
             else:
                 self.counts.completed += 1
                 job.future.set_result(result)
-
-
-def _token_lists(request: DecodingRequest[Any]) -> tuple[int, Any]:
-    """The vocabulary and the token lists of a request with a shortlist."""
-    if not request.config.shortlist or request.shortlist is None:
-        return 0, None
-    token_lists = token_lists_of(request.shortlist, request.sources, request.special, request.prefixes, request.lexical)
-    return request.shortlist.target_vocab, token_lists

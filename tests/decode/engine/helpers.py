@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS
-from regard.decode import DecodeConfig, decode_all
-from regard.layers.packed import pack
+from regard.decode import DecodeConfig, Request, decode_all
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
@@ -66,10 +65,8 @@ def special_options(model):
 def decode_both(model, sources, config, **options):
     """The results of the engine and of the plain search."""
     options = special_options(model) | options
-    device = next(model.parameters()).device
-    engine = decode_all(model, sources, pack, config, **options)
-    to_device = lambda batch: pack(batch).to(device)  # noqa: E731
-    return engine, decode_all(model, sources, to_device, replace(config, engine="plain"), **options)
+    engine = decode_all(model, Request(sources, config, **options))
+    return engine, decode_all(model, Request(sources, replace(config, engine="plain"), **options))
 
 
 def assert_equal_search(engine, plain, tolerance=1e-5):

@@ -10,11 +10,10 @@ import time
 import pytest
 import torch
 
-from regard.decode import Ensemble, decode_all
+from regard.decode import Ensemble, Request, decode_all
 from regard.decode.engine import decoding_workers as workers
 from regard.decode.engine import engine_runner
 from regard.errors import RegardError
-from regard.layers.packed import pack
 from tests.decode.engine.helpers import (
     CONFIGS,
     assert_equal_search,
@@ -100,13 +99,13 @@ def test_weights_are_sent_once(two_workers, monkeypatch):
     for model, precision in models:
         for other in (precision, "auto", precision, "auto"):
             config = CONFIGS["greedy"].__class__("greedy", max_len=3, precision=other)
-            decode_all(model, SOURCES, pack, config, **special_options(model))
+            decode_all(model, Request(SOURCES, config, **special_options(model)))
     assert workers.SharedModel.count == count + 3
 
 
 def test_changed_data_reaches_the_workers(two_workers, parts):
     model = transformer()
-    decode_all(model, SOURCES, pack, CONFIGS["greedy"])
+    decode_all(model, Request(SOURCES, CONFIGS["greedy"]))
     model.output.weight.data.mul_(-1)
     assert_equal_search(*decode_both(model, SOURCES, CONFIGS["greedy"]))
     assert parts
@@ -115,11 +114,11 @@ def test_changed_data_reaches_the_workers(two_workers, parts):
 def test_killed_workers_are_replaced(two_workers):
     """An idle one between two calls, and one that decodes: no call fails."""
     model = transformer()
-    expected = decode_all(model, SOURCES, pack, CONFIGS["greedy"])
+    expected = decode_all(model, Request(SOURCES, CONFIGS["greedy"]))
     for worker in two_workers:
         worker.process.kill()
         worker.process.wait()
-    assert decode_all(model, SOURCES, pack, CONFIGS["greedy"]) == expected
+    assert decode_all(model, Request(SOURCES, CONFIGS["greedy"])) == expected
     first, _ = wait_until_ready(2)
     killed = []
 
@@ -127,19 +126,19 @@ def test_killed_workers_are_replaced(two_workers):
         if not killed:
             killed.append(first.process.kill())
 
-    results = decode_all(model, SOURCES, pack, CONFIGS["beam"], progress=kill)
+    results = decode_all(model, Request(SOURCES, CONFIGS["beam"]), progress=kill)
     assert killed
-    assert results == decode_all(model, SOURCES, pack, CONFIGS["beam"])
+    assert results == decode_all(model, Request(SOURCES, CONFIGS["beam"]))
 
 
 def test_silent_worker_is_replaced(two_workers, monkeypatch):
     monkeypatch.setattr(workers, "MAX_SILENCE", 0.2)
     monkeypatch.setattr(workers, "HEARTBEAT", 0.1)
     model = transformer()
-    expected = decode_all(model, SOURCES, pack, CONFIGS["greedy"])
+    expected = decode_all(model, Request(SOURCES, CONFIGS["greedy"]))
     stopped = wait_until_ready(2)[0].process
     os.kill(stopped.pid, signal.SIGSTOP)
-    assert decode_all(model, SOURCES, pack, CONFIGS["greedy"]) == expected
+    assert decode_all(model, Request(SOURCES, CONFIGS["greedy"])) == expected
     assert stopped.wait(timeout=60) == -signal.SIGKILL
 
 
@@ -148,7 +147,7 @@ def test_errors_of_a_worker_are_raised_here(two_workers):
     with torch.no_grad():
         model.output.weight[5] = torch.nan
     with pytest.raises(RegardError, match="NaN"):
-        decode_all(model, SOURCES, pack, CONFIGS["greedy"])
+        decode_all(model, Request(SOURCES, CONFIGS["greedy"]))
 
 
 def test_a_model_that_workers_cannot_load_is_decoded_here(two_workers, parts, monkeypatch):
@@ -156,20 +155,20 @@ def test_a_model_that_workers_cannot_load_is_decoded_here(two_workers, parts, mo
     model = transformer()
     model.note = type("Local", (), {"__module__": "__main__", "__qualname__": "Local"})  # is found in no worker
     monkeypatch.setattr(sys.modules["__main__"], "Local", model.note, raising=False)
-    expected = [decode_all(model, [source], pack, CONFIGS["greedy"])[0] for source in SOURCES]
+    expected = [decode_all(model, Request([source], CONFIGS["greedy"]))[0] for source in SOURCES]
     for _ in range(2):
-        assert decode_all(model, SOURCES, pack, CONFIGS["greedy"]) == expected
+        assert decode_all(model, Request(SOURCES, CONFIGS["greedy"])) == expected
     assert len(parts) == 2
     model.note = lambda: None  # cannot be pickled
-    assert decode_all(model, SOURCES, pack, CONFIGS["greedy"]) == expected
+    assert decode_all(model, Request(SOURCES, CONFIGS["greedy"])) == expected
 
 
 def test_second_thread_decodes_without_workers(two_workers, parts):
     model = transformer()
-    expected = decode_all(model, SOURCES, pack, CONFIGS["greedy"])
+    expected = decode_all(model, Request(SOURCES, CONFIGS["greedy"]))
     count = len(parts)
     with workers._pool.lock:  # another thread uses the workers
-        assert decode_all(model, SOURCES, pack, CONFIGS["greedy"]) == expected
+        assert decode_all(model, Request(SOURCES, CONFIGS["greedy"])) == expected
     assert len(parts) == count
 
 
@@ -177,10 +176,9 @@ def test_second_thread_decodes_without_workers(two_workers, parts):
 FORKED = """
 import multiprocessing, os
 import torch
-from regard.decode import DecodeConfig, decode_all
+from regard.decode import DecodeConfig, Request, decode_all
 from regard.decode.engine import decoding_workers as workers
 from regard.decode.engine import engine_runner
-from regard.layers.packed import pack
 from tests.decode.engine.helpers import make_sources, transformer
 from tests.decode.engine.test_decoding_workers import wait_until_ready
 
@@ -188,7 +186,7 @@ torch.set_num_threads(2)
 engine_runner.WORKER_SENTENCES = 0
 model, config = transformer(), DecodeConfig("greedy", max_len=9)
 def decode(seed):
-    return [n_best[0].ids for n_best in decode_all(model, make_sources(32, seed), pack, config)]
+    return [n_best[0].ids for n_best in decode_all(model, Request(make_sources(32, seed), config))]
 def decode_all_seeds():
     return [decode(seed) for seed in range(4)]
 wait_until_ready(1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.attention import use
-from regard.decode import DecodeConfig, Ensemble, decode_all
+from regard.decode import DecodeConfig, Ensemble, Request, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import plain_search_reason, slot_decoder
 from regard.decode.engine.model_precision import convert_model, convert_to_float8
@@ -50,7 +50,7 @@ def test_every_model_equals_plain_search(name):
     make, options = MODELS[name]
     model = make(**options)
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
-        assert plain_search_reason(model, config) == ""
+        assert plain_search_reason(model, Request([], config)) == ""
         assert_equal_search(*decode_both(model, make_sources(), config))
 
 
@@ -101,7 +101,7 @@ def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
     monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
     monkeypatch.setattr(slot_decoder.SlotDecoder, "load", spy)
     config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
-    decode_all(transformer(), make_sources(20, longest=20), pack, config)
+    decode_all(transformer(), Request(make_sources(20, longest=20), config))
     assert any(in_use)
 
 
@@ -146,14 +146,14 @@ def test_float8_layers_of_a_model():
 
 def test_float8_needs_a_gpu():
     with pytest.raises(RegardError, match=r"float8 is for CUDA GPUs \(the model is on cpu\)") as caught:
-        decode_all(transformer(), make_sources(1), pack, DecodeConfig(precision="float8"))
+        decode_all(transformer(), Request(make_sources(1), DecodeConfig(precision="float8")))
     assert "Use int8." in str(caught.value) + str(caught.value.hint)
 
 
 def test_progress_counts_every_sentence():
     calls = []
     progress = lambda done, total: calls.append((done, total))  # noqa: E731
-    decode_all(transformer(), make_sources(20), pack, CONFIGS["beam"], progress=progress)
+    decode_all(transformer(), Request(make_sources(20), CONFIGS["beam"]), progress=progress)
     assert calls == [(i, 20) for i in range(1, 21)]
 
 
@@ -161,8 +161,8 @@ def test_progress_counts_every_sentence():
 def test_tokens_are_reported_as_they_are_generated(make):
     tokens = {i: [] for i in range(9)}
     model = make()
-    options = special_options(model) | {"on_token": lambda i, token: tokens[i].append(token)}
-    results = decode_all(model, make_sources(), pack, CONFIGS["greedy"], **options)
+    request = Request(make_sources(), CONFIGS["greedy"], **special_options(model))
+    results = decode_all(model, request, on_token=lambda i, token: tokens[i].append(token))
     assert [n_best[0].ids for n_best in results] == list(tokens.values())
 
 
@@ -172,7 +172,7 @@ def test_nan_in_the_weights_is_an_error():
         model.output.weight[5] = torch.nan
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
         with pytest.raises(RegardError, match="NaN"):
-            decode_all(model, make_sources(), pack, config)
+            decode_all(model, Request(make_sources(), config))
 
 
 @pytest.mark.parametrize(
@@ -184,20 +184,36 @@ def test_nan_in_the_weights_is_an_error():
     ],
 )
 def test_reason_for_the_plain_search(reason, config, options):
-    assert plain_search_reason(transformer(), config, **options) == reason
+    assert plain_search_reason(transformer(), Request([], config, **options)) == reason
+
+
+@pytest.mark.parametrize("change", ["module", "forward"])
+def test_plain_search_decodes_models_with_other_layers(change):
+    """The engine computes the layers from their parameters."""
+    model, config = transformer(), DecodeConfig(method="greedy", max_len=5)
+    sources = make_sources(2)
+    before = decode_all(model, sources, pack, config)
+    feedforward = model.decoder[0].feedforward
+    if change == "module":
+        model.decoder[0].feedforward = torch.nn.Identity()
+    else:
+        feedforward.forward = lambda x: -3 * x
+    assert plain_search_reason(model, config) == "decoder.0.feedforward was replaced"
+    after = decode_all(model, sources, pack, config)
+    assert all(one[0].logprob != other[0].logprob for one, other in zip(after, before))
 
 
 def test_plain_search_inside_attention_contexts():
     model = transformer()
     with use("reference"):
-        assert plain_search_reason(model, DecodeConfig()) == "attention is recorded, changed or forced to a backend"
+        assert plain_search_reason(model, Request([])) == "attention is recorded, changed or forced to a backend"
     handle = model.encoder[0].register_forward_hook(lambda *args: None)
-    assert plain_search_reason(model, DecodeConfig()) == "the model has forward hooks"
+    assert plain_search_reason(model, Request([])) == "the model has forward hooks"
     handle.remove()
-    assert plain_search_reason(model.train(), DecodeConfig()) == "the model is in training mode"
+    assert plain_search_reason(model.train(), Request([])) == "the model is in training mode"
     with torch.autocast("cpu", torch.bfloat16):
-        assert plain_search_reason(model.eval(), DecodeConfig()) == "autocast is enabled"
-    assert plain_search_reason(model, DecodeConfig()) == ""
+        assert plain_search_reason(model.eval(), Request([])) == "autocast is enabled"
+    assert plain_search_reason(model, Request([])) == ""
 
 
 @pytest.mark.parametrize("config", ["greedy", "beam", "samples"])

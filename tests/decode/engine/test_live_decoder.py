@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, decode_all
+from regard.decode import DecodeConfig, Request, decode_all
 from regard.decode.engine import engine_runner, live_decoder
 from regard.decode.engine.captured import graph_decoder
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape, round_shape
-from regard.layers.packed import pack
 from regard.models import GPT
 from tests.decode.engine.captured import test_cuda_decoder
 from tests.decode.engine.captured.test_cuda_decoder import kernels as kernels  # a fixture
@@ -49,8 +48,7 @@ def decode_live(model, sources, config, arrivals, cancelled=()):
 
 def decode_alone(model, sources, config):
     options = special_options(model)
-    device = next(model.parameters()).device
-    return decode_all(model, sources, lambda rows: pack(rows).to(device), replace(config, engine="plain"), **options)
+    return decode_all(model, Request(sources, replace(config, engine="plain"), **options))
 
 
 @pytest.mark.parametrize("config", ["greedy", "beam", "samples"])

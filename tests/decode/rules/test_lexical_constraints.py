@@ -17,10 +17,10 @@ from regard.decode import (
     Ensemble,
     LexicalConstraints,
     NBest,
+    Request,
     TokenTexts,
     beam,
     decode_all,
-    decode_batch,
     sample,
 )
 from regard.decode.rules.lexical_constraints import allocate_beam
@@ -133,8 +133,8 @@ def test_greedy_decoding_and_sampling_leave_out_forbidden_phrases(method):
         forbidden = draw.sample(PHRASES, 3)
         config = DecodeConfig(method, n_best=3 if method == "sample" else 1, max_len=draw.randint(1, 9), seed=seed)
         model = HistoryModel(V, seed)
-        plain = decode_batch(model, pack(SENTENCES), config)
-        results = decode_batch(model, pack(SENTENCES), config, lexical=constraints((), forbidden, 5), history=True)
+        plain = decode_all(model, Request(SENTENCES, config))
+        results = decode_all(model, Request(SENTENCES, config, lexical=constraints((), forbidden, 5), history=True))
         for before, n_best in zip(plain, results):
             assert [len(n_best)] == [config.n_best]
             assert all(satisfies(text_of(h.ids), (), forbidden) for h in n_best)
@@ -146,8 +146,8 @@ def test_greedy_decoding_and_sampling_leave_out_forbidden_phrases(method):
 def test_constraints_without_phrases_change_nothing(method):
     model = HistoryModel(V, seed=3)
     config = DecodeConfig(method, beam=3, n_best=1 if method == "greedy" else 3, max_len=9)
-    expected = decode_batch(model, pack(SENTENCES), config)
-    assert decode_batch(model, pack(SENTENCES), config, lexical=constraints(count=5)) == expected
+    expected = decode_all(model, Request(SENTENCES, config))
+    assert decode_all(model, Request(SENTENCES, config, lexical=constraints(count=5))) == expected
 
 
 def test_sentences_of_a_batch_do_not_depend_on_each_other():
@@ -156,7 +156,7 @@ def test_sentences_of_a_batch_do_not_depend_on_each_other():
         LexicalConstraints(TEXTS, required, forbidden)
         for required, forbidden in [(["ab"], []), ([], []), (["a", "aba"], ["ab"]), ([], ["a"]), (["a ab"], [])]
     ]
-    together = decode_all(model, SENTENCES, pack, config, lexical=lexical)
+    together = decode_all(model, Request(SENTENCES, config, lexical=lexical))
     for source, constraint, n_best in zip(SENTENCES, lexical, together):
         (alone,) = beam(model, pack([source]), config, lexical=[constraint])
         assert [h.ids for h in alone] == [h.ids for h in n_best]
@@ -243,7 +243,7 @@ def test_history_has_the_reasons_of_lexical_constraints():
             refused |= {(one.token == SPECIAL.eos, one.reason) for one in step.refused}
     assert pruned >= {"", "beam", "required"}
     assert refused >= {(True, "required"), (False, "forbidden")}
-    one = decode_batch(model, pack([[5]]), DecodeConfig("greedy"), lexical=constraints((), ["a", "ab"]), history=True)
+    one = decode_all(model, Request([[5]], DecodeConfig("greedy"), lexical=constraints((), ["a", "ab"]), history=True))
     assert "forbidden" in {r.reason for step in one[0].history.steps for r in step.refused}
 
 
@@ -252,8 +252,8 @@ def test_whole_word_tokens_are_refused_at_once():
     texts = TokenTexts(TEXTS.texts, whole_words=True)
     for seed in range(10):
         config = DecodeConfig("greedy", max_len=8)
-        (n_best,) = decode_batch(
-            HistoryModel(V, seed), pack([[5]]), config, lexical=[LexicalConstraints(texts, (), ["a"])]
+        (n_best,) = decode_all(
+            HistoryModel(V, seed), Request([[5]], config, lexical=[LexicalConstraints(texts, (), ["a"])])
         )
         assert 4 not in n_best[0].ids
 
@@ -289,7 +289,7 @@ def test_invalid_calls_raise():
     source = pack([[5]])
     for method in ("greedy", "sample"):
         with pytest.raises(RegardError, match=rf"^Required phrases need beam search \(got method {method}\)"):
-            decode_batch(HistoryModel(V), source, DecodeConfig(method), lexical=constraints(["a"]))
+            decode_all(HistoryModel(V), Request([[5]], DecodeConfig(method), lexical=constraints(["a"])))
     with pytest.raises(RegardError, match=r"\('a ab', 'aba'\) need 4 tokens; .* leaves 3\. Raise"):
         beam(HistoryModel(V), source, DecodeConfig(max_len=3), lexical=constraints(["a ab", "aba"]))
     with pytest.raises(RegardError, match="got 2 for 1 sentences"):

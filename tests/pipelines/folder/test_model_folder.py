@@ -258,12 +258,14 @@ def test_a_change_that_a_folder_cannot_represent_is_refused(tmp_path, change):
     assert not any(tmp_path.iterdir())
 
 
-def test_changes_of_weights_and_modes_are_saved(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_changes_of_weights_and_modes_are_saved(tmp_path, dtype):
     translator = make_translator("transformer")
-    translator.model.train().requires_grad_(False).double()
+    translator.model.train().requires_grad_(False).to(dtype)
     translator.model.encoder_norm.weight.fill_(2.0)
     save(tmp_path, translator)
     assert load(tmp_path, "cpu").model.encoder_norm.weight.eq(2).all()
+    assert {one.dtype for one in load_file(tmp_path / "model.safetensors").values()} == {torch.float32}
 
 
 def test_ensembles_and_other_objects_are_not_saved(tmp_path):
@@ -272,8 +274,10 @@ def test_ensembles_and_other_objects_are_not_saved(tmp_path):
     with pytest.raises(RegardError, match="An ensemble of several models cannot be stored as one"):
         save(tmp_path / "a", ensemble)
     for other in (translator.model, "model", None):
-        with pytest.raises(RegardError, match="cannot be stored as a model"):
+        with pytest.raises(RegardError, match=f"^{type(other).__name__} cannot be stored as a model"):
             save(tmp_path / "a", other)
+    with pytest.raises(RegardError, match=r"^Transformer cannot be stored as a model"):
+        save(translator.model, tmp_path / "a")
 
 
 def test_save_takes_its_arguments_in_either_order(tmp_path):

@@ -37,7 +37,7 @@ def test_requested_explanations_equal_those_computed_in_advance(form):
 
 @pytest.mark.parametrize("method", ["integrated_gradients", "occlusion"])
 def test_requested_methods_of_attribution(method, monkeypatch):
-    monkeypatch.setattr(attribution, "INTEGRATION_POINTS", 2)
+    monkeypatch.setattr(attribution, "INTEGRATION_POINTS", (2,))
     look = text_models.cached_look("gpt")
     output = explain_output(look)
     request = {"measure": "attribution", "method": method, "inputs": output.inputs, "steps": output.steps}

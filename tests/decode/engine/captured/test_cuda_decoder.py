@@ -5,14 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, decode_all
+from regard.decode import DecodeConfig, Request, decode_all
 from regard.decode.engine import engine_runner
 from regard.decode.engine.captured import captured_load, cuda_decoder, graph_decoder
 from regard.decode.engine.model_precision import convert_model, convert_to_float8
 from regard.kernels.triton import search_update, skinny_linear, topk_log_softmax
 from regard.kernels.triton.start_step import StepTables, plain_start_step, start_step
 from regard.kernels.triton.support import is_interpreted, triton_available
-from regard.layers.packed import pack
 from tests.decode.engine.helpers import assert_equal_search, decode_both, gpt, make_sources, transformer
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
@@ -116,7 +115,7 @@ def test_float8_on_a_gpu():
     model, sources = MODELS["pre-norm"]().to(DEVICE), few_sources(9, longest=5)
     config = DecodeConfig("greedy", max_len=3, precision="float8")
     engine, plain = decode_both(convert_model(model, "float8"), sources, CONFIGS["greedy"])
-    assert [n_best[0].ids for n_best in decode_all(model, sources, pack, config)] == [n[0].ids for n in engine]
+    assert [n_best[0].ids for n_best in decode_all(model, Request(sources, config))] == [n[0].ids for n in engine]
     assert sum(a[0].ids == b[0].ids for a, b in zip(engine, plain)) >= 6  # bfloat16 rounds differently
 
 

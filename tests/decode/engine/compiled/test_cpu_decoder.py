@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, Ensemble, Shortlist, decode_all
+from regard.decode import DecodeConfig, Ensemble, Request, Shortlist, decode_all
 from regard.decode.engine import engine_runner as engine_module
 from regard.decode.engine import model_precision
 from regard.decode.engine.model_precision import convert_model
 from regard.errors import RegardError
-from regard.layers.packed import pack
 from tests.decode.engine.helpers import (
     CONFIGS,
     VOCAB,
@@ -117,12 +116,12 @@ def test_int8_with_shortlist(steps, monkeypatch, has_panels):
     model, sources = transformer(width=32), make_sources(20)
     config = DecodeConfig(beam=3, max_len=8, precision="int8", shortlist=True)
     options = {"shortlist": SHORTLIST, **special_options(model)}
-    together = decode_all(model, sources, pack, config, **options)
-    alone = [decode_all(model, [source], pack, config, **options)[0] for source in sources]
+    together = decode_all(model, Request(sources, config, **options))
+    alone = [decode_all(model, Request([source], config, **options))[0] for source in sources]
     assert_equal_search(together, alone)
     everything = replace(SHORTLIST, frequent=np.arange(VOCAB, dtype=np.int32))
-    all_tokens = decode_all(model, sources, pack, config, **(options | {"shortlist": everything}))
-    without = decode_all(model, sources, pack, replace(config, shortlist=False), **special_options(model))
+    all_tokens = decode_all(model, Request(sources, config, **options | {"shortlist": everything}))
+    without = decode_all(model, Request(sources, replace(config, shortlist=False), **special_options(model)))
     assert all_tokens == without
     assert steps[0]
 
@@ -147,8 +146,8 @@ def test_weights_without_panels(steps, monkeypatch, precision):
         monkeypatch.setattr(packed_weights, "packing_available", lambda is_int8, found=is_available: found)
         for make in (transformer, gpt):
             model = make(width=32)
-            results += decode_all(model, make_sources(20), pack, config, **special_options(model))
-            results += decode_all(model, make_sources(1), pack, config, **special_options(model))
+            results += decode_all(model, Request(make_sources(20), config, **special_options(model)))
+            results += decode_all(model, Request(make_sources(1), config, **special_options(model)))
     assert steps[0]
     difference = [abs(a[0].score - b[0].score) for a, b in zip(packed, unpacked)]
     assert max(difference) < 1e-5
@@ -158,11 +157,11 @@ def test_memory_of_caches_is_used_again(steps):
     """Also while another decoder of the same model is at work."""
     model, sources = transformer(), make_sources(12)
     config, options = CONFIGS["beam"], special_options(model)
-    expected = decode_all(model, sources, pack, config, **options)
+    expected = decode_all(model, Request(sources, config, **options))
     nested = []
     for _ in range(2):
-        for progress in (None, lambda *_: nested.append(decode_all(model, sources, pack, config, **options))):
-            results = decode_all(model, sources, pack, config, **options, progress=progress)
+        for progress in (None, lambda *_: nested.append(decode_all(model, Request(sources, config, **options)))):
+            results = decode_all(model, Request(sources, config, **options), progress=progress)
             assert results == expected
     assert nested
     assert all(results == expected for results in nested)
@@ -179,8 +178,8 @@ def test_forced_prefixes(steps):
 def test_int8_does_not_depend_on_the_batch(steps):
     model, sources = transformer(width=32), make_sources(20)
     config = DecodeConfig(beam=3, max_len=8, precision="int8")
-    together = decode_all(model, sources, pack, config, **special_options(model))
-    alone = [decode_all(model, [source], pack, config, **special_options(model))[0] for source in sources]
+    together = decode_all(model, Request(sources, config, **special_options(model)))
+    alone = [decode_all(model, Request([source], config, **special_options(model)))[0] for source in sources]
     assert [(h.ids, h.score) for n_best in together for h in n_best] == [
         (h.ids, h.score) for n_best in alone for h in n_best
     ]
@@ -189,11 +188,11 @@ def test_int8_does_not_depend_on_the_batch(steps):
 def test_int8_is_close_to_the_plain_twin(steps, monkeypatch):
     model, sources = transformer(width=32), make_sources(20)
     config = DecodeConfig("greedy", max_len=1, precision="int8")
-    compiled = decode_all(model, sources, pack, config, **special_options(model))
+    compiled = decode_all(model, Request(sources, config, **special_options(model)))
     assert steps[0]
     monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 10**9)
     monkeypatch.setattr(engine_module, "_decoded", 0)
-    plain = decode_all(model, sources, pack, config, **special_options(model))
+    plain = decode_all(model, Request(sources, config, **special_options(model)))
     difference = [abs(a[0].logprob - b[0].logprob) for a, b in zip(compiled, plain)]
     assert sorted(difference)[len(difference) // 2] < 1e-3
 
@@ -236,11 +235,11 @@ def test_changes_that_pytorch_does_not_count(steps, precision):
     torch.nn.init.normal_(bias)
     options = special_options(model)
     for change in changes:
-        decode_all(model, sources, pack, config, **options)
+        decode_all(model, Request(sources, config, **options))
         change()
-        changed = decode_all(model, sources, pack, config, **options)
+        changed = decode_all(model, Request(sources, config, **options))
         fresh = copy.deepcopy(model)
-        assert changed == decode_all(fresh, sources, pack, config, **options)
+        assert changed == decode_all(fresh, Request(sources, config, **options))
     assert steps[0]
 
 
@@ -291,14 +290,14 @@ def test_128_rows_of_int8(steps):
     """As many rows as the last tile of a product has bytes."""
     model, sources = transformer(width=40, heads=2), make_sources(128)
     config = DecodeConfig("greedy", max_len=4, precision="int8")
-    together = decode_all(model, sources, pack, config, **special_options(model))
-    alone = [decode_all(model, [source], pack, config, **special_options(model))[0] for source in sources[:20]]
+    together = decode_all(model, Request(sources, config, **special_options(model)))
+    alone = [decode_all(model, Request([source], config, **special_options(model)))[0] for source in sources[:20]]
     assert together[:20] == alone
 
 
 def test_ids_outside_of_the_vocabulary_are_not_read(steps):
     with pytest.raises(ValueError, match="sizes"):
-        decode_all(transformer(), [[VOCAB, 3]], pack, CONFIGS["greedy"])
+        decode_all(transformer(), Request([[VOCAB, 3]], CONFIGS["greedy"]))
 
 
 UNCHECKED = """
@@ -323,7 +322,7 @@ def test_nan_is_an_error(steps, config):
     with torch.no_grad():
         model.output.weight[5] = torch.nan
     with pytest.raises(RegardError, match="NaN"):
-        decode_all(model, make_sources(3), pack, CONFIGS[config], **special_options(model))
+        decode_all(model, Request(make_sources(3), CONFIGS[config], **special_options(model)))
 
 
 def test_kernels_are_used_after_some_sentences(monkeypatch):

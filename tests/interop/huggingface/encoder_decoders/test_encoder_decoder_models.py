@@ -12,7 +12,7 @@ from regard.attention import record
 from regard.data import Tokenizer
 from regard.data.text.language_pairs import LanguagePair
 from regard.data.text.special_tokens import SpecialTokens
-from regard.decode import DecodeConfig, decode_batch
+from regard.decode import DecodeConfig, Request, decode_all
 from regard.errors import RegardError
 from regard.interop import export_huggingface, import_huggingface
 from regard.layers.packed import pack
@@ -170,7 +170,7 @@ def test_generation_matches_transformers(transformers, case, tmp_path):
     ):
         expected = hf_model.generate(**common, **options)[:, 1:].tolist()
         config = DecodeConfig(method, beam=4, min_len=4, max_len=20, length_penalty=penalty)
-        decoded = decode_batch(pipeline.model, pack(sources), config, special=special, prefixes=prefixes)
+        decoded = decode_all(pipeline.model, Request(sources, config, special=special, prefixes=prefixes))
         compared = set()
         for row, (best, *_) in zip(expected, decoded):
             if special.eos in row:  # ended before the maximum length
