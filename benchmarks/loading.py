@@ -29,12 +29,12 @@ folder, prompt = sys.argv[1], json.loads(sys.argv[2])
 
 REGARD = """
 import regard
-from regard.decode import DecodeConfig, greedy
-from regard.layers.packed import pack
+from regard.decode import DecodeConfig, Request, decode_all
 imported = time.clock_gettime(time.CLOCK_BOOTTIME)
 generator = regard.load(folder, "cpu")
 with torch.inference_mode():
-    token = greedy(generator.model, pack([prompt]), DecodeConfig(method="greedy", max_len=1, min_len=1))[0][0].ids[0]
+    request = Request([prompt], DecodeConfig(method="greedy", max_len=1, min_len=1))
+    token = decode_all(generator.model, request)[0][0].ids[0]
 """
 
 TRANSFORMERS = """

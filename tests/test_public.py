@@ -116,11 +116,8 @@ PUBLIC = {
         "SourceBatch",
         "SpecialTokens",
         "TokenTexts",
-        "beam",
         "decode_all",
         "explain",
-        "greedy",
-        "sample",
     ],
     "regard.evaluation": [
         "TextScores",

@@ -31,6 +31,36 @@ def step_with_attention(
     return logits, state, torch.stack(attention).mean(0)
 
 
+class Coverage:
+    """The cross-attention that each source position has received so far from the hypotheses in B slots."""
+
+    def __init__(self, slots: int, hypotheses: int, source_capacity: int, device: torch.device) -> None:
+        self.received = torch.zeros((slots, hypotheses, source_capacity), device=device)
+        self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
+
+    def start(self, slots: list[int], lengths: list[int]) -> None:
+        """New sentences in these slots, with sources of these lengths."""
+        rows = torch.tensor(slots, device=self.lengths.device)
+        self.received[rows] = 0.0
+        self.lengths[rows] = torch.tensor(lengths, device=self.lengths.device)
+
+    def add(self, attention: Float[Tensor, "B K S"]) -> None:
+        """Add the attention of a step."""
+        self.received += attention
+
+    def select(self, parents: Int[Tensor, "B K"]) -> None:
+        """The coverage of new hypotheses is that of their parents."""
+        self.received = self.received.gather(1, parents[..., None].expand_as(self.received))
+
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
+        """Keep only these slots."""
+        self.received, self.lengths = self.received[slots], self.lengths[slots]
+
+    def terms(self, parents: Int[Tensor, "B P"]) -> Float[Tensor, "B P"]:
+        """The coverage terms of candidates with these parents."""
+        return coverage_term(self.received, self.lengths).gather(1, parents)
+
+
 def coverage_term(coverage: Float[Tensor, "B C S"], lengths: Int[Tensor, "B"]) -> Float[Tensor, "B C"]:
     """sum over s of log min(coverage_s, 1): 0 if every source position is fully covered, else negative.
 

@@ -77,7 +77,7 @@ class DecodeConfig:
     seed: Seed = 0
     """random seed of sampling"""
     engine: Literal["auto", "plain"] = "auto"
-    """decoding engine (auto) or the slower reference search (plain)"""
+    """what computes the steps: the fastest that supports the call (auto), or the model itself (plain)"""
     shortlist: bool = False
     """translate with the tokens of the model's shortlist only (see `regard shortlist`): faster, may lower quality"""
     precision: Precision = "auto"

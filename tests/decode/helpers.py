@@ -3,27 +3,28 @@
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention.offsets import Offsets
-from regard.decode import DecodeConfig, SpecialTokens
+from regard.decode import DecodeConfig, NBest, Request, SpecialTokens, decode_all
+from regard.layers.packed import Packed
 
 
-@dataclass
-class ToySource:
-    """A packed batch of token ids: the toy counterpart of `Packed`."""
+def beam(
+    model: Any, sources: list[list[int]], config: DecodeConfig | None = None, *, on_token: Any = None, **options: Any
+) -> list[NBest]:
+    """Decode sentences, by default with beam search."""
+    return decode_all(model, Request(sources, config or DecodeConfig(), **options), on_token=on_token)
 
-    ids: Tensor
-    offsets: Offsets
+
+def greedy(model: Any, sources: list[list[int]], config: DecodeConfig | None = None, **options: Any) -> list[NBest]:
+    return beam(model, sources, config or DecodeConfig("greedy"), **options)
 
 
-def pack(sentences: list[list[int]]) -> ToySource:
-    starts = torch.tensor([0, *itertools.accumulate(map(len, sentences))], dtype=torch.int32)
-    max_len = max(map(len, sentences), default=0)
-    ids = torch.tensor([token for sentence in sentences for token in sentence], dtype=torch.long)
-    return ToySource(ids, Offsets(starts, int(starts[-1]), max_len))
+def sample(model: Any, sources: list[list[int]], config: DecodeConfig | None = None, **options: Any) -> list[NBest]:
+    return beam(model, sources, config or DecodeConfig("sample"), **options)
 
 
 @dataclass
@@ -50,7 +51,7 @@ class HistoryModel:
             key = (key * 131 + past[..., t] + 1) % self.buckets
         return self.table[key]
 
-    def start(self, source: ToySource) -> ToyState:
+    def start(self, source: Packed) -> ToyState:
         first = source.ids[source.offsets.starts[:-1].long()][:, None]
         return ToyState(first, torch.zeros((*first.shape, 0), dtype=torch.long))
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.decode import SPECIAL, DecodeConfig, beam, greedy
+from regard.decode import SPECIAL, DecodeConfig
 from regard.errors import RegardError
-from tests.decode.helpers import HistoryModel, TableModel, exhaustive_search, log_prob, pack
+from tests.decode.helpers import HistoryModel, TableModel, beam, exhaustive_search, greedy, log_prob
 
 SENTENCES = [[5, 1, 1, 1], [9, 1], [4, 1, 1], [7], [6, 1, 1, 1, 1, 1]]
 
@@ -26,7 +26,7 @@ def test_wide_beam_finds_the_best_outputs(length_penalty: float, min_len: int) -
     config = limited(3, beam=85, n_best=n_best, length_penalty=length_penalty, min_len=min_len, patience=math.inf)
     for seed in range(4):
         model = HistoryModel(V, seed)
-        for source, result in zip(SENTENCES, beam(model, pack(SENTENCES), config)):
+        for source, result in zip(SENTENCES, beam(model, SENTENCES, config)):
             expected = exhaustive_search(model, source, V, config, SPECIAL)[:n_best]
             assert [h.ids for h in result] == [ids for _, ids in expected]
             assert [h.score for h in result] == pytest.approx([score for score, _ in expected], abs=1e-5)
@@ -47,7 +47,7 @@ def test_early_stopping_does_not_change_the_result(
     n_best = min(n_best, width)
     model = HistoryModel(9, seed, sharpness)
     config = limited(8, beam=width, n_best=n_best, length_penalty=length_penalty, patience=math.inf)
-    source = pack([[5], [6]])
+    source = [[5], [6]]
     result = beam(model, source, config)
     for sentence, n_best_list in zip((5, 6), result):
         expected = search_without_early_stopping(model, sentence, width, limit=8, length_penalty=length_penalty)
@@ -71,7 +71,7 @@ def test_search_stops_after_the_expected_number_of_steps(options: dict, expected
     p = torch.zeros((5, 5))
     p[:, SPECIAL.eos], p[:, 4] = 0.6, 0.4
     model = TableModel(p.log())
-    result = beam(model, pack([[4]]), limited(20, beam=2, **options))[0]
+    result = beam(model, [[4]], limited(20, beam=2, **options))[0]
     assert len(model.step_shapes) == expected
     assert [h.ids for h in result] == [[], [4]][: len(result)]
 
@@ -98,7 +98,7 @@ def search_without_early_stopping(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_beam_of_one_equals_greedy(seed: int) -> None:
-    model, source = HistoryModel(12, seed), pack(SENTENCES)
+    model, source = HistoryModel(12, seed), SENTENCES
     beam_results = beam(model, source, limited(15, beam=1))
     greedy_results = greedy(model, source, limited(15, method="greedy"))
     assert [r[0].ids for r in beam_results] == [r[0].ids for r in greedy_results]
@@ -112,18 +112,18 @@ def test_results_do_not_depend_on_other_sentences_in_the_batch(patience: float) 
     config = DecodeConfig(beam=4, n_best=3, patience=patience, max_ratio=2.0, max_extra=4)
     model = HistoryModel(20, seed=3)
     sentences = [[first, *[1] * (first % 5)] for first in range(4, 24)]
-    together = beam(model, pack(sentences), config)
+    together = beam(model, sentences, config)
     sizes = [rows for rows, _ in model.step_shapes]
     assert sizes[0] == 20
     assert len(set(sizes)) > 3, "finished sentences leave the batch"
     for sentence, result in zip(sentences, together):
-        alone = beam(model, pack([sentence]), config)[0]
+        alone = beam(model, [sentence], config)[0]
         assert [h.ids for h in alone] == [h.ids for h in result]
 
 
 def test_scores_match_the_model() -> None:
     model = HistoryModel(12, seed=5)
-    for source, result in zip(SENTENCES, beam(model, pack(SENTENCES), limited(10, beam=5, n_best=5))):
+    for source, result in zip(SENTENCES, beam(model, SENTENCES, limited(10, beam=5, n_best=5))):
         assert len({tuple(h.ids) for h in result}) == len(result) == 5
         assert [h.score for h in result] == sorted((h.score for h in result), reverse=True)
         for h in result:
@@ -139,34 +139,34 @@ def test_vocabulary_smaller_than_the_beam() -> None:
     model = HistoryModel(V, seed=1)
     config = limited(2, beam=10, n_best=10)
     expected = exhaustive_search(model, [8], V, config, SPECIAL)
-    result = beam(model, pack([[8]]), config)[0]
+    result = beam(model, [[8]], config)[0]
     assert len(expected) == 7  # "", a, b, aa, ab, ba, bb
     assert [h.ids for h in result] == [ids for _, ids in expected]
 
 
 def test_no_sentences_give_no_results() -> None:
-    assert beam(HistoryModel(6), pack([])) == []
+    assert beam(HistoryModel(6), []) == []
 
 
 def test_output_ends_when_no_token_is_possible() -> None:
     logits = torch.full((6, 6), -torch.inf)
     logits[SPECIAL.sos, 4] = logits[SPECIAL.sos, 5] = 0.0  # then no token is possible
-    result = beam(TableModel(logits), pack([[4], [5]]), limited(9, beam=3, n_best=3))
+    result = beam(TableModel(logits), [[4], [5]], limited(9, beam=3, n_best=3))
     for hypotheses in result:
         assert sorted(h.ids for h in hypotheses) == [[4], [5]]
         assert all(h.token_logprobs == pytest.approx([math.log(0.5)]) for h in hypotheses)
-    nothing = beam(TableModel(torch.full((6, 6), -torch.inf)), pack([[4]]), limited(9, beam=3))
+    nothing = beam(TableModel(torch.full((6, 6), -torch.inf)), [[4]], limited(9, beam=3))
     assert [h.ids for h in nothing[0]] == [[]]
 
 
 def test_outputs_end_with_eos_at_the_limit() -> None:
     logits = torch.zeros((6, 6))
     logits[:, SPECIAL.eos] = -9.0
-    result = beam(TableModel(logits), pack([[4]]), limited(4, beam=2, n_best=2))[0]
+    result = beam(TableModel(logits), [[4]], limited(4, beam=2, n_best=2))[0]
     assert [len(h.ids) for h in result] == [4, 4]
     assert [len(h.token_logprobs) for h in result] == [5, 5]
     by_ratio = DecodeConfig(beam=2, max_ratio=1.5, max_extra=1)
-    lengths = [len(r[0].ids) for r in beam(TableModel(logits), pack([[4], [4, 4], [4] * 4]), by_ratio)]
+    lengths = [len(r[0].ids) for r in beam(TableModel(logits), [[4], [4, 4], [4] * 4], by_ratio)]
     assert lengths == [2, 4, 7]
 
 
@@ -174,8 +174,8 @@ def test_prefix_is_kept_and_scored() -> None:
     model = HistoryModel(12, seed=2)
     prefixes = [[7, 8, 9], [], [11], [5, 5, 5, 5, 5, 5], [4]]
     config = limited(6, beam=3, n_best=3)
-    result = beam(model, pack(SENTENCES), config, prefixes=prefixes)
-    free = beam(model, pack(SENTENCES), config)
+    result = beam(model, SENTENCES, config, prefixes=prefixes)
+    free = beam(model, SENTENCES, config)
     for source, prefix, hypotheses, unforced in zip(SENTENCES, prefixes, result, free):
         for h in hypotheses:
             assert h.ids[: len(prefix)] == prefix
@@ -189,7 +189,7 @@ def test_prefix_is_kept_and_scored() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_history_contains_the_path_of_every_hypothesis(seed: int) -> None:
     model = HistoryModel(9, seed)
-    result = beam(model, pack(SENTENCES), limited(8, beam=4, n_best=4), history=True)
+    result = beam(model, SENTENCES, limited(8, beam=4, n_best=4), history=True)
     for hypotheses in result:
         history = hypotheses.history
         assert history is not None
@@ -213,7 +213,7 @@ def test_history_contains_the_path_of_every_hypothesis(seed: int) -> None:
 
 
 def test_history_is_not_recorded_by_default() -> None:
-    assert beam(HistoryModel(9), pack([[4]]))[0].history is None
+    assert beam(HistoryModel(9), [[4]])[0].history is None
 
 
 @pytest.mark.parametrize("history", [False, True])
@@ -222,7 +222,7 @@ def test_beam_larger_than_the_vocabulary_finds_every_output_once(history) -> Non
     model = HistoryModel(6, seed=3)
     sources = [[4], [5, 1], [7, 1, 1]]
     config = DecodeConfig("beam", beam=50, n_best=50, max_len=2, patience=math.inf)
-    for source, result in zip(sources, beam(model, pack(sources), config, history=history)):
+    for source, result in zip(sources, beam(model, sources, config, history=history)):
         assert [one.ids for one in result] == [ids for _, ids in exhaustive_search(model, source, 6, config, SPECIAL)]
         assert len(result) == 13
 

@@ -1,46 +1,72 @@
-"""`explain` lists the engine of each call, with the reason."""
+"""`explain` lists what computed the steps of each call, with the reason."""
 
 import threading
 
 import pytest
 
 from regard.attention import record
-from regard.decode import DecodeConfig, EngineChoice, LexicalConstraints, Request, TokenTexts, decode_all, explain
+from regard.decode import (
+    DecodeConfig,
+    EngineChoice,
+    LexicalConstraints,
+    Request,
+    SpecialTokens,
+    TokenTexts,
+    decode_all,
+    explain,
+)
+from regard.decode.engine import engine_runner
 from tests.decode.engine.helpers import VOCAB, make_sources, transformer
 
 SOURCES = make_sources(3)
 FAST = {"max_len": 4}
-PLAIN_CALLS = {
-    'engine="plain"': (DecodeConfig(engine="plain", **FAST), {}),
-    "the search history is recorded": (DecodeConfig(**FAST), {"history": True}),
-    "the coverage penalty needs the attention weights of every step": (DecodeConfig(coverage_penalty=0.2, **FAST), {}),
-    "phrases are required or forbidden": (DecodeConfig(**FAST), {"lexical": True}),
+CALLS = {
+    'engine="plain"': ("model", DecodeConfig(engine="plain", **FAST), {}),
+    "the coverage penalty needs the attention weights of every step": (
+        "model",
+        DecodeConfig(coverage_penalty=0.2, **FAST),
+        {},
+    ),
+    "the search history is recorded": ("static", DecodeConfig(**FAST), {"history": True}),
+    "phrases are required or forbidden": ("static", DecodeConfig(**FAST), {"lexical": True}),
+    "several tokens end an output": ("static", DecodeConfig(**FAST), {"special": SpecialTokens(other_eos=(9,))}),
+    "rules about repetition depend on the tokens so far": (
+        "static",
+        DecodeConfig(repetition_penalty=1.2, **FAST),
+        {},
+    ),
+    "samples are drawn from all tokens": ("static", DecodeConfig("sample", **FAST), {}),
 }
 
 
-@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
-def test_engine(method):
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_compiled_steps(method, monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(engine_runner, "COMPILED_SENTENCES", 3)
+    monkeypatch.setattr(engine_runner, "_decoded", 0)
     with explain() as choices:
-        decode_all(transformer(), Request(SOURCES, DecodeConfig(method, **FAST)))
-    assert choices == [EngineChoice("engine", "", 3)]
+        for count in (2, 3):
+            decode_all(transformer(), Request(SOURCES[:count], DecodeConfig(method, **FAST)))
+    few = "compiled kernels are loaded for 3 sentences or more"
+    assert choices == [EngineChoice("static", few, 2), EngineChoice("compiled", "", 3)]
 
 
-@pytest.mark.parametrize("reason", PLAIN_CALLS)
-def test_plain_search(reason):
-    config, options = PLAIN_CALLS[reason]
+@pytest.mark.parametrize("reason", CALLS)
+def test_reasons(reason):
+    stepper, config, options = CALLS[reason]
     if "lexical" in options:
         texts = TokenTexts([f" {i}".encode() for i in range(VOCAB)])
         options = {"lexical": [LexicalConstraints(texts, (), ("7",))] * 3}
     with explain() as choices:
         decode_all(transformer(), Request(SOURCES, config, **options))
-    assert choices == [EngineChoice("plain", reason, 3)]
+    assert choices == [EngineChoice(stepper, reason, 3)]
 
 
-def test_recorded_attention_is_plain():
+def test_recorded_attention_is_that_of_the_model():
     model = transformer()
     with explain() as choices, record(model):
         decode_all(model, Request(SOURCES[:1], DecodeConfig(**FAST)))
-    assert choices[0].engine == "plain"
+    assert choices[0].stepper == "model"
     assert "attention is recorded" in choices[0].reason
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, Request, SpecialTokens, beam, decode_all, greedy, sample
+from regard.decode import DecodeConfig, Request, SpecialTokens, decode_all
 from regard.errors import RegardError
-from tests.decode.helpers import HistoryModel, exhaustive_search, log_prob, pack
+from tests.decode.helpers import HistoryModel, beam, exhaustive_search, greedy, log_prob, sample
 
 SENTENCES = [[first, *[1] * (first % 5)] for first in range(4, 24)]
 V = 12
@@ -75,7 +75,7 @@ def test_prefix_beyond_the_total_length_raises(config, prefix) -> None:
     with pytest.raises(
         RegardError, match=f"Prefix {longest + 1} has 3 tokens, more than the 2 that fit after a prompt of 5"
     ):
-        greedy(HistoryModel(V, seed=1), pack(SENTENCES), max_total_len=7, prefixes=prefixes)
+        greedy(HistoryModel(V, seed=1), SENTENCES, max_total_len=7, prefixes=prefixes)
 
 
 # Token callback
@@ -115,8 +115,8 @@ def test_on_token_reports_the_first_of_several_samples() -> None:
 def test_on_token_is_called_step_by_step() -> None:
     """Called for all sentences of a step before the next step."""
     sentences: list[int] = []
-    greedy(HistoryModel(V, seed=1), pack(SENTENCES), on_token=lambda sentence, token: sentences.append(sentence))
-    first = sentences.index(sentences[0], 1)  # the second token of the same sentence
+    greedy(HistoryModel(V, seed=1), SENTENCES, on_token=lambda sentence, token: sentences.append(sentence))
+    first = next(i for i, sentence in enumerate(sentences) if sentence in sentences[:i])  # the first second token
     assert len(set(sentences[:first])) == first > 5
 
 
@@ -126,7 +126,7 @@ def test_on_token_is_not_called_for_outputs_without_tokens() -> None:
             return torch.full((*sentence.shape, V), -torch.inf)
 
     log = TokenLog()
-    assert greedy(NoTokens(V), pack([[4], [5]]), on_token=log)[0][0].ids == []
+    assert greedy(NoTokens(V), [[4], [5]], on_token=log)[0][0].ids == []
     assert log.tokens == {}
 
 
@@ -154,7 +154,7 @@ SHARED_IDS = pytest.mark.parametrize(
 def test_greedy_ends_at_the_most_probable_eos(special) -> None:
     model = HistoryModel(V, seed=1)
     ended = 0
-    for source, [result] in zip(SENTENCES, greedy(model, pack(SENTENCES), special=special)):
+    for source, [result] in zip(SENTENCES, greedy(model, SENTENCES, special=special)):
         past, limit = [special.sos], DecodeConfig().limit(len(source))
         while len(past) <= limit:
             scores = model.scores(torch.tensor(source[0]), torch.tensor(past)).clone()
@@ -173,7 +173,7 @@ def test_greedy_ends_at_the_most_probable_eos(special) -> None:
 def test_samples_end_and_contain_no_special_id(special) -> None:
     model = HistoryModel(V, seed=2)
     config = DecodeConfig("sample", n_best=20, max_len=8)
-    for source, n_best in zip(SENTENCES, sample(model, pack(SENTENCES), config, special=special)):
+    for source, n_best in zip(SENTENCES, sample(model, SENTENCES, config, special=special)):
         assert len({len(one.ids) for one in n_best}) > 2
         for one in n_best:
             assert not {special.pad, special.sos, special.eos} & set(one.ids)
@@ -185,7 +185,7 @@ def test_wide_beam_finds_the_best_outputs(special) -> None:
     model = HistoryModel(6, seed=3)
     # At most 5 words at 3 positions: nothing is pruned, and only the score bound stops the search.
     config = DecodeConfig("beam", beam=160, n_best=5, max_len=3, patience=math.inf)
-    for source, result in zip(SENTENCES[:6], beam(model, pack(SENTENCES[:6]), config, special=special)):
+    for source, result in zip(SENTENCES[:6], beam(model, SENTENCES[:6], config, special=special)):
         expected = exhaustive_search(model, source, 6, config, special)
         assert [one.ids for one in result] == [ids for _, ids in expected[:5]]
         assert [one.score for one in result] == pytest.approx([score for score, _ in expected[:5]], abs=1e-4)

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from regard.attention.recording import record
-from regard.decode import SPECIAL, DecodeConfig, Ensemble, Request, beam, decode_all, greedy
+from regard.decode import SPECIAL, DecodeConfig, Ensemble, Request, decode_all
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from tests.decode.helpers import HistoryModel
+from tests.decode.helpers import HistoryModel, beam, greedy
 
 SENTENCES = [[4 + (3 * i + j) % 8 for j in range(1 + i % 5)] + [SPECIAL.eos] for i in range(9)]
 
@@ -58,17 +58,15 @@ def test_log_probabilities_match_teacher_forcing(config: DecodeConfig, family: s
 def test_results_do_not_depend_on_other_sentences_in_the_batch(family: str) -> None:
     model = small_model(family, 1)
     config = DecodeConfig(beam=3, n_best=3)
-    for source, result in zip(SENTENCES, beam(model, pack(SENTENCES), config)):
-        alone = beam(model, pack([source]), config)[0]
+    for source, result in zip(SENTENCES, beam(model, SENTENCES, config)):
+        alone = beam(model, [source], config)[0]
         assert [h.ids for h in alone] == [h.ids for h in result]
-    assert [r[0].ids for r in greedy(model, pack(SENTENCES))] == [
-        greedy(model, pack([source]))[0][0].ids for source in SENTENCES
-    ]
+    assert [r[0].ids for r in greedy(model, SENTENCES)] == [greedy(model, [source])[0][0].ids for source in SENTENCES]
 
 
 def test_ensemble_of_two_families() -> None:
     first, second = small_model("transformer", 0), small_model("luong", 1)
-    for source, result in zip(SENTENCES, beam(Ensemble([first, second]), pack(SENTENCES), DecodeConfig(beam=3))):
+    for source, result in zip(SENTENCES, beam(Ensemble([first, second]), SENTENCES, DecodeConfig(beam=3))):
         ids = result[0].ids
         mean = (teacher_forced(first, source, ids).exp() + teacher_forced(second, source, ids).exp()) / 2
         torch.testing.assert_close(torch.tensor(result[0].token_logprobs), mean.log(), atol=1e-4, rtol=1e-4)
@@ -80,7 +78,7 @@ def test_coverage_matches_teacher_forcing(family: str) -> None:
     model = small_model(family, 0)
     config = DecodeConfig(beam=4, n_best=4, length_penalty=0.5, coverage_penalty=2.0, max_ratio=0.6, max_extra=0)
     terms = []
-    for source, result in zip(SENTENCES, beam(model, pack(SENTENCES), config)):
+    for source, result in zip(SENTENCES, beam(model, SENTENCES, config)):
         for h in result:
             with record(model) as recording:
                 model(pack([source]), pack([[SPECIAL.sos, *h.ids]]))
@@ -96,4 +94,4 @@ def test_coverage_matches_teacher_forcing(family: str) -> None:
 @pytest.mark.parametrize("model", [small_model("none", 0), HistoryModel(13)], ids=["no attention", "no module"])
 def test_coverage_without_cross_attention_raises(model) -> None:
     with pytest.raises(RegardError, match="attention"):
-        beam(model, pack(SENTENCES), DecodeConfig(coverage_penalty=0.2))
+        beam(model, SENTENCES, DecodeConfig(coverage_penalty=0.2))

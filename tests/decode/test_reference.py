@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from regard.decode import SPECIAL, DecodeConfig, beam, greedy, reference
-from regard.layers.packed import pack
+from regard.decode import SPECIAL, DecodeConfig, reference
 from tests.decode.engine.helpers import assert_equal_search, gpt, make_sources, seq2seq, special_options, transformer
-from tests.decode.helpers import HistoryModel, exhaustive_search
+from tests.decode.helpers import HistoryModel, beam, exhaustive_search
 
 OPTIONS = {
     "greedy": {"method": "greedy"},
@@ -32,11 +31,10 @@ def search(module, model, source, config, **options):
 def test_search_equals_the_reference(option):
     config = DecodeConfig(**({"max_len": 12} | OPTIONS[option]))
     sources = [[5, 1, 1, 1], [9, 1], [4, 1, 1], [7], [6, 1, 1, 1, 1, 1]]
-    decode = greedy if config.method == "greedy" else beam
     for seed in range(4):
         model = HistoryModel(14, seed)
         expected = [search(reference, model, source, config) for source in sources]
-        assert_equal_search(decode(model, pack(sources), config), expected)
+        assert_equal_search(beam(model, sources, config), expected)
 
 
 @pytest.mark.parametrize("option", ["greedy", "limits", "length penalty"])
@@ -45,9 +43,8 @@ def test_models_equal_the_reference(make, option):
     model, sources = make(), make_sources(4)
     special = special_options(model)["special"]
     config = DecodeConfig(**({"max_len": 8} | OPTIONS[option]))
-    decode = greedy if config.method == "greedy" else beam
     expected = [search(reference, model, source, config, special=special) for source in sources]
-    assert_equal_search(decode(model, pack(sources), config, special=special), expected)
+    assert_equal_search(beam(model, sources, config, special=special), expected)
 
 
 def test_wide_reference_finds_the_best_outputs():

@@ -8,17 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.decode import SPECIAL, DecodeConfig, greedy, sample
-from regard.decode.sampling import draw
+from regard.decode import SPECIAL, DecodeConfig
+from regard.decode.search import draw
 from regard.errors import RegardError
-from tests.decode.helpers import HistoryModel, TableModel, log_prob, pack
+from tests.decode.helpers import HistoryModel, TableModel, greedy, log_prob, sample
 
 SENTENCES = [[first, *[1] * (first % 5)] for first in range(4, 24)]
 
 
 def test_greedy_chooses_the_most_probable_token() -> None:
     model = HistoryModel(12, seed=1)
-    for source, result in zip(SENTENCES, greedy(model, pack(SENTENCES))):
+    for source, result in zip(SENTENCES, greedy(model, SENTENCES)):
         past = [SPECIAL.sos]
         while past[-1] != SPECIAL.eos and len(past) <= DecodeConfig().limit(len(source)):
             scores = model.scores(torch.tensor(source[0]), torch.tensor(past)).clone()
@@ -32,23 +32,23 @@ def test_greedy_chooses_the_most_probable_token() -> None:
 
 def test_removing_finished_sentences_does_not_change_results() -> None:
     model = HistoryModel(12, seed=1)
-    together = greedy(model, pack(SENTENCES))
+    together = greedy(model, SENTENCES)
     sizes = [rows for rows, _ in model.step_shapes]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < sizes[0] / 2
-    assert together == [greedy(model, pack([sentence]))[0] for sentence in SENTENCES]
+    assert together == [greedy(model, [sentence])[0] for sentence in SENTENCES]
 
 
 def test_no_sentences_give_no_results() -> None:
-    assert greedy(HistoryModel(6), pack([])) == []
-    assert sample(HistoryModel(6), pack([])) == []
+    assert greedy(HistoryModel(6), []) == []
+    assert sample(HistoryModel(6), []) == []
 
 
 @pytest.mark.parametrize("decode", [greedy, sample])
 def test_prefix_is_kept_and_scored(decode) -> None:
     model = HistoryModel(12, seed=2)
     prefixes = [[4 + i % 3] * (i % 4) for i in range(len(SENTENCES))]
-    for source, prefix, result in zip(SENTENCES, prefixes, decode(model, pack(SENTENCES), prefixes=prefixes)):
+    for source, prefix, result in zip(SENTENCES, prefixes, decode(model, SENTENCES, prefixes=prefixes)):
         h = result[0]
         assert h.ids[: len(prefix)] == prefix
         assert h.logprob == pytest.approx(log_prob(model, source[0], h.ids, SPECIAL), abs=1e-4)
@@ -57,13 +57,13 @@ def test_prefix_is_kept_and_scored(decode) -> None:
 @pytest.mark.parametrize("decode", [greedy, sample])
 def test_outputs_respect_length_limits(decode) -> None:
     model = HistoryModel(6, seed=3)
-    free = decode(model, pack(SENTENCES), DecodeConfig(decode.__name__))
+    free = decode(model, SENTENCES, DecodeConfig(decode.__name__))
     assert min(len(r[0].ids) for r in free) < 4
     assert max(len(r[0].ids) for r in free) > 6
-    limited = decode(model, pack(SENTENCES), DecodeConfig(decode.__name__, min_len=4, max_len=6))
+    limited = decode(model, SENTENCES, DecodeConfig(decode.__name__, min_len=4, max_len=6))
     assert {len(r[0].ids) for r in limited} == {4, 5, 6}
     assert all(len(r[0].token_logprobs) == len(r[0].ids) + 1 for r in limited)
-    short = decode(model, pack(SENTENCES), DecodeConfig(decode.__name__, max_len=0))
+    short = decode(model, SENTENCES, DecodeConfig(decode.__name__, max_len=0))
     assert all(r[0].ids == [] and len(r[0].token_logprobs) == 1 for r in short)
 
 
@@ -71,23 +71,23 @@ def test_outputs_respect_length_limits(decode) -> None:
 def test_output_ends_when_no_token_is_possible(decode) -> None:
     logits = torch.full((6, 6), -torch.inf)
     logits[SPECIAL.sos, 4] = 0.0
-    result = decode(TableModel(logits), pack([[4], [5]]))
+    result = decode(TableModel(logits), [[4], [5]])
     assert [(r[0].ids, r[0].token_logprobs) for r in result] == [([4], [0.0])] * 2
-    nothing = decode(TableModel(torch.full((6, 6), -torch.inf)), pack([[4]]))
+    nothing = decode(TableModel(torch.full((6, 6), -torch.inf)), [[4]])
     assert [(h.ids, h.logprob) for h in nothing[0]] == [([], 0.0)]
 
 
 @pytest.mark.parametrize("decode", [greedy, sample])
 def test_nan_logits_raise(decode) -> None:
     with pytest.raises(RegardError, match="NaN"):
-        decode(TableModel(torch.full((6, 6), torch.nan)), pack([[4]]))
+        decode(TableModel(torch.full((6, 6), torch.nan)), [[4]])
 
 
 def test_invalid_prefixes_raise() -> None:
     with pytest.raises(RegardError, match="2 prefixes for 1 sentences"):
-        greedy(HistoryModel(6), pack([[4]]), prefixes=[[4], [5]])
+        greedy(HistoryModel(6), [[4]], prefixes=[[4], [5]])
     with pytest.raises(RegardError, match="<eos>"):
-        greedy(HistoryModel(6), pack([[4]]), prefixes=[[4, SPECIAL.eos]])
+        greedy(HistoryModel(6), [[4]], prefixes=[[4, SPECIAL.eos]])
 
 
 def frequencies(temperature: float, top_k: int, top_p: float, p: torch.Tensor, draws: int = 20000) -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_sampled_outputs_follow_the_distribution_of_the_model() -> None:
     """A chain whose outputs are a geometric number of fours, each followed by another with probability 2/3."""
     logits = torch.full((5, 5), -torch.inf)
     logits[:, 4], logits[:, SPECIAL.eos] = math.log(2 / 3), math.log(1 / 3)
-    batches = sample(TableModel(logits), pack([[4]] * 6), DecodeConfig("sample", n_best=1000, max_len=40))
+    batches = sample(TableModel(logits), [[4]] * 6, DecodeConfig("sample", n_best=1000, max_len=40))
     samples = [hypothesis for batch in batches for hypothesis in batch]
     lengths = torch.bincount(torch.tensor([len(h.ids) for h in samples]), minlength=8)[:8]
     expected = 6000 * (1 / 3) * (2 / 3) ** torch.arange(8)
@@ -151,18 +151,18 @@ def test_sampled_outputs_follow_the_distribution_of_the_model() -> None:
 def test_samples_depend_only_on_seed_and_sentence_index() -> None:
     model = HistoryModel(12, seed=4)
     config = DecodeConfig("sample", n_best=3, top_p=0.95, temperature=1.3, seed=11)
-    first = sample(model, pack(SENTENCES), config)
-    assert first == sample(model, pack(SENTENCES), config)
-    assert first != sample(model, pack(SENTENCES), replace(config, seed=12))
+    first = sample(model, SENTENCES, config)
+    assert first == sample(model, SENTENCES, config)
+    assert first != sample(model, SENTENCES, replace(config, seed=12))
     for index, (sentence, result) in enumerate(zip(SENTENCES, first)):
-        assert sample(model, pack([sentence]), config, sample_indices=[index])[0] == result
+        assert sample(model, [sentence], config, sample_indices=[index])[0] == result
     assert len({tuple(h.ids) for r in first for h in r}) > 20
 
 
 def test_log_probabilities_are_before_temperature_and_top_k() -> None:
     model = HistoryModel(12, seed=4)
     config = DecodeConfig("sample", n_best=4, top_k=3, temperature=0.7)
-    for source, result in zip(SENTENCES, sample(model, pack(SENTENCES), config)):
+    for source, result in zip(SENTENCES, sample(model, SENTENCES, config)):
         assert len(result) == 4
         assert [h.score for h in result] == sorted((h.score for h in result), reverse=True)
         for h in result:
@@ -171,4 +171,4 @@ def test_log_probabilities_are_before_temperature_and_top_k() -> None:
 
 def test_top_k_of_one_equals_greedy() -> None:
     model = HistoryModel(12, seed=6)
-    assert sample(model, pack(SENTENCES), DecodeConfig("sample", top_k=1)) == greedy(model, pack(SENTENCES))
+    assert sample(model, SENTENCES, DecodeConfig("sample", top_k=1)) == greedy(model, SENTENCES)

@@ -14,10 +14,9 @@ from triton.runtime.jit import JITFunction
 
 from regard.attention import Concat, attend, causal, use
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.engine.beam_state import BeamState
-from regard.decode.engine.slot_constraints import SlotConstraints
-from regard.decode.engine.stepwise_state import StepwiseState
 from regard.decode.protocol import SpecialTokens
+from regard.decode.rules.constraints import Constraints
+from regard.decode.search import BeamSearch, StepwiseSearch
 from regard.kernels.triton import (
     add_norm,
     cross_entropy,
@@ -113,8 +112,8 @@ def launch_decoding_kernels() -> None:
 
 def launch_search_updates() -> None:
     config, special, device = DecodeConfig(beam=4, n_best=2, length_penalty=0.6), SpecialTokens(), torch.device("cpu")
-    constraints = SlotConstraints(3, 0, config, special, device)
-    state = BeamState(3, 20, config, constraints, device)
+    constraints = Constraints(3, 0, config, special, device)
+    state = BeamSearch(3, 20, config, constraints, device)
     top, positions = torch.zeros(3, 4, 8), torch.zeros(3, dtype=torch.long)
     search_update.beam_update(
         *(top, top.long(), positions, constraints.limit),
@@ -126,7 +125,7 @@ def launch_search_updates() -> None:
     )
     tables = start_step.StepTables(torch.zeros(9, 64), torch.zeros(9, 64), 1.0, 0, special.eos, 0)
     start_step.start_step(state.last, state.step, state.done, positions, constraints.limit, top[..., 0].long(), tables)
-    greedy = StepwiseState(3, 20, DecodeConfig(method="greedy"), constraints, device)
+    greedy = StepwiseSearch(3, 20, DecodeConfig(method="greedy"), constraints, device)
     names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
     tensors = {name: getattr(greedy, name) for name in names}
     search_update.greedy_update(greedy.last, top[:, 0, :1].contiguous(), **tensors, eos=special.eos)

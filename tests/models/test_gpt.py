@@ -8,10 +8,11 @@ import torch
 from regard.attention import SCORES, record, use
 from regard.attention.exact_weights import compute_weights
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS
-from regard.decode import DecodeConfig, Ensemble, Request, beam, decode_all, explain, greedy, sample
+from regard.decode import DecodeConfig, Ensemble, Request, decode_all, explain
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models.gpt import GPT, GPTConfig, gpt2, gpt_small
+from tests.decode.helpers import beam, greedy, sample
 from tests.models.gpt_variants import VARIANTS
 
 PROMPTS = [[2, 4, 5, 6, 7], [2, 6], [8]]
@@ -40,14 +41,14 @@ def decode_without_cache(model: GPT, prompt: list[int], count: int) -> list[int]
 def test_cached_decoding_matches_full_forward(positions, score):
     """Prompts of several lengths in one batch."""
     model = small(positions=positions, score=score, kv_heads=2)
-    found = greedy(model, pack(PROMPTS), DecodeConfig(method="greedy", max_len=12))
+    found = greedy(model, PROMPTS, DecodeConfig(method="greedy", max_len=12))
     assert [n_best[0].ids for n_best in found] == [decode_without_cache(model, prompt, 12) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_decode_as_without_cache_and_pack_as_alone(name):
     model = small(**VARIANTS[name])
-    found = greedy(model, pack(PROMPTS), DecodeConfig(method="greedy", max_len=12))
+    found = greedy(model, PROMPTS, DecodeConfig(method="greedy", max_len=12))
     assert [n_best[0].ids for n_best in found] == [decode_without_cache(model, prompt, 12) for prompt in PROMPTS]
     alone = torch.cat([model(pack([prompt])) for prompt in PROMPTS])
     torch.testing.assert_close(model(pack(PROMPTS)), alone)
@@ -109,7 +110,7 @@ def test_dynamic_scaling_applies_beyond_the_context():
 @torch.no_grad()
 def test_beam_logprobs_match_full_forward():
     model = small()
-    for prompt, n_best in zip(PROMPTS, beam(model, pack(PROMPTS), DecodeConfig(beam=3, n_best=3, max_len=6))):
+    for prompt, n_best in zip(PROMPTS, beam(model, PROMPTS, DecodeConfig(beam=3, n_best=3, max_len=6))):
         for found in n_best:
             ids = [*prompt, *found.ids, 3][: len(prompt) + len(found.token_logprobs)]
             rows = model(pack([ids[:-1]])).log_softmax(-1)[len(prompt) - 1 :]
@@ -146,15 +147,15 @@ def test_head_width_is_independent_of_width():
     model = small(head_width=6, kv_heads=1)
     assert model.blocks[0].attention.query.weight.shape == (24, 16)
     assert model.blocks[0].attention.key_value.weight.shape == (12, 16)
-    assert greedy(model, pack(PROMPTS), DecodeConfig(method="greedy", max_len=3))
+    assert greedy(model, PROMPTS, DecodeConfig(method="greedy", max_len=3))
 
 
 def test_room_limits_prompt_and_output_together():
     model = small(positions="learned", max_len=8)
     config = DecodeConfig(method="greedy", max_len=99, min_len=99)
-    assert [len(n_best[0].ids) for n_best in greedy(model, pack(PROMPTS), config, max_total_len=8)] == [3, 6, 7]
+    assert [len(n_best[0].ids) for n_best in greedy(model, PROMPTS, config, max_total_len=8)] == [3, 6, 7]
     with pytest.raises(RegardError, match="longer than the 8 learned positions"):
-        greedy(model, pack(PROMPTS), config)
+        greedy(model, PROMPTS, config)
 
 
 @pytest.mark.parametrize("score", ["scaled_dot", "location"])  # location: its keys are limited to max_len too
@@ -165,12 +166,12 @@ def test_prompt_at_the_length_limit_does_not_stop_the_others(method, score):
     prompts = [[2, *[4, 5, 6, 7] * 3][:12], *([2, 4 + i] for i in range(4))]
     config = DecodeConfig(method=method, beam=3, n_best=1, max_len=99, min_len=9)
     decode = {"greedy": greedy, "sample": sample, "beam": beam}[method]
-    together = decode(model, pack(prompts), config, max_total_len=16)
+    together = decode(model, prompts, config, max_total_len=16)
     assert len(together[0][0].ids) == 4
     assert min(len(n_best[0].ids) for n_best in together[1:]) >= 9
     for index, (prompt, n_best) in enumerate(zip(prompts, together)):
         options = {"sample_indices": [index]} if method == "sample" else {}
-        alone = decode(model, pack([prompt]), config, max_total_len=16, **options)[0]
+        alone = decode(model, [prompt], config, max_total_len=16, **options)[0]
         assert [hypothesis.ids for hypothesis in n_best] == [hypothesis.ids for hypothesis in alone]
         assert n_best[0].logprob == pytest.approx(alone[0].logprob, abs=1e-4)
 
@@ -179,8 +180,8 @@ def test_ensemble_with_a_prompt_at_the_length_limit():
     model = small(positions="learned", max_len=16)
     prompts = [[4] * 15, [5], [6], [7], [8]]
     config = DecodeConfig(method="greedy", max_len=99, min_len=14)
-    alone = greedy(model, pack(prompts), config, max_total_len=16)
-    together = greedy(Ensemble([model, model]), pack(prompts), config, max_total_len=16)
+    alone = greedy(model, prompts, config, max_total_len=16)
+    together = greedy(Ensemble([model, model]), prompts, config, max_total_len=16)
     assert [n_best[0].ids for n_best in together] == [n_best[0].ids for n_best in alone]
 
 

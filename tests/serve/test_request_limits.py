@@ -108,7 +108,7 @@ def test_required_phrases_honor_deadlines(scheduler, transformer):
 def test_phrases_are_planned_and_matched_in_steps(transformer):
     """One step of a search can take long: the number of plans is exponential, and each table has the vocabulary."""
     request = transformer.prepare(["one"], required=["deux trois", "un"], forbidden=["quatre"])
-    (constraints,) = request.lexical
+    (constraints,) = request.encoded.lexical
     steps = []
     with interruptible(lambda: steps.append(1)):
         constraints.planned_tokens(constraints.start_state)

@@ -1,5 +1,1 @@
-"""The decoding engine: static caches, continuous batching and several workers, equal to the plain search."""
-
-from regard.decode.engine.engine_runner import decode_sentences, plain_search_reason
-
-__all__ = ["decode_sentences", "plain_search_reason"]
+"""The decoding engine: continuous batching with static caches, in several processes, and its choice of steppers."""

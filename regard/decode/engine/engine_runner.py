@@ -3,30 +3,35 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from regard.attention import dispatch
-from regard.attention.offsets import Offsets
+from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import decoding_workers
 from regard.decode.engine.captured.cuda_decoder import CudaDecoder
 from regard.decode.engine.captured.graph_decoder import GraphSlotDecoder
 from regard.decode.engine.model_precision import convert_model, iterate_modules, weight_versions
-from regard.decode.engine.slot_decoder import DecodingJob, SlotDecoder, StaticModel
+from regard.decode.engine.slot_decoder import DecodingJob, OnToken, SlotDecoder, StaticModel
 from regard.decode.engine.static.static_decoder import StaticDecoder
 from regard.decode.engine.static.static_ensemble import StaticEnsemble
 from regard.decode.engine.static.static_seq2seq import StaticSeq2Seq
+from regard.decode.engine_choice import Stepper, note_choice
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import NBest
+from regard.decode.protocol import Decodable, continues_source
 from regard.decode.request import Request
-from regard.decode.rules.constraints import Constraints
+from regard.decode.rules.constraints import length_limits
+from regard.decode.rules.lexical_constraints import check_phrases
 from regard.decode.rules.token_rules import has_token_rules
-from regard.decode.sampling import OnToken
+from regard.decode.steppers.model import ModelStepper
 from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
+from regard.layers.packed import pack
 from regard.models.gpt import GPT
 from regard.models.lengths import length_limit
 from regard.models.parameters import find_replacement
@@ -49,25 +54,16 @@ MIN_SENTENCES = 8
 WORKER_SENTENCES = 64
 
 
-def plain_search_reason(model: Any, request: Request) -> str:
-    """Why the plain search decodes this request; "" if the engine does.
+def model_reason(model: Any, config: DecodeConfig) -> str:
+    """Why the model itself computes each step; "" if a decoder with static caches does.
 
     >>> from regard.models.transformer import TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
-    >>> plain_search_reason(Transformer(sizes).eval(), Request([[4, 3]], history=True))
-    'the search history is recorded'
+    >>> model_reason(Transformer(sizes).eval(), DecodeConfig(coverage_penalty=0.2))
+    'the coverage penalty needs the attention weights of every step'
     """
-    config = request.config
     if config.engine == "plain":
         return 'engine="plain"'
-    if request.history:
-        return "the search history is recorded"
-    if request.lexical is not None:
-        return "phrases are required or forbidden"
-    if request.special.other_eos:
-        return "several tokens end an output"
-    if has_token_rules(config):
-        return "rules about repetition depend on the tokens so far"
     if config.coverage_penalty:
         return "the coverage penalty needs the attention weights of every step"
     if dispatch.has_context():
@@ -88,10 +84,49 @@ def plain_search_reason(model: Any, request: Request) -> str:
             score = member.config.decoder_score
             if score not in ("dot", "scaled_dot"):
                 return f"relative positions with the score {score}"
-    device = next(members[0].parameters()).device
-    if torch.is_autocast_enabled(device.type):
+    if torch.is_autocast_enabled(device_of(model).type):
         return "autocast is enabled"
     return ""
+
+
+def choose_stepper(model: Any, job: DecodingJob) -> tuple[Stepper, str]:
+    """What computes the steps of a job, and why nothing faster does.
+
+    The model itself; a decoder with static caches; or such a decoder with kernels compiled for the CPU, or captured in
+    CUDA graphs. The search is the same with all of them.
+    """
+    reason = model_reason(model, job.config)
+    return ("model", reason) if reason else choose_static_stepper(model, job)
+
+
+def choose_static_stepper(model: Any, job: DecodingJob) -> tuple[Stepper, str]:
+    """The stepper of a model that has a decoder with static caches."""
+    if job.history:
+        return "static", "the search history is recorded"
+    if job.lexical is not None:
+        return "static", "phrases are required or forbidden"
+    if job.special.other_eos:
+        return "static", "several tokens end an output"
+    if has_token_rules(job.config):
+        return "static", "rules about repetition depend on the tokens so far"
+    if job.token_lists is None and uses_graphs(model, job.hypotheses):
+        return "captured", ""
+    if device_of(model).type != "cpu":
+        return "static", "the captured kernels do not support this model, or a shortlist"
+    if job.config.method == "sample":
+        return "static", "samples are drawn from all tokens"
+    if not job.is_compiled:
+        return "static", f"compiled kernels are loaded for {COMPILED_SENTENCES} sentences or more"
+    if not compiled_kernels().supports(model):
+        return "static", "the compiled kernels do not support this model"
+    return "compiled", ""
+
+
+def compiled_kernels() -> ModuleType:
+    """The module with the decoder of compiled CPU kernels."""
+    from regard.decode.engine.compiled import cpu_decoder  # imports numba
+
+    return cpu_decoder
 
 
 def member_models(model: Any) -> list[Any]:
@@ -99,19 +134,35 @@ def member_models(model: Any) -> list[Any]:
     return list(model.models) if isinstance(model, Ensemble) else [model]
 
 
-def decode_sentences(
-    model: Any,
+def device_of(model: Any) -> torch.device:
+    """The device of a model; the CPU for one without parameters."""
+    for member in member_models(model):
+        parameter = next(member.parameters(), None) if isinstance(member, nn.Module) else None
+        if parameter is not None:
+            return parameter.device
+    return torch.device("cpu")
+
+
+def decode_all(
+    model: Decodable,
     request: Request,
     *,
     on_token: OnToken | None = None,
     progress: Callable[[int, int], None] | None = None,
     budget: int = 8192,
 ) -> list[NBest]:
-    """Decode the sentences of a request with the engine: see `decode_all`. Call only if `plain_search_reason` is ""."""
-    if not request.sources:
-        return []
-    sources, config = request.sources, request.config
-    results: list[NBest] = [NBest() for _ in sources]
+    """Decode the sentences of a request; results are in its order.
+
+    `on_token(sentence, token)` is called for every generated token, except in beam search, where the output is known
+    only at the end. `progress(done, total)` is called for every finished sentence. `budget` limits
+    sentences * hypotheses * longest source of a batch.
+
+    >>> from regard.models.transformer import TransformerConfig
+    >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
+    >>> len(decode_all(Transformer(sizes).eval(), Request([[4, 5, 3], [6, 3], [7, 3]], DecodeConfig(beam=2))))
+    3
+    """
+    results: list[NBest] = [NBest() for _ in request.sources]
     done = 0
 
     def on_result(index: int, n_best: NBest) -> None:
@@ -119,46 +170,55 @@ def decode_sentences(
         results[index] = n_best
         done += 1
         if progress is not None:
-            progress(done, len(sources))
+            progress(done, len(request))
 
+    limits = length_limits(request)
     job = DecodingJob(
-        sources=sources,
-        prefixes=request.prefixes if request.prefixes is not None else [()] * len(sources),
-        limits=length_limits(request),
-        sample_indices=[request.sample_index(i) for i in range(len(sources))],
-        config=config,
+        sources=request.sources,
+        prefixes=[request.prefix(i) for i in range(len(request))],
+        limits=limits,
+        sample_indices=[request.sample_index(i) for i in range(len(request))],
+        config=request.config,
         special=request.special,
-        continues_source=isinstance(model, GPT),
+        continues_source=continues_source(model),
         token_lists=request.token_lists(),
         vocab=request.vocab,
-        is_compiled=uses_compiled_kernels(len(sources)),
-        on_token=on_token if config.method != "beam" else None,
+        lexical=request.lexical,
+        history=request.history,
+        is_compiled=uses_compiled_kernels(len(request)),
+        on_token=on_token if request.config.method != "beam" else None,
         on_result=on_result,
     )
-    device = next(member_models(model)[0].parameters()).device
-    converted = convert_model(model, config.precision)
-    with single_threaded(device) as threads, torch.inference_mode():
-        processes = min(threads, len(sources) // MIN_SENTENCES) if on_token is None else 1
-        if processes > 1 and _decoded >= WORKER_SENTENCES and decoding_workers.can_start():
-            members = member_models(converted)
-            key = tuple((id(member), *weight_versions(member)) for member in members)
-            decoding_workers.decode_in_parallel(converted, key, members[0], job, budget, processes - 1, run_job)
+    stepper, reason = choose_stepper(model, job)
+    note_choice(stepper, reason, len(request))
+    if not request.sources:
+        return []
+    try:
+        if request.lexical is not None:
+            check_phrases(request.lexical, request.config.method, limits, request.prefixes)
+        if stepper == "model":
+            device = device_of(model)
+            job.pack = lambda sources: pack(sources).to(device)
+            run_job(model, job, budget)
         else:
-            run_job(converted, job, budget)
+            _run_static(convert_model(model, request.config.precision), job, budget)
+    finally:
+        for phrases in request.lexical or ():
+            phrases.clear_caches()
     return results
 
 
-def length_limits(request: Request) -> list[int]:
-    """The maximum number of tokens of each output, without `<eos>`; checks the prefixes."""
-    lengths = list(map(len, request.sources))
-    if request.prefixes is None and request.max_total_len is None:
-        limits = {length: request.config.limit(length) for length in set(lengths)}
-        return [limits[length] for length in lengths]
-    batch: Any = SimpleNamespace(offsets=Offsets.from_starts(torch.tensor([0, *lengths]).cumsum(0)))
-    constraints = Constraints.from_config(
-        batch, request.config, request.special, request.prefixes, request.max_total_len
-    )
-    return constraints.limit.tolist()
+def _run_static(model: Any, job: DecodingJob, budget: int) -> None:
+    """Decode with static caches, in several processes if there is enough to do."""
+    with single_threaded(device_of(model)) as threads, torch.inference_mode():
+        is_alone = job.on_token is not None or job.lexical is not None  # callbacks, and phrases with their caches
+        processes = 1 if is_alone else min(threads, len(job.sources) // MIN_SENTENCES)
+        if processes > 1 and _decoded >= WORKER_SENTENCES and decoding_workers.can_start():
+            members = member_models(model)
+            key = tuple((id(member), *weight_versions(member)) for member in members)
+            decoding_workers.decode_in_parallel(model, key, members[0], job, budget, processes - 1, run_job)
+        else:
+            run_job(model, job, budget)
 
 
 _decoded = 0  # sentences that this process decoded
@@ -192,36 +252,41 @@ _supported: "WeakKeyDictionary[Any, dict[int, bool]]" = WeakKeyDictionary()
 def run_job(model: Any, job: DecodingJob, budget: int) -> None:
     """Decode the sentences of a job in this thread."""
     longest = max(len(job.sources[i]) for i in job.pending)
-    device = next(member_models(model)[0].parameters()).device
-    if job.token_lists is None and uses_graphs(model, job.hypotheses):
+    if job.pack is not None:
+        while job.pending:  # batches of similar length, longest first
+            longest = len(job.sources[job.pending[-1]])
+            slots = max(1, min(len(job.pending), budget // job.hypotheses // max(1, longest)))
+            make_slot_decoder(model, job, "model", slots, longest).run()
+        return
+    stepper, _ = choose_static_stepper(model, job)
+    if stepper == "captured":
         _graph_decoder(model, job, longest).run()
         return
-    rows = min(CPU_ROWS if device.type == "cpu" else GPU_ROWS, budget // longest)
+    rows = min(CPU_ROWS if device_of(model).type == "cpu" else GPU_ROWS, budget // longest)
     slots = max(1, min(len(job.pending), rows // job.hypotheses))
-    make_slot_decoder(model, job, slots, longest).run()
+    make_slot_decoder(model, job, stepper, slots, longest).run()
 
 
-def make_slot_decoder(model: Any, job: DecodingJob, slots: int, source_capacity: int) -> SlotDecoder:
-    """A decoder without captured steps, with compiled CPU kernels where they support the model and the search."""
-    device = next(member_models(model)[0].parameters()).device
-    sizes = (slots, job.hypotheses, job.capacity, source_capacity)
-    compiled = compiled_kernels(model, job)
-    decoder = SlotDecoder if compiled is None else compiled.CpuSlotDecoder
-    static: Any = make_static_model(model, *sizes) if compiled is None else compiled.CpuDecoder(model, *sizes)
-    return decoder(static, job, slots, job.capacity, device, job.prefix_len)
-
-
-def compiled_kernels(model: Any, job: DecodingJob) -> ModuleType | None:
-    """The module with the decoder of compiled CPU kernels, if they support the model and the search."""
-    is_on_cpu = next(member_models(model)[0].parameters()).device.type == "cpu"
-    if not (job.is_compiled and is_on_cpu) or job.config.method == "sample":
-        return None
-    from regard.decode.engine.compiled import cpu_decoder  # imports numba
-
-    if not cpu_decoder.supports(model):
-        return None
-    cpu_decoder.log_compilation()
-    return cpu_decoder
+def make_slot_decoder(model: Any, job: DecodingJob, stepper: Stepper, slots: int, source_capacity: int) -> SlotDecoder:
+    """A decoder without captured steps."""
+    device = device_of(model)
+    capacity = job.capacity
+    sizes = (slots, job.hypotheses, capacity, source_capacity)
+    options: Any = {"source_capacity": source_capacity}
+    if stepper == "compiled":
+        kernels = compiled_kernels()
+        kernels.log_compilation()
+        return kernels.CpuSlotDecoder(
+            kernels.CpuDecoder(model, *sizes), job, slots, capacity, device, job.prefix_len, **options
+        )
+    static: Any
+    if stepper == "model":
+        assert job.pack is not None
+        capacity_of_attention = source_capacity if job.config.coverage_penalty else 0
+        static = ModelStepper(model, slots, job.hypotheses, job.pack, device, attention_capacity=capacity_of_attention)
+    else:
+        static = make_static_model(model, *sizes)
+    return SlotDecoder(static, job, slots, capacity, device, job.prefix_len, **options)
 
 
 _graphs: "WeakKeyDictionary[Any, OrderedDict[Any, GraphSlotDecoder]]" = WeakKeyDictionary()

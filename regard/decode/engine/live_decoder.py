@@ -12,14 +12,22 @@ from jaxtyping import Int
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import engine_runner
 from regard.decode.engine.captured.graph_decoder import GRAPHS_AHEAD, UNROLLED_STEPS, GraphSlotDecoder
-from regard.decode.engine.engine_runner import make_slot_decoder, member_models, rows_in_memory
+from regard.decode.engine.engine_runner import (
+    choose_stepper,
+    device_of,
+    make_slot_decoder,
+    member_models,
+    rows_in_memory,
+)
 from regard.decode.engine.model_precision import convert_model
 from regard.decode.engine.slot_decoder import REFILL_SHARE, DecodingJob, SlotDecoder
 from regard.decode.hypotheses import NBest
-from regard.decode.protocol import SpecialTokens
+from regard.decode.protocol import SpecialTokens, continues_source
+from regard.decode.rules.lexical_constraints import LexicalConstraints
+from regard.errors import RegardError
 from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
-from regard.models.gpt import GPT
+from regard.layers.packed import pack
 from regard.models.lengths import length_limit
 
 # Capacities are powers of two from here on, so that sentences of similar length share a batch.
@@ -44,6 +52,10 @@ class LiveSentence:
     """seed and index on which samples depend"""
     allowed_tokens: Int[np.ndarray, "_"] | None = None
     """the tokens that the output may contain; None: all"""
+    phrases: LexicalConstraints | None = None
+    """required and forbidden phrases"""
+    on_error: Callable[[RegardError], None] | None = None
+    """is called instead of `on_result` if there is no output"""
 
 
 @dataclass(frozen=True)
@@ -71,12 +83,13 @@ class _ArrivingSentences(DecodingJob):
     """A job whose sentences arrive one by one; they are decoded in this order."""
 
     def __init__(self, config: DecodeConfig, special: SpecialTokens, continues_source: bool, shape: LiveShape) -> None:
+        self.has_phrases = False
         # By index, instead of lists that would grow forever.
         columns: Any = {name: {} for name in ("sources", "prefixes", "limits", "sample_indices")}
         options: Any = {"continues_source": continues_source, "is_compiled": numba_available()}
         super().__init__(**columns, config=config, special=special, **options)
         self.shape, self.sentences, self.count, self.streaming = shape, dict[int, LiveSentence](), 0, 0
-        self.on_result = self._finish
+        self.on_result, self.on_error = self._finish, self._fail
 
     def add(self, sentence: LiveSentence) -> int:
         index = self.count
@@ -103,12 +116,25 @@ class _ArrivingSentences(DecodingJob):
     def token_lists(self, value: Any) -> None:
         """Set by the constructor of the base class only."""
 
+    @property
+    def lexical(self) -> Any:
+        """Not None if all sentences have required or forbidden phrases, or none of them."""
+        if not self.has_phrases:
+            return None
+        return {index: sentence.phrases for index, sentence in self.sentences.items()}
+
+    @lexical.setter
+    def lexical(self, value: Any) -> None:
+        """Set by the constructor of the base class only."""
+
     def remove(self, index: int) -> LiveSentence | None:
         """Forget a sentence that is not pending; None if it is not known any more."""
         sentence = self.sentences.pop(index, None)
         if sentence is not None:
             for column in self._columns:
                 del column[index]
+            if sentence.phrases is not None:
+                sentence.phrases.clear_caches()
             self._count_streaming(sentence, -1)
         return sentence
 
@@ -127,6 +153,11 @@ class _ArrivingSentences(DecodingJob):
         sentence = self.remove(index)
         if sentence is not None:
             sentence.on_result(n_best)
+
+    def _fail(self, index: int, error: RegardError) -> None:
+        sentence = self.remove(index)
+        if sentence is not None and sentence.on_error is not None:
+            sentence.on_error(error)
 
     def take(self, count: int) -> list[int]:
         taken, self.pending = self.pending[:count], self.pending[count:]
@@ -163,19 +194,32 @@ class LiveDecoder:
     """
 
     def __init__(
-        self, model: Any, config: DecodeConfig, special: SpecialTokens, shape: LiveShape, *, vocab: int = 0
+        self,
+        model: Any,
+        config: DecodeConfig,
+        special: SpecialTokens,
+        shape: LiveShape,
+        *,
+        vocab: int = 0,
+        history: bool = False,
+        has_phrases: bool = False,
     ) -> None:
         self.config = config
-        model = convert_model(model, config.precision)
         shape = round_shape(model, shape)
         self.shape = shape
-        self.job = _ArrivingSentences(config, special, isinstance(model, GPT), shape)
-        self.job.vocab = vocab
-        device = next(member_models(model)[0].parameters()).device
+        self.job = _ArrivingSentences(config, special, continues_source(model), shape)
+        self.job.vocab, self.job.history, self.job.has_phrases = vocab, history, has_phrases
+        device = device_of(model)
+        stepper, _ = choose_stepper(model, self.job)
+        if stepper == "model":
+            self.job.pack = lambda sources: pack(sources).to(device)
+        else:
+            model = convert_model(model, config.precision)
+            stepper, _ = choose_stepper(model, self.job)
         rows = min(
             engine_runner.CPU_ROWS if device.type == "cpu" else engine_runner.GPU_ROWS, BUDGET // shape.source_capacity
         )
-        self.is_graph = not vocab and engine_runner.uses_graphs(model, self.job.hypotheses)
+        self.is_graph = stepper == "captured"
         if self.is_graph:
             rows = min(engine_runner.GPU_ROWS, rows_in_memory(model, shape.capacity))
         self.max_slots = max(1, rows // self.job.hypotheses)
@@ -191,7 +235,7 @@ class LiveDecoder:
             self._replays = self._replays_since_collect = 0
         else:
             # One slot; their number grows with that of the sentences.
-            self.decoder = make_slot_decoder(model, self.job, 1, shape.source_capacity)
+            self.decoder = make_slot_decoder(model, self.job, stepper, 1, shape.source_capacity)
 
     def add(self, sentence: LiveSentence) -> int:
         """Queue a sentence; returns its index for `cancel`."""

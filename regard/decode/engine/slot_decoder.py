@@ -10,19 +10,23 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.engine.beam_state import BeamState
-from regard.decode.engine.slot_constraints import SlotConstraints
 from regard.decode.engine.static.static_attention import StepPositions
-from regard.decode.engine.stepwise_state import StepwiseState
 from regard.decode.hypotheses import NBest
-from regard.decode.protocol import SpecialTokens
-from regard.decode.rules.constraints import check_no_nan
-from regard.decode.sampling import OnToken
+from regard.decode.interruption import check_interruption
+from regard.decode.protocol import SourceBatch, SpecialTokens
+from regard.decode.rules.constraints import Constraints, check_no_nan
+from regard.decode.rules.lexical_constraints import LexicalConstraints
+from regard.decode.rules.token_rules import has_token_rules
+from regard.decode.search import make_search
+from regard.errors import RegardError
 
 # New sentences are loaded once this share of the slots is free: the encoder is faster on several at once.
 REFILL_SHARE = 0.25
 # Without new sentences, the batch is compacted once at most this share of its slots is in use.
 COMPACTION_SHARE = 0.75
+
+# Called with (sentence index, token id) for every generated token; with several samples, for the first only.
+OnToken = Callable[[int, int], None]
 
 
 class StaticModel(Protocol):
@@ -57,10 +61,18 @@ class DecodingJob:
     """the allowed tokens of each sentence; None: all"""
     vocab: int = 0
     """size of the target vocabulary, with `token_lists`"""
+    lexical: Sequence[LexicalConstraints] | None = None
+    """required and forbidden phrases of each sentence"""
+    history: bool = False
+    """whether the search history is recorded"""
+    pack: Callable[[list[list[int]]], SourceBatch] | None = None
+    """makes the source of the model itself, if it runs without a static decoder"""
     is_compiled: bool = False
     """whether compiled CPU kernels may be used"""
     on_token: OnToken | None = None
     on_result: Callable[[int, NBest], None] | None = None
+    on_error: Callable[[int, RegardError], None] | None = None
+    """is called instead for a sentence without a result; None: the error ends the call"""
     pending: list[int] = field(init=False)
     """indices of the sentences that are left, shortest first"""
 
@@ -81,7 +93,7 @@ class DecodingJob:
 
     def part(self, indices: Sequence[int]) -> "DecodingJob":
         """A job of these sentences, without callbacks."""
-        names = ("sources", "prefixes", "limits", "sample_indices", "token_lists")
+        names = ("sources", "prefixes", "limits", "sample_indices", "token_lists", "lexical")
         columns = {name: column for name in names if (column := getattr(self, name)) is not None}
         parts: dict[str, Any] = {name: [column[i] for i in indices] for name, column in columns.items()}
         return replace(self, **parts, on_token=None, on_result=None)
@@ -103,6 +115,11 @@ class DecodingJob:
         return max((self.first_position(i) + self.limits[i] for i in self.pending), default=0) + 2
 
     @property
+    def has_rules(self) -> bool:
+        """Whether a step needs all log-probabilities: accelerated steps choose tokens without them."""
+        return self.history or self.lexical is not None or bool(self.special.other_eos) or has_token_rules(self.config)
+
+    @property
     def hypotheses(self) -> int:
         return self.config.beam if self.config.method == "beam" else self.config.n_best
 
@@ -111,13 +128,25 @@ class SlotDecoder:
     """Decodes the sentences of a job in a static batch of `slots` sentences."""
 
     def __init__(
-        self, model: Any, job: DecodingJob, slots: int, capacity: int, device: torch.device, prefix_len: int
+        self,
+        model: Any,
+        job: DecodingJob,
+        slots: int,
+        capacity: int,
+        device: torch.device,
+        prefix_len: int,
+        source_capacity: int = 0,
     ) -> None:
         self.model: StaticModel = model
         self.job, self.device = job, device
-        self.constraints = SlotConstraints(slots, prefix_len, job.config, job.special, device, job.continues_source)
-        state = BeamState if job.config.method == "beam" else StepwiseState
-        self.state: Any = state(slots, capacity, job.config, self.constraints, device)
+        self.constraints = Constraints(
+            slots, prefix_len, job.config, job.special, device, job.continues_source, capacity
+        )
+        self.state: Any = make_search(
+            *(slots, capacity, job.config, self.constraints, device),
+            history=job.history,
+            source_capacity=source_capacity,
+        )
         self.offsets = torch.zeros(slots, dtype=torch.long, device=device)
         self.sentences: list[int | None] = [None] * slots
         self.host_positions = [0] * slots
@@ -134,20 +163,26 @@ class SlotDecoder:
         self.state.done.fill_(True)
 
     def run(self) -> None:
-        """Decode until no sentence is left."""
-        while True:
-            self.fill()
-            if not self.in_use:
-                return
+        """Decode until no sentence is left, or none in this batch if sentences do not join others."""
+        self.fill_free_slots()
+        while self.in_use:
+            check_interruption()
             self.step()
             self.collect()
+            if self.in_use or self.refills:
+                self.fill()
+
+    @property
+    def refills(self) -> bool:
+        """Whether new sentences take the slots of finished ones: with the model itself they cost a step each time."""
+        return self.job.pack is None
 
     def fill(self) -> None:
         """Load new sentences into free slots; without any, drop the free slots."""
         in_use = self.in_use
         if in_use and not self.should_fill(len(self.sentences) - in_use):
             return
-        if not self.fill_free_slots() and 0 < in_use <= COMPACTION_SHARE * len(self.sentences):
+        if not (self.refills and self.fill_free_slots()) and 0 < in_use <= COMPACTION_SHARE * len(self.sentences):
             self.compact()
 
     def fill_free_slots(self) -> bool:
@@ -168,6 +203,16 @@ class SlotDecoder:
         if job.token_lists is not None:
             token_lists = [job.token_lists[i] for i in taken]
             self.model.set_output_tokens(self.constraints.set_token_lists(slots, token_lists, job.vocab))
+        if job.lexical is not None:
+            limits = [job.limits[i] for i in taken]
+            self.constraints.set_phrases(slots, [job.lexical[i] for i in taken], limits)
+        if self.constraints.repetition is not None:
+            contexts = [job.sources[i] if job.continues_source else [job.special.sos] for i in taken]
+            self.constraints.repetition.set_slots(slots, contexts)
+        if self.state.recorder is not None:
+            self.state.recorder.start(slots)
+        if self.state.coverage is not None:
+            self.state.coverage.start(slots, [len(job.sources[i]) for i in taken])
         rows = torch.tensor(slots, device=device)
         first = torch.tensor([job.first_token(i) for i in taken], device=device)
         positions = torch.tensor([job.first_position(i) for i in taken], device=device)
@@ -195,13 +240,9 @@ class SlotDecoder:
         # New slots are copies of any other; they are free.
         rows = torch.tensor([*kept, *[0] * free], device=self.device)
         self.model.select_slots(rows)
-        self.constraints.select_slots(rows)
+        self.state.select_slots(rows, len(kept))
         if self.constraints.shortlist is not None:
             self.model.set_output_tokens(self.constraints.shortlist.tokens)
-        for name in self.state.tensors():
-            setattr(self.state, name, getattr(self.state, name)[rows])
-        self.state.done[len(kept) :] = True
-        self.state.slot_index = torch.arange(slots, device=self.device)
         self.offsets = self.offsets[rows]
         self.sentences = [*(self.sentences[slot] for slot in kept), *[None] * free]
         self.host_positions = [*(self.host_positions[slot] for slot in kept), *[0] * free]
@@ -212,6 +253,7 @@ class SlotDecoder:
             slot = self.sentences.index(index)
             self.sentences[slot] = None
             self.state.done[slot] = True
+            self.constraints.release([slot])
 
     def step(self) -> None:
         state = self.state
@@ -219,9 +261,13 @@ class SlotDecoder:
         longest = max(active) + 1
         # The position after the last token of a finished sentence may not exist.
         positions = (self.offsets + state.step).masked_fill_(state.done, 0)
-        at = StepPositions(positions, longest, longest - 1 if len(active) == 1 else None)
+        in_use = [sentence is not None for sentence in self.sentences]
+        at = StepPositions(positions, longest, longest - 1 if len(active) == 1 else None, in_use)
         logits = self.model.step(state.last, at, state.ancestors)
-        parents = state.update(logits, at.positions)
+        if state.coverage is not None:
+            stepper: Any = self.model
+            state.coverage.add(stepper.attention)
+        parents = state.advance(logits, at.positions)
         if parents is not None:
             self.model.reorder(parents)
         self.host_positions = [position + 1 for position in self.host_positions]
@@ -235,13 +281,21 @@ class SlotDecoder:
         if not finished:
             return
         results = self.state.results(finished)
-        check_no_nan(torch.tensor([hypothesis.logprob for n_best in results for hypothesis in n_best]))
+        check_no_nan(torch.tensor([one.logprob for n_best in results if isinstance(n_best, NBest) for one in n_best]))
         for slot, n_best in zip(finished, results):
             index = self.sentences[slot]
             assert index is not None
+            self.sentences[slot] = None
+            if isinstance(n_best, RegardError):
+                if self.job.on_error is None:
+                    raise n_best
+                self.job.on_error(index, n_best)
+                continue
+            if self.state.recorder is not None:
+                n_best.history = self.state.recorder.histories[slot]
             if self.job.on_result is not None:
                 self.job.on_result(index, n_best)
-            self.sentences[slot] = None
+        self.constraints.release(finished)
 
     def report_tokens(self) -> None:
         on_token = self.job.on_token

@@ -1,202 +1,223 @@
-"""Constraints on the next token: banned tokens, forced prefixes, minimum and maximum length, repetition, phrases."""
+"""What may come next in every slot: banned tokens, forced prefixes, lengths, a shortlist, repetition, phrases."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.protocol import SourceBatch, SpecialTokens, continues_source
-from regard.decode.rules.lexical_constraints import LexicalConstraints, LexicalTracker
-from regard.decode.rules.token_rules import TokenRules
+from regard.decode.protocol import SpecialTokens
+from regard.decode.request import Request
+from regard.decode.rules.lexical_constraints import LexicalConstraints, PhraseRules
+from regard.decode.rules.token_rules import TokenRules, has_token_rules
+from regard.decode.shortlist import SlotShortlist
 from regard.errors import RegardError
 
 
-@dataclass(frozen=True)
 class Constraints:
-    """Constraints of B sentences. Disallowed tokens get a log-probability of -inf; the others keep theirs."""
+    """The constraints of B slots, whose sentences may be at different steps.
 
-    prefix: Int[Tensor, "B P"]
-    """Tokens that each output must begin with, padded with -1."""
-    limit: Int[Tensor, "B"]
-    """Maximum number of tokens of each output, without `<eos>`."""
-    min_len: int
-    special: SpecialTokens
-    allow_unknown: bool = True
-    """Whether `<unk>` is allowed."""
-    lexical: LexicalTracker | None = None
-    """Required and forbidden phrases, with the progress of each hypothesis."""
-    shortlist: Bool[Tensor, "B V"] | None = None
-    """Tokens of the shortlist of each sentence."""
-    suppressed: frozenset[int] = frozenset()
-    """Tokens that are never generated, in addition to special ones."""
-    rules: TokenRules | None = None
-    """Rules that depend on the tokens so far."""
-    ends_at_limit: bool = False
-    """Whether an output that has its maximum length ends there without `<eos>`, as texts of language models do."""
-    is_beam_search: bool = False
-    """Whether the repetition penalty applies to log-probabilities, like in transformers, instead of logits."""
+    Disallowed tokens get a log-probability of -inf; the others keep theirs. Rules about repetition and phrases are
+    parts that exist only if they are needed: each excludes tokens, and is updated after each step.
 
-    @classmethod
-    def from_config(
-        cls,
-        source: SourceBatch,
+    >>> constraints = Constraints(2, 0, DecodeConfig(), SpecialTokens(), torch.device("cpu"))
+    >>> constraints.set_slots([0, 1], [5, 2], [[], []])
+    >>> constraints.forced_tokens(torch.tensor([4, 2]))  # the second sentence has its maximum length: <eos>
+    tensor([-1,  3])
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        prefix_len: int,
         config: DecodeConfig,
         special: SpecialTokens,
-        prefixes: Sequence[Sequence[int]] | None,
-        max_total_len: int | None = None,
-        lexical: Sequence[LexicalConstraints] | None = None,
-        shortlist: Bool[Tensor, "B V"] | None = None,
-        model: Any = None,
-    ) -> "Constraints":
-        """The constraints for a batch, from the decoding options, with one forced prefix per sentence and the required
-        and forbidden phrases of each.
+        device: torch.device,
+        ends_at_limit: bool = False,
+        capacity: int = 0,
+    ) -> None:
+        self.config, self.special, self.ends_at_limit = config, special, ends_at_limit
+        self.min_len = config.min_len
+        self.limit = torch.zeros(slots, dtype=torch.long, device=device)
+        self.prefix = torch.full((slots, prefix_len), -1, dtype=torch.long, device=device)
+        self.suppressed = frozenset(one for one, *others in config.suppress_sequences if not others)
+        self.banned = tuple(sorted(banned_tokens(special, config.unknown, self.suppressed)))
+        # With a shortlist, logits have a column per token of the shortlist instead of one per token of the vocabulary.
+        self.shortlist: SlotShortlist | None = None
+        self.banned_columns, self.end_columns = self.banned, special.ends
+        self.repetition: TokenRules | None = None
+        if has_token_rules(config):
+            begin = int(special.forced is not None and not ends_at_limit)
+            self.repetition = TokenRules(config, slots, capacity, device, begin)
+        self.phrases: PhraseRules | None = None
 
-        `max_total_len` limits the length of source and output together, for models whose output continues the source;
-        rules about repetition need the `model`, to know whether it is one. A prefix raises the limit of its sentence if
-        necessary; a prefix beyond `max_total_len` is an error. So are required phrases that do not fit.
-        """
-        lengths = source.offsets.lengths.tolist()
-        prefixes = [()] * len(lengths) if prefixes is None else prefixes
-        if len(prefixes) != len(lengths):
-            raise RegardError(
-                f"Expected one prefix per sentence: got {len(prefixes)} prefixes for {len(lengths)} sentences.",
-                "Pass an empty prefix for a sentence without one.",
-            )
-        if any(token in (special.pad, special.sos, special.eos) for prefix in prefixes for token in prefix):
-            raise RegardError("A forced prefix contains <pad>, <sos> or <eos>.", "Pass only the tokens after <sos>.")
-        prefix_len = max(map(len, prefixes), default=0)
-        padded = [[*prefix, *[-1] * (prefix_len - len(prefix))] for prefix in prefixes]
-        limits = [max(config.limit(length), len(prefix)) for length, prefix in zip(lengths, prefixes)]
-        if max_total_len is not None:
-            for i, (length, prefix) in enumerate(zip(lengths, prefixes), 1):
-                if prefix and length + len(prefix) > max_total_len:
-                    raise RegardError(
-                        f"Prefix {i} has {len(prefix)} tokens, more than the {max(0, max_total_len - length)} that fit "
-                        f"after a prompt of {length} tokens (the model's limit is {max_total_len}).",
-                        "Shorten the prefix or the prompt.",
-                    )
-            limits = [max(0, min(limit, max_total_len - length)) for limit, length in zip(limits, lengths)]
-        device = source.offsets.starts.device
-        is_causal = continues_source(model)
-        begin = int(special.forced is not None and not is_causal)
-        return cls(
-            prefix=torch.tensor(padded, dtype=torch.long, device=device).view(len(lengths), prefix_len),
-            limit=torch.tensor(limits, dtype=torch.long, device=device),
-            min_len=config.min_len,
-            special=special,
-            allow_unknown=config.unknown,
-            lexical=None if lexical is None else LexicalTracker.start(lexical, limits, prefixes),
-            shortlist=None if shortlist is None else shortlist.to(device),
-            suppressed=suppressed_tokens(config),
-            rules=TokenRules.from_config(
-                config, source_sequences(source) if is_causal else [[special.sos]] * len(lengths), device, begin
-            ),
-            ends_at_limit=is_causal,
-            is_beam_search=config.method == "beam",
-        )
+    @property
+    def hypotheses(self) -> int:
+        return self.config.beam if self.config.method == "beam" else self.config.n_best
 
-    def select_sentences(self, rows: Int[Tensor, "B2"]) -> "Constraints":
-        """The constraints of these sentences."""
-        lexical = None if self.lexical is None else self.lexical.select_sentences(rows.tolist())
-        shortlist = None if self.shortlist is None else self.shortlist[rows]
-        rules = None if self.rules is None else self.rules.select_sentences(rows)
-        return replace(
-            self, prefix=self.prefix[rows], limit=self.limit[rows], lexical=lexical, shortlist=shortlist, rules=rules
-        )
+    def set_slots(self, slots: Sequence[int], limits: Sequence[int], prefixes: Sequence[Sequence[int]]) -> None:
+        """The constraints of new sentences in these slots."""
+        rows = torch.tensor(slots, device=self.limit.device)
+        self.limit[rows] = torch.tensor(limits, device=self.limit.device)
+        width = self.prefix.shape[1]
+        if width:
+            padded = [[*prefix, *[-1] * (width - len(prefix))] for prefix in prefixes]
+            self.prefix[rows] = torch.tensor(padded, device=self.limit.device)
 
-    def repeat(self, K: int) -> "Constraints":
-        """The constraints of K hypotheses per sentence instead of one."""
-        return self if self.lexical is None else replace(self, lexical=self.lexical.repeat(K))
+    def set_token_lists(
+        self, slots: Sequence[int], token_lists: Sequence[Int[np.ndarray, "_"]], vocab: int
+    ) -> Int[Tensor, "U"]:
+        """Restrict new sentences in these slots to lists of tokens. Returns the token of each column of the logits."""
+        if self.shortlist is None:
+            self.shortlist = SlotShortlist(len(self.limit), vocab, self.limit.device)
+        self.shortlist.set_slots(slots, token_lists)
+        self._update_columns()
+        return self.shortlist.tokens
 
-    def advance(
-        self, parent: Int[Tensor, "B K"], token: Int[Tensor, "B K"], is_live: Bool[Tensor, "B K"]
-    ) -> "Constraints":
-        """The lexical constraints after each new hypothesis has extended a hypothesis (`parent`) by a token."""
-        assert self.lexical is not None
-        return replace(self, lexical=self.lexical.advance(parent.tolist(), token.tolist(), is_live.tolist()))
+    def set_phrases(
+        self, slots: Sequence[int], phrases: Sequence[LexicalConstraints | None], limits: Sequence[int]
+    ) -> None:
+        """The required and forbidden phrases of new sentences in these slots."""
+        if self.phrases is None:
+            self.phrases = PhraseRules(len(self.limit), self.hypotheses)
+        # In beam search only the first hypothesis is used at the first step.
+        used = 1 if self.config.method == "beam" else self.hypotheses
+        self.phrases.set_slots(slots, phrases, limits, used)
 
-    def restrict(self, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
-        """The logits, with -inf for tokens that are not in the shortlist of the sentence."""
-        return logits if self.shortlist is None else logits.masked_fill(~self.shortlist[:, None], -torch.inf)
+    def _update_columns(self) -> None:
+        assert self.shortlist is not None
+        column_of = {token: column for column, token in enumerate(self.shortlist.tokens.tolist())}
+        self.banned_columns = tuple(column_of[token] for token in self.banned if token in column_of)
+        self.end_columns = tuple(column_of[token] for token in self.special.ends)
 
-    def log_probs(self, logits: Float[Tensor, "B K V"], ids: Int[Tensor, "B K T"]) -> Float[Tensor, "B K V"]:
-        """Constrained log-probabilities of the token after the output so far (`ids`)."""
-        t = ids.shape[-1]
-        if self.rules is not None and not self.is_beam_search:
-            logits = self.rules.penalize(logits.float(), ids)
-        log_p = log_softmax(logits)
-        if self.rules is not None and self.is_beam_search:
-            log_p = self.rules.penalize(log_p, ids)
-        forced = self.forced_tokens(t)
-        is_forced = forced >= 0
-        only = None
-        if is_forced.any():
-            token = forced.clamp(min=0)[:, None, None].expand(-1, log_p.shape[1], 1)
-            only = torch.full_like(log_p, -torch.inf).scatter(-1, token, log_p.gather(-1, token))
-        for token_id in self._banned | (set(self.special.ends) if t < self.min_len else set()):
-            log_p[..., token_id] = -torch.inf
-        if self.rules is not None:
-            log_p.masked_fill_(self.rules.banned(ids, log_p.shape[-1]), -torch.inf)
-        if self.lexical is not None:
-            allowed = self.lexical.allowed(t, log_p.shape[-1], self.special.eos)
-            for other in self.special.other_eos:
-                allowed[..., other] = allowed[..., self.special.eos]
-            refused = ~torch.from_numpy(allowed).to(log_p.device)
-            log_p.masked_fill_(refused, -torch.inf)
-            if only is not None:
-                only.masked_fill_(refused & ~self._has_prefix(t)[:, None, None], -torch.inf)
-        return log_p if only is None else torch.where(is_forced[:, None, None], only, log_p)
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
+        """Keep only these slots."""
+        self.limit, self.prefix = self.limit[slots], self.prefix[slots]
+        if self.shortlist is not None:
+            self.shortlist.select_slots(slots)
+            self._update_columns()
+        if self.repetition is not None:
+            self.repetition.select_slots(slots)
+        if self.phrases is not None:
+            self.phrases.select_slots(slots.tolist())
 
-    def _has_prefix(self, t: int) -> Bool[Tensor, "B"]:
-        """Whether the prefix of each sentence has a token at position t."""
-        return self.prefix[:, t] >= 0 if t < self.prefix.shape[1] else torch.zeros_like(self.limit, dtype=torch.bool)
+    def release(self, slots: Sequence[int]) -> None:
+        """Forget the phrases of these slots."""
+        if self.phrases is not None:
+            self.phrases.release(slots)
 
-    def forced_tokens(self, t: int) -> Int[Tensor, "B"]:
-        """The only token allowed at position t, or -1 where there is a choice."""
-        forced = torch.where(t >= self.limit, self.special.eos, -1)
-        if t < self.prefix.shape[1]:
-            forced = torch.where(self.prefix[:, t] >= 0, self.prefix[:, t], forced)
+    def update(self, parents: Int[Tensor, "B K"] | None, tokens: Int[Tensor, "B K"], live: Bool[Tensor, "B K"]) -> None:
+        """Extend hypotheses by tokens; `parents` are those of the new beams, if they changed."""
+        if self.repetition is not None:
+            self.repetition.update(parents, tokens)
+        if self.phrases is not None:
+            self.phrases.update(None if parents is None else parents.tolist(), tokens.tolist(), live.tolist())
+
+    def forced_tokens(self, step: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+        """The only token allowed at this step of each slot, or -1 where there is a choice."""
+        forced = torch.where(step >= self.limit, self.special.eos, -1)
+        width = self.prefix.shape[1]
+        if width:
+            prefix = self.prefix.gather(1, step.clamp(max=width - 1)[:, None])[:, 0]
+            forced = torch.where((step < width) & (prefix >= 0), prefix, forced)
         return forced
 
     @property
     def last_step(self) -> Int[Tensor, "B"]:
-        """The step after which the search of each sentence ends."""
-        return last_steps(self.limit, self.ends_at_limit)
+        """The step after which the search of each slot ends: that of `<eos>`, or of the last token."""
+        return (self.limit - 1).clamp(min=0) if self.ends_at_limit else self.limit
 
-    def refusal_reason(self, row: int, beam: int, t: int, token: int) -> str:
-        """The constraint that disallows a token at position t of a hypothesis: see `RefusedToken`."""
-        if self._has_prefix(t)[row]:
-            return "prefix"
-        if t >= self.limit[row]:
-            return "limit"
-        if token in self.special.ends and t < self.min_len:
-            return "min_len"
-        if token in self._banned:
-            return "suppressed" if token in self.suppressed else "special"
-        if self.lexical is None:
-            return "suppressed"
-        return self.lexical.refusal_reason(row, beam, token, self.special.eos)
+    def columns(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """The columns of tokens in the logits."""
+        return tokens if self.shortlist is None else self.shortlist.columns(tokens)
+
+    def tokens(self, columns: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """The tokens of columns of the logits."""
+        return columns if self.shortlist is None else self.shortlist.tokens[columns]
+
+    def is_end(self, tokens: Int[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
+        """Where tokens end an output."""
+        ends = tokens == self.special.eos
+        for other in self.special.other_eos:
+            ends = ends | (tokens == other)
+        return ends
+
+    def bans_eos(self, step: Int[Tensor, "B"]) -> Bool[Tensor, "B"] | None:
+        """Where the output is still too short to end; None: nowhere, at no step."""
+        return step < self.min_len if self.min_len else None
 
     @property
-    def _banned(self) -> set[int]:
-        """Tokens that are never generated."""
-        return banned_tokens(self.special, self.allow_unknown, self.suppressed)
+    def has_rules(self) -> bool:
+        """Whether parts depend on the tokens so far, so that all log-probabilities are needed."""
+        return self.repetition is not None or self.phrases is not None
 
-    def unify_ends(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-        """The tokens, with `eos` for every other token that ends an output."""
-        for other in self.special.other_eos:
-            tokens = torch.where(tokens == other, self.special.eos, tokens)
-        return tokens
+    def log_probs(self, logits: Float[Tensor, "B K C"], step: Int[Tensor, "B"]) -> Float[Tensor, "B K C"]:
+        """The log-probability of the token of every column; -inf for disallowed ones."""
+        logits = self.restrict(logits)
+        rules, is_beam_search = self.repetition, self.config.method == "beam"
+        tokens = None if self.shortlist is None else self.shortlist.tokens
+        # The repetition penalty applies to log-probabilities in beam search, like in transformers, else to logits.
+        if rules is not None and not is_beam_search:
+            logits = rules.penalize(logits, tokens)
+        log_p = logits - log_sum_exp(logits)
+        if rules is not None and is_beam_search:
+            log_p = rules.penalize(log_p, tokens)
+        refused = torch.zeros_like(log_p, dtype=torch.bool)
+        for column in self.banned_columns:
+            refused[..., column] = True
+        bans_eos = self.bans_eos(step)
+        if bans_eos is not None:
+            for column in self.end_columns:
+                refused[..., column] |= bans_eos[:, None]
+        if rules is not None:
+            refused |= rules.banned(step, log_p.shape[-1] if tokens is None else self._vocab, tokens)
+        forced = self.forced_tokens(step)[:, None, None]
+        columns = torch.arange(log_p.shape[-1], device=log_p.device)
+        is_other = columns != self.columns(forced.clamp(min=0))
+        if self.phrases is not None:
+            by_phrases = self._refused_by_phrases(step, log_p.shape[-1]).to(log_p.device)
+            refused |= by_phrases
+            # A prefix may contain anything, but not every output may end at its limit.
+            is_other = is_other | (by_phrases & ~self._has_prefix(step)[:, None, None])
+        return log_p.masked_fill_(torch.where(forced >= 0, is_other, refused), -torch.inf)
 
+    @property
+    def _vocab(self) -> int:
+        assert self.shortlist is not None
+        return self.shortlist.allowed.shape[1]
 
-def suppressed_tokens(config: DecodeConfig) -> frozenset[int]:
-    """The tokens that a config suppresses wherever they occur."""
-    return frozenset(one for one, *others in config.suppress_sequences if not others)
+    def restrict(self, logits: Float[Tensor, "B K C"]) -> Float[Tensor, "B K C"]:
+        """The logits in float32, with -inf for tokens that are not in the shortlist of the slot."""
+        return logits.float() if self.shortlist is None else self.shortlist.restrict(logits.float())
+
+    def _refused_by_phrases(self, step: Int[Tensor, "B"], columns: int) -> Bool[Tensor, "B K C"]:
+        assert self.phrases is not None
+        vocab = columns if self.shortlist is None else self._vocab
+        allowed = torch.from_numpy(self.phrases.allowed(step.tolist(), vocab, self.special.ends))
+        return ~allowed if self.shortlist is None else ~allowed[..., self.shortlist.tokens.cpu()]
+
+    def _has_prefix(self, step: Int[Tensor, "B"]) -> Bool[Tensor, "B"]:
+        """Whether the prefix of each sentence has a token at this step."""
+        width = self.prefix.shape[1]
+        if not width:
+            return torch.zeros_like(step, dtype=torch.bool)
+        return (step < width) & (self.prefix.gather(1, step.clamp(max=width - 1)[:, None])[:, 0] >= 0)
+
+    def refusal_reason(self, slot: int, beam: int, step: int, token: int) -> str:
+        """The constraint that disallows a token of a hypothesis at a step: see `RefusedToken`."""
+        if step < self.prefix.shape[1] and self.prefix[slot, step] >= 0:
+            return "prefix"
+        if step >= self.limit[slot]:
+            return "limit"
+        if token in self.special.ends and step < self.min_len:
+            return "min_len"
+        if token in self.banned:
+            return "suppressed" if token in self.suppressed else "special"
+        if self.phrases is None or self.phrases.phrases[slot] is None:
+            return "suppressed"
+        return self.phrases.refusal_reason(slot, beam, token, self.special.eos)
 
 
 def banned_tokens(special: SpecialTokens, allow_unknown: bool, suppressed: frozenset[int]) -> set[int]:
@@ -209,16 +230,38 @@ def banned_tokens(special: SpecialTokens, allow_unknown: bool, suppressed: froze
     return (banned - set(special.ends)) | suppressed  # in some tokenizers <pad> or <sos> has the id of <eos>
 
 
-def last_steps(limit: Int[Tensor, "B"], ends_at_limit: bool) -> Int[Tensor, "B"]:
-    """The step after which the search for outputs of at most `limit` tokens ends: of `<eos>`, or of the last token."""
-    return (limit - 1).clamp(min=0) if ends_at_limit else limit
+def length_limits(request: Request) -> list[int]:
+    """The maximum number of tokens of each output, without `<eos>`; checks the prefixes.
 
+    A prefix raises the limit of its sentence if necessary; one beyond the maximum length of source and output together
+    is an error.
 
-def source_sequences(source: SourceBatch) -> list[list[int]]:
-    """The sequences of a packed batch."""
-    starts = source.offsets.starts.tolist()
-    ids = source.ids.tolist()
-    return [ids[start:end] for start, end in pairwise(starts)]
+    >>> length_limits(Request([[4] * 3, [4] * 5], DecodeConfig(max_ratio=1.0, max_extra=0), prefixes=[[], [4] * 7]))
+    [3, 7]
+    """
+    lengths, prefixes, special = list(map(len, request.sources)), request.prefixes, request.special
+    by_length = {length: request.config.limit(length) for length in set(lengths)}
+    limits = [by_length[length] for length in lengths]
+    if prefixes is not None:
+        if len(prefixes) != len(lengths):
+            raise RegardError(
+                f"Expected one prefix per sentence: got {len(prefixes)} prefixes for {len(lengths)} sentences.",
+                "Pass an empty prefix for a sentence without one.",
+            )
+        if any(token in (special.pad, special.sos, special.eos) for prefix in prefixes for token in prefix):
+            raise RegardError("A forced prefix contains <pad>, <sos> or <eos>.", "Pass only the tokens after <sos>.")
+        limits = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes)]
+    max_total_len = request.max_total_len
+    if max_total_len is not None:
+        for i, (length, prefix) in enumerate(zip(lengths, prefixes or ()), 1):
+            if prefix and length + len(prefix) > max_total_len:
+                raise RegardError(
+                    f"Prefix {i} has {len(prefix)} tokens, more than the {max(0, max_total_len - length)} that fit "
+                    f"after a prompt of {length} tokens (the model's limit is {max_total_len}).",
+                    "Shorten the prefix or the prompt.",
+                )
+        limits = [max(0, min(limit, max_total_len - length)) for limit, length in zip(limits, lengths)]
+    return limits
 
 
 def log_softmax(logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
@@ -228,6 +271,22 @@ def log_softmax(logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
     if is_empty.any():
         log_p[is_empty] = -torch.inf
     return log_p
+
+
+def log_sum_exp(logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n 1"]:
+    """log Σ exp(logits) of each row, or 0 for a row of only -inf, whose log-probabilities then stay -inf.
+
+    From the softmax of the largest logit: on a CPU twice as fast as torch.logsumexp.
+
+    >>> log_sum_exp(torch.zeros(1, 4)).exp()
+    tensor([[4.]])
+    """
+    if logits.is_cuda:
+        log_sum = logits.logsumexp(-1, keepdim=True)
+        return log_sum.masked_fill_(log_sum == -torch.inf, 0.0)
+    largest = logits.amax(-1, keepdim=True)
+    log_sum = largest - logits.softmax(-1).amax(-1, keepdim=True).log()
+    return log_sum.masked_fill_(largest == -torch.inf, 0.0)
 
 
 def check_no_nan(log_p: Float[Tensor, "..."]) -> None:

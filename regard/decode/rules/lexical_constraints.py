@@ -7,7 +7,6 @@ The search divides the beam among hypotheses by how much of the required phrases
 import copy
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
@@ -326,105 +325,107 @@ def _describe_unknown(phrase: RequiredPhrase) -> str:
     return ", ".join(map(repr, unknown or words))
 
 
-@dataclass(frozen=True)
-class LexicalTracker:
-    """The lexical constraints of B sentences and the states of their hypotheses during a search."""
+class PhraseRules:
+    """The phrases of the sentences in B slots, and the states of their K hypotheses during a search."""
 
-    constraints: list[LexicalConstraints]
-    limits: list[int]
-    """Maximum number of tokens of each output."""
-    states: list[list[int | None]]
-    """For each sentence the states of its K hypotheses; None: ended or unused."""
+    def __init__(self, slots: int, hypotheses: int) -> None:
+        self.hypotheses = hypotheses
+        self.phrases: list[LexicalConstraints | None] = [None] * slots
+        self.limits = [0] * slots
+        """maximum number of tokens of each output"""
+        self.states: list[list[int | None]] = [[None] * hypotheses] * slots
+        """None: ended or unused"""
 
-    @classmethod
-    def start(
-        cls, constraints: Sequence[LexicalConstraints], limits: Sequence[int], prefixes: Sequence[Sequence[int]]
-    ) -> "LexicalTracker":
-        """One hypothesis per sentence. Required phrases that do not fit, or a prefix that contains a forbidden phrase,
-        are errors.
-        """
-        if len(constraints) != len(limits):
-            raise RegardError(
-                f"Expected lexical constraints for each sentence: got {len(constraints)} for {len(limits)} sentences.",
-                "Pass constraints without phrases for a sentence that has none.",
-            )
-        for constraint, limit, prefix in zip(constraints, limits, prefixes):
-            constraint.check(limit, prefix)
-        return cls(list(constraints), list(limits), [[constraint.start_state] for constraint in constraints])
+    def set_slots(
+        self, slots: Sequence[int], phrases: Sequence[LexicalConstraints | None], limits: Sequence[int], used: int
+    ) -> None:
+        """The phrases of new sentences in these slots, of which this many hypotheses are used."""
+        for slot, one, limit in zip(slots, phrases, limits):
+            self.phrases[slot], self.limits[slot] = one, limit
+            start = None if one is None else one.start_state
+            self.states[slot] = [start] * used + [None] * (self.hypotheses - used)
 
-    def select_sentences(self, rows: Sequence[int]) -> "LexicalTracker":
-        """The tracker of these sentences."""
-        return LexicalTracker(
-            [self.constraints[row] for row in rows],
-            [self.limits[row] for row in rows],
-            [self.states[row] for row in rows],
-        )
+    def select_slots(self, slots: Sequence[int]) -> None:
+        """Keep only these slots."""
+        for name in ("phrases", "limits", "states"):
+            setattr(self, name, [getattr(self, name)[slot] for slot in slots])
 
-    def repeat(self, K: int) -> "LexicalTracker":
-        """K hypotheses per sentence, all with the state of its first."""
-        return replace(self, states=[states[:1] * K for states in self.states])
+    def release(self, slots: Sequence[int]) -> None:
+        """Forget the phrases of these slots."""
+        for slot in slots:
+            self.phrases[slot], self.states[slot] = None, [None] * self.hypotheses
 
-    def advance(
-        self, parents: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], is_live: Sequence[Sequence[bool]]
-    ) -> "LexicalTracker":
-        """The tracker after each new hypothesis that is live has extended its parent by a token."""
-        states: list[list[int | None]] = []
-        for constraint, old, sentence in zip(self.constraints, self.states, zip(parents, tokens, is_live)):
-            states.append(
-                [
-                    constraint.advance(state, token) if live and (state := old[parent]) is not None else None
-                    for parent, token, live in zip(*sentence)
-                ]
-            )
-        return replace(self, states=states)
+    def update(
+        self,
+        parents: Sequence[Sequence[int]] | None,
+        tokens: Sequence[Sequence[int]],
+        is_live: Sequence[Sequence[bool]],
+    ) -> None:
+        """Extend hypotheses by tokens. If none of a sentence is live any more, their states stay as they were."""
+        for slot, phrases in enumerate(self.phrases):
+            if phrases is None or not any(is_live[slot]):
+                continue
+            old, states = self.states[slot], list[int | None]()
+            for k, (token, live) in enumerate(zip(tokens[slot], is_live[slot])):
+                state = old[k if parents is None else parents[slot][k]]
+                states.append(phrases.advance(state, token) if live and state is not None else None)
+            self.states[slot] = states
 
-    def allowed(self, t: int, V: int, eos: int) -> Bool[np.ndarray, "B K V"]:
-        """The tokens that are allowed at position t of each hypothesis."""
-        allowed = np.ones((len(self.states), len(self.states[0]), V), dtype=bool)
-        for row, (constraint, states) in enumerate(zip(self.constraints, self.states)):
-            for beam, state in enumerate(states):
-                if state is not None:
-                    allowed[row, beam] = constraint.allowed(state, self.limits[row] - t - 1)
-                    allowed[row, beam, eos] = constraint.can_end(state)
+    def allowed(self, steps: Sequence[int], V: int, ends: Sequence[int]) -> Bool[np.ndarray, "B K V"]:
+        """The tokens that are allowed at this step of each slot."""
+        allowed = np.ones((len(self.states), self.hypotheses, V), dtype=bool)
+        for slot, phrases in enumerate(self.phrases):
+            for beam, state in enumerate(self.states[slot]):
+                if phrases is not None and state is not None:
+                    allowed[slot, beam] = phrases.allowed(state, self.limits[slot] - steps[slot] - 1)
+                    allowed[slot, beam, list(ends)] = phrases.can_end(state)
         return allowed
 
-    def refusal_reason(self, row: int, beam: int, token: int, eos: int) -> str:
+    def refusal_reason(self, slot: int, beam: int, token: int, eos: int) -> str:
         """Why a token is not allowed: "forbidden" or "required"."""
-        constraint, state = self.constraints[row], self.states[row][beam]
+        phrases, state = self.phrases[slot], self.states[slot][beam]
+        assert phrases is not None
         assert state is not None
         if token == eos:
-            return "required" if constraint.missing_tokens(state) else "forbidden"
-        moves = constraint.moves(state)
+            return "required" if phrases.missing_tokens(state) else "forbidden"
+        moves = phrases.moves(state)
         is_forbidden = moves.is_forbidden[token] or moves.needed[token] == inf or moves.missing[token] == 0
         return "forbidden" if is_forbidden else "required"
 
-    def can_end(self, stuck: Sequence[bool]) -> list[list[bool]]:
-        """Whether each hypothesis may end. If none of a sentence may, although it is stuck, this is an error."""
-        pairs = zip(self.constraints, self.states)
-        valid = [[state is not None and constraint.can_end(state) for state in states] for constraint, states in pairs]
-        for constraint, is_stuck, can_end in zip(self.constraints, stuck, valid):
-            if is_stuck and not any(can_end):
-                required = ", ".join(repr(phrase.phrase) for phrase in constraint.required) or "none"
-                forbidden = ", ".join(map(repr, constraint.forbidden.phrases)) or "none"
-                raise RegardError(
-                    f"The search found no output that satisfies the constraints (required: {required}; forbidden: "
-                    f"{forbidden}).",
-                    "Raise beam or max_len, or use fewer phrases.",
-                )
-        return valid
+    def can_end(self, slot: int) -> list[bool]:
+        """Whether each hypothesis may end."""
+        phrases = self.phrases[slot]
+        if phrases is None:
+            return [True] * self.hypotheses
+        return [state is not None and phrases.can_end(state) for state in self.states[slot]]
 
-    def missing_tokens(self, row: int, beam: int, tokens: Sequence[int], eos: int) -> Float[np.ndarray, "C"]:
+    def error(self, slot: int) -> RegardError:
+        """That no output satisfies the constraints."""
+        phrases = self.phrases[slot]
+        assert phrases is not None
+        required = ", ".join(repr(phrase.phrase) for phrase in phrases.required) or "none"
+        forbidden = ", ".join(map(repr, phrases.forbidden.phrases)) or "none"
+        return RegardError(
+            f"The search found no output that satisfies the constraints (required: {required}; forbidden: "
+            f"{forbidden}).",
+            "Raise beam or max_len, or use fewer phrases.",
+        )
+
+    def missing_tokens(self, slot: int, beam: int, tokens: Sequence[int], eos: int) -> Float[np.ndarray, "C"]:
         """For each token, how many tokens of the required phrases are missing after it."""
-        constraint, state = self.constraints[row], self.states[row][beam]
-        if state is None:
+        phrases, state = self.phrases[slot], self.states[slot][beam]
+        if phrases is None or state is None:
             return np.zeros(len(tokens))
-        missing = constraint.moves(state).missing[np.array(tokens, dtype=np.int64)]
-        return np.where(np.array(tokens) == eos, constraint.missing_tokens(state), missing)
+        missing = phrases.moves(state).missing[np.array(tokens, dtype=np.int64)]
+        return np.where(np.array(tokens) == eos, phrases.missing_tokens(state), missing)
 
     def next_tokens(self) -> list[list[list[int]]]:
         """For each hypothesis, the tokens that begin or continue a missing phrase."""
-        pairs = zip(self.constraints, self.states)
-        return [[[] if s is None else constraint.next_tokens(s) for s in states] for constraint, states in pairs]
+        pairs = zip(self.phrases, self.states)
+        return [
+            [[] if one is None or state is None else one.next_tokens(state) for state in states]
+            for one, states in pairs
+        ]
 
 
 def allocate_beam(
@@ -448,11 +449,18 @@ def allocate_beam(
     return order[np.lexsort((banks, rank))][:count]
 
 
-def check_no_required(constraints: Sequence[LexicalConstraints] | None, method: str) -> None:
-    """Check that there are no required phrases, for methods other than beam search."""
-    for constraint in constraints or ():
-        if constraint.required:
-            raise RegardError(
-                f"Required phrases need beam search (got method {method}).",
-                "Use method beam.",
-            )
+def check_phrases(
+    phrases: Sequence[LexicalConstraints], method: str, limits: Sequence[int], prefixes: Sequence[Sequence[int]] | None
+) -> None:
+    """Check that each sentence has phrases, and that an output within its limit can satisfy them. Required phrases need
+    beam search, and must fit; a prefix must not contain a forbidden phrase.
+    """
+    if method != "beam" and any(one.required for one in phrases):
+        raise RegardError(f"Required phrases need beam search (got method {method}).", "Use method beam.")
+    if len(phrases) != len(limits):
+        raise RegardError(
+            f"Expected lexical constraints for each sentence: got {len(phrases)} for {len(limits)} sentences.",
+            "Pass constraints without phrases for a sentence that has none.",
+        )
+    for i, (one, limit) in enumerate(zip(phrases, limits)):
+        one.check(limit, () if prefixes is None else prefixes[i])

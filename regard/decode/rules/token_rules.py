@@ -1,7 +1,6 @@
 """Rules about tokens that depend on the output so far: repetition penalty, repeated n-grams, suppressed sequences."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,50 +12,62 @@ from regard.decode.decode_config import DecodeConfig
 _PADDING = -1
 
 
-@dataclass(frozen=True)
 class TokenRules:
-    """The rules of B sentences, with the definitions of transformers.
+    """The rules of B slots of K hypotheses, with the definitions of transformers.
 
-    The tokens so far are those of the prompt (language models) or `<sos>` (encoder-decoders), and the output.
+    The tokens so far are those of the prompt (language models) or `<sos>` (encoder-decoders), and the output, of at
+    most `capacity` in all; they are aligned on the right.
 
     >>> config = DecodeConfig(method="greedy", no_repeat_ngram_size=2)
-    >>> rules = TokenRules.from_config(config, [[7, 5, 6, 5]], torch.device("cpu"))
-    >>> rules.banned(torch.zeros((1, 1, 0), dtype=torch.long), 8).nonzero().tolist()  # 5 6 occurred already
+    >>> rules = TokenRules(config, 1, 9, torch.device("cpu"))
+    >>> rules.set_slots([0], [[7, 5, 6, 5]])
+    >>> rules.banned(torch.zeros(1, dtype=torch.long), 8).nonzero().tolist()  # 5 6 occurred already
     [[0, 0, 6]]
     """
 
-    config: DecodeConfig
-    context: Int[Tensor, "B C"]
-    """Tokens before the output, padded on the left."""
-    begin: int = 0
-    """Position of the first output token that is not forced."""
+    def __init__(self, config: DecodeConfig, slots: int, capacity: int, device: torch.device, begin: int = 0) -> None:
+        hypotheses = config.beam if config.method == "beam" else config.n_best
+        self.config, self.begin = config, begin
+        """`begin` is the position of the first output token that is not forced."""
+        self.so_far = torch.full((slots, hypotheses, capacity), _PADDING, dtype=torch.long, device=device)
 
-    @classmethod
-    def from_config(
-        cls, config: DecodeConfig, contexts: Sequence[Sequence[int]], device: torch.device, begin: int = 0
-    ) -> "TokenRules | None":
-        """The rules of sentences with these contexts; None if the config has none."""
-        if not has_token_rules(config):
-            return None
-        length = max(map(len, contexts), default=0)
-        padded = [[*[_PADDING] * (length - len(context)), *context] for context in contexts]
-        return cls(config, torch.tensor(padded, dtype=torch.long, device=device).view(len(contexts), length), begin)
+    def set_slots(self, slots: Sequence[int], contexts: Sequence[Sequence[int]]) -> None:
+        """The tokens before the outputs of new sentences in these slots."""
+        width = self.so_far.shape[-1]
+        padded = [[*[_PADDING] * (width - len(context)), *context[-width:]] for context in contexts]
+        rows = torch.tensor(slots, device=self.so_far.device)
+        self.so_far[rows] = torch.tensor(padded, dtype=torch.long, device=self.so_far.device)[:, None]
 
-    def select_sentences(self, rows: Int[Tensor, "B2"]) -> "TokenRules":
-        """The rules of these sentences."""
-        return replace(self, context=self.context[rows])
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
+        """Keep only these slots."""
+        self.so_far = self.so_far[slots]
 
-    def penalize(self, scores: Float[Tensor, "B K V"], ids: Int[Tensor, "B K T"]) -> Float[Tensor, "B K V"]:
-        """Scores with the repetition penalty (Keskar et al. 2019): positive ones divided, negative ones multiplied."""
+    def update(self, parents: Int[Tensor, "B K"] | None, tokens: Int[Tensor, "B K"]) -> None:
+        """Append the tokens of new hypotheses to those of their parents."""
+        past = self.so_far if parents is None else self.so_far.gather(1, parents[..., None].expand_as(self.so_far))
+        self.so_far = torch.cat((past[..., 1:], tokens[..., None]), dim=-1)
+
+    def penalize(
+        self, scores: Float[Tensor, "B K C"], columns: Int[Tensor, "C"] | None = None
+    ) -> Float[Tensor, "B K C"]:
+        """Scores with the repetition penalty (Keskar et al. 2019): positive ones divided, negative ones multiplied.
+
+        `columns` are the tokens of the columns; by default all.
+        """
         penalty = self.config.repetition_penalty
         if penalty == 1:
             return scores
-        used = _mark(self._tokens(ids), scores.shape[-1])
+        if columns is None:
+            used = _mark(self.so_far, scores.shape[-1])
+        else:
+            used = _mark(self.so_far, int(columns.max()) + 1)[..., columns]
         return torch.where(used, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
 
-    def banned(self, ids: Int[Tensor, "B K T"], vocab: int) -> Bool[Tensor, "B K V"]:
+    def banned(
+        self, step: Int[Tensor, "B"], vocab: int, columns: Int[Tensor, "C"] | None = None
+    ) -> Bool[Tensor, "B K C"]:
         """The tokens that must not follow: they would repeat an n-gram or complete a suppressed sequence."""
-        tokens, config = self._tokens(ids), self.config
+        tokens, config = self.so_far, self.config
         size = config.no_repeat_ngram_size
         following = tokens.new_full((*tokens.shape[:2], 1), _PADDING)
         if 0 < size <= tokens.shape[-1]:
@@ -69,12 +80,10 @@ class TokenRules:
             if len(start) <= tokens.shape[-1] and last < vocab:
                 end = tokens[..., tokens.shape[-1] - len(start) :]
                 banned[..., last] |= (end == torch.tensor(start, dtype=torch.long, device=end.device)).all(-1)
-        if ids.shape[-1] == self.begin:
-            banned[..., [token for token in config.begin_suppress_tokens if token < vocab]] = True
-        return banned
-
-    def _tokens(self, ids: Int[Tensor, "B K T"]) -> Int[Tensor, "B K C+T"]:
-        return torch.cat((self.context[:, None].expand(-1, ids.shape[1], -1), ids), dim=-1)
+        excluded = [token for token in config.begin_suppress_tokens if token < vocab]
+        if excluded:
+            banned[..., excluded] |= (step == self.begin)[:, None, None]
+        return banned if columns is None else banned[..., columns]
 
 
 TOKEN_RULES = ("repetition_penalty", "no_repeat_ngram_size", "suppress_sequences", "begin_suppress_tokens")
@@ -82,7 +91,7 @@ TOKEN_RULES = ("repetition_penalty", "no_repeat_ngram_size", "suppress_sequences
 
 
 def has_token_rules(config: DecodeConfig) -> bool:
-    """Whether a config has rules that the decoding engine does not implement.
+    """Whether a config has rules that depend on the tokens so far.
 
     >>> has_token_rules(DecodeConfig(suppress_sequences=((5,),))), has_token_rules(DecodeConfig(repetition_penalty=1.2))
     (False, True)

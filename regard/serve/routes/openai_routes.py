@@ -15,7 +15,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from regard.decode import DecodeConfig, Hypothesis
-from regard.decode.engine.engine_runner import length_limits
+from regard.decode.rules.constraints import length_limits
 from regard.decode.rules.token_rules import TOKEN_RULES
 from regard.pipelines import Continuation, TextGenerator
 from regard.pipelines.decoding_request import DecodingRequest

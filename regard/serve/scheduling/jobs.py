@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regard.decode import DecodeConfig, NBest
-from regard.decode.engine import plain_search_reason
 from regard.decode.engine.engine_runner import member_models
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape
 from regard.pipelines.decoding_request import DecodingRequest
@@ -35,17 +34,14 @@ class RequestKind:
     """What requests with the same model and options have in common."""
 
     model: Any
-    plain_reason: str
-    """why the reference search decodes them; "" if the engine does"""
     lane_config: DecodeConfig
     """the options that sentences of one batch must share: length limits and seeds belong to each sentence"""
     models: tuple[int, ...]
 
     @staticmethod
     def of(request: DecodingRequest[Any]) -> "RequestKind":
-        reason = plain_search_reason(request.model, request.encoded)
         config = replace(request.encoded.config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
-        return RequestKind(request.model, reason, config, tuple(id(model) for model in member_models(request.model)))
+        return RequestKind(request.model, config, tuple(id(model) for model in member_models(request.model)))
 
 
 @dataclass(eq=False)

@@ -2,8 +2,8 @@
 
 One thread per model runs the work. Texts to decode enter lanes, batches of the decoding engine that requests join and
 leave at any step; each lane has one decoding configuration, and the lanes take turns. Other work (embedding,
-classification, …) runs in batches between the steps. What can take long and cannot be batched (the reference search,
-recordings of attention) runs alone in other threads, so that nothing waits for it. Requests are served by earliest
+classification, …) runs in batches between the steps. What can take long and cannot be batched (recordings of attention,
+whether required phrases fit) runs alone in other threads, so that nothing waits for it. Requests are served by earliest
 deadline. A request is refused when the work already accepted, at the measured throughput, takes longer than the latency
 target.
 """
@@ -22,11 +22,12 @@ from typing import Any
 import torch
 
 from regard.decode import NBest
-from regard.decode.engine.engine_runner import length_limits
 from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape
 from regard.decode.interruption import interruptible
+from regard.decode.protocol import continues_source
+from regard.decode.rules.constraints import length_limits
+from regard.decode.rules.lexical_constraints import check_phrases
 from regard.errors import RegardError
-from regard.models import GPT
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.serve.scheduling.jobs import CallJob, DecodeJob, Job, Lane, RequestKind, SchedulerCounts, WaitingSentence
 from regard.serve.scheduling.throughput import ThroughputMeter
@@ -112,12 +113,9 @@ class Scheduler:
         samples, for the first only.
         """
         kind, encoded = self._kind_of(request), request.encoded
-        if kind.plain_reason:  # the reference search decodes it, alone
-            run = lambda inputs: inputs[0].decode(on_token=on_token)  # noqa: E731
-            return self._submit_call("plain", None, run, [request], len(encoded), timeout)
-        limits = length_limits(encoded)
-        continues_source = isinstance(request.model, GPT)
-        lengths = limits if continues_source else [len(source) for source in encoded.sources]
+        limits, lexical = length_limits(encoded), encoded.lexical
+        is_causal = continues_source(request.model)
+        lengths = limits if is_causal else [len(source) for source in encoded.sources]
         job = DecodeJob(
             meter="decode",
             deadline=time.monotonic() + timeout,
@@ -129,7 +127,8 @@ class Scheduler:
         )
         has_shortlist = encoded.shortlist is not None
         vocab, token_lists = (encoded.vocab, encoded.token_lists()) if has_shortlist else (0, None)
-        key = (kind.lane_config, encoded.special, vocab, kind.models)
+        options: Any = {"vocab": vocab, "history": encoded.history, "has_phrases": lexical is not None}
+        key = (kind.lane_config, encoded.special, *options.values(), kind.models)
         sentences = []
         for i, (source, limit) in enumerate(zip(encoded.sources, limits)):
             live = LiveSentence(
@@ -140,15 +139,24 @@ class Scheduler:
                 prefix=encoded.prefix(i),
                 random_key=(encoded.config.seed, encoded.sample_index(i)),
                 allowed_tokens=None if token_lists is None else token_lists[i],
+                phrases=None if lexical is None else lexical[i],
+                on_error=lambda error: self._fail(job, error),
             )
-            shape = needed_shape(source, limit, live.prefix, continues_source=continues_source)
+            shape = needed_shape(source, limit, live.prefix, continues_source=is_causal)
             sentences.append(WaitingSentence(job, live, shape))
 
         def make_decoder(shape: LiveShape) -> LiveDecoder:
-            return LiveDecoder(request.model, kind.lane_config, encoded.special, shape, vocab=vocab)
+            return LiveDecoder(request.model, kind.lane_config, encoded.special, shape, **options)
 
         def start() -> None:
             self._start(job)
+            if lexical is None:
+                wait()
+            else:
+                check = partial(check_phrases, lexical, encoded.config.method, limits, encoded.prefixes)
+                self._side_threads.submit(self._check, job, check, wait)
+
+        def wait() -> None:
             self._make_decoder[key] = make_decoder
             for sentence in sentences:
                 heapq.heappush(self._waiting.setdefault(key, []), (job.deadline, next(self._numbers), sentence))
@@ -283,6 +291,23 @@ class Scheduler:
             self._condition.notify()
 
     # Called by the side threads.
+
+    def _check(self, job: Job, check: Callable[[], None], proceed: Callable[[], None]) -> None:
+        """Check a request, which may take long, before it proceeds."""
+
+        def stop() -> None:
+            if job.is_finished:
+                raise _Dropped
+
+        try:
+            with interruptible(stop):
+                check()
+        except _Dropped:
+            return
+        except Exception as error:
+            self._post(partial(self._fail, job, error))
+        else:
+            self._post(lambda: None if job.is_finished else proceed())
 
     def _run_alone(self) -> None:
         """Run the most urgent of the calls that run alone, until it is finished or dropped."""

@@ -8,7 +8,8 @@ import torch
 from regard.attention import use
 from regard.decode import DecodeConfig, Ensemble, Request, decode_all
 from regard.decode.engine import engine_runner as engine_module
-from regard.decode.engine import plain_search_reason, slot_decoder
+from regard.decode.engine import slot_decoder
+from regard.decode.engine.engine_runner import model_reason
 from regard.decode.engine.model_precision import convert_model, convert_to_float8
 from regard.decode.engine.static import static_decoder
 from regard.errors import RegardError
@@ -50,7 +51,7 @@ def test_every_model_equals_plain_search(name):
     make, options = MODELS[name]
     model = make(**options)
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
-        assert plain_search_reason(model, Request([], config)) == ""
+        assert model_reason(model, config) == ""
         assert_equal_search(*decode_both(model, make_sources(), config))
 
 
@@ -176,44 +177,43 @@ def test_nan_in_the_weights_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("reason", "config", "options"),
+    ("reason", "config"),
     [
-        ('engine="plain"', DecodeConfig(engine="plain"), {}),
-        ("the search history is recorded", DecodeConfig(), {"history": True}),
-        ("the coverage penalty needs the attention weights of every step", DecodeConfig(coverage_penalty=0.1), {}),
+        ('engine="plain"', DecodeConfig(engine="plain")),
+        ("the coverage penalty needs the attention weights of every step", DecodeConfig(coverage_penalty=0.1)),
     ],
 )
-def test_reason_for_the_plain_search(reason, config, options):
-    assert plain_search_reason(transformer(), Request([], config, **options)) == reason
+def test_reason_for_the_model_itself(reason, config):
+    assert model_reason(transformer(), config) == reason
 
 
 @pytest.mark.parametrize("change", ["module", "forward"])
-def test_plain_search_decodes_models_with_other_layers(change):
+def test_the_model_itself_decodes_models_with_other_layers(change):
     """The engine computes the layers from their parameters."""
     model, config = transformer(), DecodeConfig(method="greedy", max_len=5)
     sources = make_sources(2)
-    before = decode_all(model, sources, pack, config)
+    before = decode_all(model, Request(sources, config))
     feedforward = model.decoder[0].feedforward
     if change == "module":
         model.decoder[0].feedforward = torch.nn.Identity()
     else:
         feedforward.forward = lambda x: -3 * x
-    assert plain_search_reason(model, config) == "decoder.0.feedforward was replaced"
-    after = decode_all(model, sources, pack, config)
+    assert model_reason(model, config) == "decoder.0.feedforward was replaced"
+    after = decode_all(model, Request(sources, config))
     assert all(one[0].logprob != other[0].logprob for one, other in zip(after, before))
 
 
-def test_plain_search_inside_attention_contexts():
+def test_the_model_itself_runs_inside_attention_contexts():
     model = transformer()
     with use("reference"):
-        assert plain_search_reason(model, Request([])) == "attention is recorded, changed or forced to a backend"
+        assert model_reason(model, DecodeConfig()) == "attention is recorded, changed or forced to a backend"
     handle = model.encoder[0].register_forward_hook(lambda *args: None)
-    assert plain_search_reason(model, Request([])) == "the model has forward hooks"
+    assert model_reason(model, DecodeConfig()) == "the model has forward hooks"
     handle.remove()
-    assert plain_search_reason(model.train(), Request([])) == "the model is in training mode"
+    assert model_reason(model.train(), DecodeConfig()) == "the model is in training mode"
     with torch.autocast("cpu", torch.bfloat16):
-        assert plain_search_reason(model.eval(), Request([])) == "autocast is enabled"
-    assert plain_search_reason(model, Request([])) == ""
+        assert model_reason(model.eval(), DecodeConfig()) == "autocast is enabled"
+    assert model_reason(model, DecodeConfig()) == ""
 
 
 @pytest.mark.parametrize("config", ["greedy", "beam", "samples"])

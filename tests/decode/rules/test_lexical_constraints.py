@@ -11,21 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.decode import (
-    SPECIAL,
-    DecodeConfig,
-    Ensemble,
-    LexicalConstraints,
-    NBest,
-    Request,
-    TokenTexts,
-    beam,
-    decode_all,
-    sample,
-)
+from regard.decode import SPECIAL, DecodeConfig, Ensemble, LexicalConstraints, NBest, Request, TokenTexts, decode_all
 from regard.decode.rules.lexical_constraints import allocate_beam
 from regard.errors import RegardError
-from tests.decode.helpers import HistoryModel, TableModel, exhaustive_search, log_prob, pack
+from tests.decode.helpers import HistoryModel, TableModel, beam, exhaustive_search, log_prob, sample
 
 # Words and parts of words: "ab", "aba", "abab" and so on can be spelled in several ways.
 PIECES = ["", "", "", "", " a", " ab", "b", "a", ".", " "]
@@ -65,7 +54,7 @@ def try_beam(required: Phrases, forbidden: Phrases, config: DecodeConfig, model:
     """Beam search; [] if the phrases contradict each other or do not fit, or need several other tokens in between."""
     try:
         lexical = constraints(required, forbidden, len(SENTENCES))
-        return beam(model, pack(SENTENCES), config, lexical=lexical)
+        return beam(model, SENTENCES, config, lexical=lexical)
     except RegardError as error:
         if re.search("contains a forbidden phrase|maximum output length leaves|found no output", str(error)):
             return []
@@ -98,7 +87,7 @@ def test_wide_beam_finds_the_best_outputs(required, forbidden, options):
     config = DecodeConfig(max_len=4, beam=1000, n_best=4, patience=math.inf, **options)
     model = HistoryModel(V, seed=1)
     source = [[5], [7]]
-    results = beam(model, pack(source), config, lexical=constraints(required, forbidden, 2))
+    results = beam(model, source, config, lexical=constraints(required, forbidden, 2))
     for sentence, n_best in zip(source, results):
         outputs = all_outputs(sentence[0], config)
         expected = [pair for pair in outputs if satisfies(text_of(pair[1]), required, forbidden)][:4]
@@ -158,7 +147,7 @@ def test_sentences_of_a_batch_do_not_depend_on_each_other():
     ]
     together = decode_all(model, Request(SENTENCES, config, lexical=lexical))
     for source, constraint, n_best in zip(SENTENCES, lexical, together):
-        (alone,) = beam(model, pack([source]), config, lexical=[constraint])
+        (alone,) = beam(model, [source], config, lexical=[constraint])
         assert [h.ids for h in alone] == [h.ids for h in n_best]
 
 
@@ -170,7 +159,7 @@ def test_required_phrases_can_be_in_any_order_and_repeated():
 
     def best(*required: str) -> str:
         config = DecodeConfig(beam=4, length_penalty=0.0)
-        return text_of(beam(model, pack([[5]]), config, lexical=constraints(required))[0][0].ids)
+        return text_of(beam(model, [[5]], config, lexical=constraints(required))[0][0].ids)
 
     assert best("ab", "a") == best("a", "ab") == best("a ab") == " a ab"
     assert best("ab", "ab").split().count("ab") == 2
@@ -181,20 +170,20 @@ def test_required_phrases_can_be_in_any_order_and_repeated():
 def test_very_long_phrase():
     phrase = " ".join(["a", "ab"] * 120)
     config = DecodeConfig(beam=2, max_len=250, max_extra=250)
-    (n_best,) = beam(HistoryModel(V), pack([[5]]), config, lexical=constraints([phrase], ["."]))
+    (n_best,) = beam(HistoryModel(V), [[5]], config, lexical=constraints([phrase], ["."]))
     assert satisfies(text_of(n_best[0].ids), [phrase], ["."])
 
 
 def test_prefix_counts_for_required_phrases():
     model, config = HistoryModel(V, seed=2), DecodeConfig(beam=3, max_len=6)
     for prefix in ([5], [4, 6], [8, 5, 8]):  # " ab", " a" + "b", ". ab."
-        (n_best,) = beam(model, pack([[5]]), config, prefixes=[prefix], lexical=constraints(["ab", "a"]))
+        (n_best,) = beam(model, [[5]], config, prefixes=[prefix], lexical=constraints(["ab", "a"]))
         ids = n_best[0].ids
         assert ids[: len(prefix)] == prefix
         assert satisfies(text_of(ids), ["ab", "a"], [])
     with pytest.raises(RegardError, match=r"^A prefix contains a forbidden phrase\."):
-        beam(model, pack([[5]]), config, prefixes=[[5, 8]], lexical=constraints([], ["ab"]))
-    (n_best,) = beam(model, pack([[5]]), config, prefixes=[[5]], lexical=constraints([], ["ab"]))
+        beam(model, [[5]], config, prefixes=[[5, 8]], lexical=constraints([], ["ab"]))
+    (n_best,) = beam(model, [[5]], config, prefixes=[[5]], lexical=constraints([], ["ab"]))
     assert satisfies(text_of(n_best[0].ids), [], ["ab"])  # the word continues
 
 
@@ -202,16 +191,16 @@ def test_constraints_with_ensemble_min_len_and_limits():
     model = Ensemble([HistoryModel(V, seed=1), HistoryModel(V, seed=2)])
     for min_len, max_len in ((0, 3), (5, 5), (2, 9)):
         config = DecodeConfig(beam=4, n_best=4, min_len=min_len, max_len=max_len)
-        for n_best in beam(model, pack(SENTENCES), config, lexical=constraints(["aba", "a"], ["ab"], 5)):
+        for n_best in beam(model, SENTENCES, config, lexical=constraints(["aba", "a"], ["ab"], 5)):
             assert n_best
             assert all(min_len <= len(h.ids) <= max_len for h in n_best)
             assert all(satisfies(text_of(h.ids), ["aba", "a"], ["ab"]) for h in n_best)
     # With max_total_len, source and output share 6 positions.
     config = DecodeConfig(beam=2, max_len=9)
-    (n_best,) = beam(HistoryModel(V), pack([[5, 1, 1]]), config, max_total_len=6, lexical=constraints(["a ab"]))
+    (n_best,) = beam(HistoryModel(V), [[5, 1, 1]], config, max_total_len=6, lexical=constraints(["a ab"]))
     assert len(n_best[0].ids) <= 3
     with pytest.raises(RegardError, match="need 2 tokens; the maximum output length leaves 1"):
-        beam(HistoryModel(V), pack([[5, 1, 1]]), config, max_total_len=4, lexical=constraints(["a ab"]))
+        beam(HistoryModel(V), [[5, 1, 1]], config, max_total_len=4, lexical=constraints(["a ab"]))
 
 
 def test_characters_of_several_tokens_are_matched_as_characters():
@@ -221,7 +210,7 @@ def test_characters_of_several_tokens_are_matched_as_characters():
         model = HistoryModel(len(pieces), seed)
         for required, forbidden in [(["é"], []), (["ét"], ["é"]), ([], ["é", "t"]), (["é", "ét"], ["."])]:
             lexical = [LexicalConstraints(texts, required, forbidden)]
-            n_best = beam(model, pack([[5]]), DecodeConfig(beam=3, n_best=3, max_len=8), lexical=lexical)[0]
+            n_best = beam(model, [[5]], DecodeConfig(beam=3, n_best=3, max_len=8), lexical=lexical)[0]
             for h in n_best:
                 text = b"".join(pieces[i] for i in h.ids).decode(errors="replace")
                 assert satisfies(text, required, forbidden), text
@@ -229,8 +218,8 @@ def test_characters_of_several_tokens_are_matched_as_characters():
 
 def test_history_has_the_reasons_of_lexical_constraints():
     model, config = HistoryModel(V, seed=1, sharpness=3.0), DecodeConfig(beam=3, n_best=2, max_len=8)
-    plain = beam(model, pack(SENTENCES), config, lexical=constraints(["aba"], ["a", "ab"], 5))
-    results = beam(model, pack(SENTENCES), config, lexical=constraints(["aba"], ["a", "ab"], 5), history=True)
+    plain = beam(model, SENTENCES, config, lexical=constraints(["aba"], ["a", "ab"], 5))
+    results = beam(model, SENTENCES, config, lexical=constraints(["aba"], ["a", "ab"], 5), history=True)
     assert results == plain
     pruned, refused = set(), set()
     for n_best in results:
@@ -286,7 +275,7 @@ def test_invalid_phrases_raise(required, forbidden, message):
 
 
 def test_invalid_calls_raise():
-    source = pack([[5]])
+    source = [[5]]
     for method in ("greedy", "sample"):
         with pytest.raises(RegardError, match=rf"^Required phrases need beam search \(got method {method}\)"):
             decode_all(HistoryModel(V), Request([[5]], DecodeConfig(method), lexical=constraints(["a"])))
@@ -312,4 +301,4 @@ def test_output_after_a_prompt():
     assert not forbidden.can_end(state)
     assert constraint.after([4]).missing_phrases(constraint.after([4]).start_state) == ["a"]  # not in the output
     # A prompt may end in a forbidden phrase.
-    assert sample(HistoryModel(V), pack([[5]]), lexical=[LexicalConstraints(TEXTS, (), ["a"]).after([4])])[0]
+    assert sample(HistoryModel(V), [[5]], lexical=[LexicalConstraints(TEXTS, (), ["a"]).after([4])])[0]

@@ -6,9 +6,9 @@ import torch
 from torch.testing import assert_close
 
 from regard.decode import DecodeConfig
-from regard.decode.engine.best_tokens import best_tokens
-from regard.decode.engine.slot_constraints import SlotConstraints
+from regard.decode.best_tokens import best_tokens
 from regard.decode.protocol import SpecialTokens
+from regard.decode.rules.constraints import Constraints
 from regard.kernels.cpu import decode_choice as kernels
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def test_best_tokens(vocabulary, count, min_len, has_shortlist):
     torch.manual_seed(0)
     y, bias = torch.randn(B * K, vocabulary) * 5, torch.randn(vocabulary)
     config = DecodeConfig(min_len=min_len, max_len=9, unknown=False)
-    constraints = SlotConstraints(B, 2, config, SpecialTokens(), CPU)
+    constraints = Constraints(B, 2, config, SpecialTokens(), CPU)
     constraints.set_slots(range(B), [9, 9, 9, 2, 9], [[], [5, 6], [], [], []])
     refused = np.zeros((0, 0), np.bool_)
     if has_shortlist:  # all tokens are in the list of the last slot; blocks of the other slots are empty

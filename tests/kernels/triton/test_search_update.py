@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.engine.beam_state import BeamState
-from regard.decode.engine.slot_constraints import SlotConstraints
-from regard.decode.engine.stepwise_state import StepwiseState
 from regard.decode.protocol import SpecialTokens
+from regard.decode.rules.constraints import Constraints
+from regard.decode.search import BeamSearch, StepwiseSearch
 from regard.kernels.triton import search_update
 from regard.kernels.triton.search_update import beam_update, greedy_update
 from regard.kernels.triton.support import is_interpreted, triton_available
@@ -24,7 +23,7 @@ def make_states(state_class, config, ends_at_limit=False):
     """Two equal states of which the last slot is empty; outputs have at most 3 to 6 tokens."""
     states = []
     for _ in range(2):
-        constraints = SlotConstraints(SLOTS, 0, config, SpecialTokens(), DEVICE, ends_at_limit)
+        constraints = Constraints(SLOTS, 0, config, SpecialTokens(), DEVICE, ends_at_limit)
         constraints.set_slots(range(SLOTS), [3, 4, 5, 6, 6], [[]] * SLOTS)
         state = state_class(SLOTS, CAPACITY, config, constraints, DEVICE)
         used = torch.arange(SLOTS - 1, device=DEVICE)
@@ -57,7 +56,7 @@ def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience, early
     config = DecodeConfig(
         beam=K, n_best=n_best, length_penalty=length_penalty, patience=patience, early_stopping=early_stopping
     )
-    state, expected = make_states(BeamState, config, ends_at_limit)
+    state, expected = make_states(BeamSearch, config, ends_at_limit)
     torch.manual_seed(0)
     finished = 0
     for step in range(CAPACITY):
@@ -72,7 +71,7 @@ def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience, early
         options["early_stopping"] = early_stopping
         tensors = {name: getattr(state, name) for name in state.tensors()}
         parents = beam_update(top, ids, positions, state.constraints.last_step, **tensors, **options)
-        expected_parents = expected._advance(top, ids, positions)
+        expected_parents = expected.keep_best(top, ids, positions)
         # The order of hypotheses without a chance, with -inf, does not matter.
         is_used = expected.log_prob > -torch.inf
         assert torch.equal(parents[is_used], expected_parents[is_used])
@@ -92,7 +91,7 @@ def test_beam_update_equals_engine(K, C, n_best, length_penalty, patience, early
 @pytest.mark.parametrize("K", [1, 3])
 def test_greedy_update_equals_engine(K):
     config = DecodeConfig(method="sample" if K > 1 else "greedy", n_best=K)
-    state, expected = make_states(StepwiseState, config)
+    state, expected = make_states(StepwiseSearch, config)
     torch.manual_seed(0)
     names = ("step", "done", "live", "last", "tokens", "token_log_p", "lengths")
     for step in range(CAPACITY):
@@ -101,7 +100,7 @@ def test_greedy_update_equals_engine(K):
         if step == 2:
             log_p[1] = -torch.inf
         greedy_update(token, log_p, **{name: getattr(state, name) for name in names}, eos=EOS)
-        expected._advance(token, log_p, expected.step.clamp(max=CAPACITY - 1))
+        expected.append(token, log_p)
         assert_states_equal(state, expected, step)
     assert expected.done.any()
 

@@ -17,7 +17,7 @@ import torch
 
 from regard.attention import ScaledDot
 from regard.decode import DecodeConfig
-from regard.decode.sampling import draw
+from regard.decode.search import draw
 from regard.models import make_model
 from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.pipelines.sentence_embedding import SentenceConfig, SentenceEmbedding

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard.attention import Dot, ScaledDot
-from regard.decode.engine.beam_state import BeamState
-from regard.decode.engine.slot_constraints import SlotConstraints
 from regard.decode.engine.static.projections import activation_dtype
 from regard.decode.engine.static.static_attention import CachedAttention, StaticCrossAttention, kernels_support
 from regard.decode.engine.static.static_decoder import StaticDecoder
-from regard.decode.engine.stepwise_state import StepwiseState
+from regard.decode.rules.constraints import Constraints
+from regard.decode.search import BeamSearch, StepwiseSearch
 from regard.kernels.triton import add_norm, search_update, skinny_linear, topk_log_softmax
 from regard.kernels.triton.decode_attention import decode_attention, decode_cross_attention
 from regard.kernels.triton.decode_attention import supports as supports_attention
@@ -45,7 +44,7 @@ class CudaDecoder(StaticDecoder):
         hypotheses: int,
         capacity: int,
         source_capacity: int,
-        constraints: SlotConstraints,
+        constraints: Constraints,
     ) -> None:
         super().__init__(model, slots, hypotheses, capacity, source_capacity)
         self.constraints = constraints
@@ -242,11 +241,11 @@ class CudaDecoder(StaticDecoder):
 
     def _choose(self, state: Any, logits: Tensor, positions: Tensor, forced: Tensor, ban_eos: Tensor) -> None:
         special, K, V = self.constraints.special, self.hypotheses, logits.shape[1]
-        count = min(2 * K, V) if isinstance(state, BeamState) else 1
-        is_sampling = isinstance(state, StepwiseState) and state.draws is not None
+        count = min(2 * K, V) if isinstance(state, BeamSearch) else 1
+        is_sampling = isinstance(state, StepwiseSearch) and state.draws is not None
         is_supported = topk_log_softmax.supports(logits, count) and search_update.supports(logits, K, count)
         if is_sampling or not is_supported:
-            state.update(logits.view(-1, K, V), positions.clamp(min=0))
+            state.advance(logits.view(-1, K, V), positions.clamp(min=0))
             return
         top, ids = topk_log_softmax.topk_log_softmax(
             logits,
@@ -256,7 +255,7 @@ class CudaDecoder(StaticDecoder):
             forced=forced,
             ban_eos=ban_eos if self.constraints.min_len else None,
         )
-        if isinstance(state, BeamState):
+        if isinstance(state, BeamSearch):
             search_update.beam_update(
                 *(top.view(-1, K, count), ids.view(-1, K, count), positions, self.constraints.last_step),
                 **{name: getattr(state, name) for name in state.tensors()},

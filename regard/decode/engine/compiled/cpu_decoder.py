@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.decode.engine.beam_state import BeamState
 from regard.decode.engine.compiled.cpu_encoder import CpuEncoder
 from regard.decode.engine.compiled.packed_weights import (
     EMPTY_TABLE,
@@ -27,6 +26,7 @@ from regard.decode.engine.compiled.workspace import FEW_ROWS, CacheMemory, Works
 from regard.decode.engine.slot_decoder import SlotDecoder
 from regard.decode.engine.static.static_decoder import StaticDecoder
 from regard.decode.rules.constraints import check_no_nan
+from regard.decode.search import BeamSearch
 from regard.kernels.cpu import decode_attention, decode_choice, decode_layers, decode_rows
 
 NOTHING_REFUSED = np.zeros((0, 0), np.bool_)
@@ -116,7 +116,7 @@ class CpuDecoder(StaticDecoder):
         )
         x = self.x[:rows]
         decode_rows.embed_rows(last, self.positions, *self.embedding_arguments, x)
-        count = min(2 * K, self.output_layer.outputs) if isinstance(state, BeamState) else 1
+        count = min(2 * K, self.output_layer.outputs) if isinstance(state, BeamSearch) else 1
         if self.top.shape != (rows, count):
             self.top, self.ids = np.zeros((rows, count), np.float32), np.zeros((rows, count), np.int64)
         choice = self._choice_arguments(constraints)
@@ -128,7 +128,7 @@ class CpuDecoder(StaticDecoder):
             self.ids = constraints.tokens(torch.from_numpy(self.ids)).numpy()
         if np.isnan(self.top[:, 0]).any():
             check_no_nan(torch.from_numpy(self.top[:, 0]))
-        if isinstance(state, BeamState):
+        if isinstance(state, BeamSearch):
             decode_choice.beam_update(
                 *(self.top, self.ids, self.positions, constraints.last_step.numpy(), special.eos),
                 *(float(state.config.length_penalty), float(state.config.enough), state.config.early_stopping),
@@ -145,7 +145,7 @@ class CpuDecoder(StaticDecoder):
             columns = constraints.columns(torch.from_numpy(forced).clamp(min=0)).numpy()
             forced, refused = np.where(forced < 0, forced, columns), constraints.shortlist.refused.numpy()
         banned = np.array(constraints.banned_columns, np.int64)
-        return self.positions, self.hypotheses, refused, banned, constraints.eos_column, forced, self.ban_eos
+        return self.positions, self.hypotheses, refused, banned, constraints.end_columns[0], forced, self.ban_eos
 
     def _step_in_one_call(self, x: Array, ancestors: Array, choice: tuple[Any, ...]) -> None:
         """The layers and the best tokens, without calls between the kernels."""

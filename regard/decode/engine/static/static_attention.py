@@ -1,6 +1,6 @@
 """Attention of one new token per hypothesis over caches of a fixed capacity."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,6 +41,8 @@ class StepPositions:
     """number of cache positions in use, the maximum over the slots"""
     shared: int | None
     """the position, if it is the same in all slots"""
+    in_use: Sequence[bool] = ()
+    """which slots have a sentence"""
 
 
 @dataclass(frozen=True)

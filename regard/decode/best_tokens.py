@@ -4,14 +4,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode.engine.slot_constraints import SlotConstraints
+from regard.decode.rules.constraints import Constraints, log_sum_exp
 
 # The maxima of about this many strided groups of tokens show which groups contain the best tokens.
 _GROUPS = 256
 
 
 def best_tokens(
-    logits: Float[Tensor, "B K V"], count: int, constraints: SlotConstraints, step: Int[Tensor, "B"]
+    logits: Float[Tensor, "B K V"], count: int, constraints: Constraints, step: Int[Tensor, "B"]
 ) -> tuple[Float[Tensor, "B K C"], Int[Tensor, "B K C"]]:
     """The log-probabilities and ids of the `count` most probable allowed tokens (at most V), best first.
 
@@ -20,16 +20,14 @@ def best_tokens(
 
     >>> from regard.decode.decode_config import DecodeConfig
     >>> from regard.decode.protocol import SpecialTokens
-    >>> constraints = SlotConstraints(1, 0, DecodeConfig(), SpecialTokens(), torch.device("cpu"))
+    >>> constraints = Constraints(1, 0, DecodeConfig(), SpecialTokens(), torch.device("cpu"))
     >>> constraints.set_slots([0], [9], [[]])
     >>> log_p, ids = best_tokens(torch.tensor([[[0.0, 0.0, 0.0, 0.0, 2.0, 1.0]]]), 2, constraints, torch.tensor([0]))
     >>> ids
     tensor([[[4, 5]]])
     """
     B, K, V = logits.shape
-    logits = logits.float()
-    if constraints.shortlist is not None:
-        logits = constraints.shortlist.restrict(logits)
+    logits = constraints.restrict(logits)
     log_sum = log_sum_exp(logits)
     forced = constraints.forced_tokens(step)
     forced_log_p = logits.gather(-1, constraints.columns(forced.clamp(min=0))[:, None, None].expand(-1, K, 1))
@@ -37,7 +35,8 @@ def best_tokens(
         logits[..., column] = -torch.inf
     bans_eos = constraints.bans_eos(step)
     if bans_eos is not None:
-        logits[..., constraints.eos_column].masked_fill_(bans_eos[:, None], -torch.inf)
+        for column in constraints.end_columns:
+            logits[..., column].masked_fill_(bans_eos[:, None], -torch.inf)
     top, columns = top_logits(logits.view(B * K, V), min(count, V))
     top, ids = top.view(B, K, -1), constraints.tokens(columns).view(B, K, -1)
     is_forced = (forced >= 0)[:, None, None]
@@ -45,17 +44,6 @@ def best_tokens(
     top = torch.where(is_forced, torch.cat((forced_log_p, rest), dim=-1), top)
     ids = torch.where(is_forced, forced[:, None, None], ids)
     return top - log_sum, ids
-
-
-def log_sum_exp(logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n 1"]:
-    """log Σ exp(logits) of each row, from the softmax of its largest logit: on a CPU twice as fast as torch.logsumexp.
-
-    >>> log_sum_exp(torch.zeros(1, 4)).exp()
-    tensor([[4.]])
-    """
-    if logits.is_cuda:
-        return logits.logsumexp(-1, keepdim=True)
-    return logits.amax(-1, keepdim=True) - logits.softmax(-1).amax(-1, keepdim=True).log()
 
 
 def top_logits(logits: Float[Tensor, "R V"], count: int) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]]:
