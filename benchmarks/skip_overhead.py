@@ -40,7 +40,7 @@ def make_trainer(device: str, width: int, optimizer: str, folder: Path) -> train
     dataset = read_dataset("translate", recipe.data)
     tokenizers = trainer.TASKS["translate"].make_tokenizers(dataset, recipe.tokenizer)
     write_tokenizers(folder, *tokenizers)
-    spec, resources = prepare_run(recipe, folder, dataset, None, make_provenance(recipe, dataset, None), 1)
+    spec, resources = prepare_run(recipe, folder, None, dataset, None, make_provenance(recipe, dataset, None, None))
     log = RunLog(folder / "metrics.jsonl", 10_000, is_silent=True, writes_files=False)
     return trainer.Trainer(spec, Workers(), log, time.monotonic(), resources)
 

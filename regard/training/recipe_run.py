@@ -76,7 +76,7 @@ def _run(
         recipe = fine_tuning_recipe(recipe, origin.model.config, name)
     dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
     check_model_size(recipe, task, dataset)
-    provenance = make_provenance(recipe, dataset, name)
+    provenance = make_provenance(recipe, dataset, name, origin)
 
     with open_run_folder(out, dry_run) as folder:
         checkpoint = CheckpointStore(folder).find_intact(lambda line: print(f"regard: {line}", file=sys.stderr))

@@ -10,6 +10,7 @@ from regard.errors import RegardError
 from regard.interop import export_huggingface, import_huggingface
 from regard.pipelines import load
 from regard.pipelines.chat_template import render_chat
+from regard.training import train
 from tests.interop.conftest import transformers  # noqa: F401
 from tests.interop.model_comparison import random_model
 
@@ -50,6 +51,17 @@ def test_prompts_equal_those_of_transformers(transformers, folder, tmp_path):  #
     answer = generator.chat(MESSAGES, DecodeConfig(method="greedy", max_len=5))
     [expected] = generator.generate(expected, DecodeConfig(method="greedy", max_len=5), special_tokens=True)
     assert answer == expected.text
+
+
+def test_fine_tuned_models_keep_template_and_decoding_options(folder, tmp_path):
+    origin = load(folder / "model", "cpu")
+    origin.decoding = DecodeConfig(method="sample", top_k=3, suppress_sequences=((7,),))
+    (tmp_path / "text.txt").write_text("w5 w6 w7 w8\n" * 200)
+    recipe = {"task": "language", "train": {"steps": 1, "batch_tokens": 64, "keep_every": 1}}
+    tuned = train(tmp_path / "text.txt", out=tmp_path / "out", start_from=origin, quiet=True, **recipe)
+    for generator in (tuned, load(tmp_path / "out" / "steps" / "000001", "cpu")):
+        assert generator.chat_prompt(MESSAGES) == origin.chat_prompt(MESSAGES)
+        assert generator.decoding == origin.decoding
 
 
 def test_special_tokens_in_a_prompt_are_text_by_default(folder):

@@ -86,9 +86,13 @@ def check_task_settings(recipe: Recipe, task: Task) -> None:
         )
 
 
-def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | None) -> dict[str, Any]:
-    """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions."""
-    return {
+def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | None, origin: Any) -> dict[str, Any]:
+    """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions.
+
+    What an imported parent model says of its tokens and prompts (its chat template) stays true of the new one.
+    """
+    imported = getattr(origin, "training", {}).get("imported")
+    return ({} if imported is None else {"imported": imported}) | {
         "recipe": recipe_to_dict(recipe),
         "data": dataset.fingerprints,
         "start_from": start_from,
@@ -257,6 +261,8 @@ def prepare_run(
         pipeline.language_pairs = add_directions(pairs, both=False)
         pipeline.language_tokens = origin.language_tokens
         pipeline.source_language, pipeline.target_language = origin.source_language, origin.target_language
+    if hasattr(origin, "decoding") and type(origin) is type(pipeline):
+        pipeline.decoding = origin.decoding
     if isinstance(origin, TextEncoder) and isinstance(pipeline, TextEncoder):
         pipeline.sentence = origin.sentence
     return spec, Rank0Resources(dataset, validation, pipeline, note, origin is not None, vectors)

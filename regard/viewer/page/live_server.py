@@ -6,10 +6,12 @@ rebinding). POST requests must also be JSON and come from the page itself. No CO
 cannot read a response. Only `/open` needs no token: it returns no data, and opens the page in the user's own browser.
 """
 
+import errno
 import json
 import logging
 import re
 import secrets
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
@@ -34,6 +36,8 @@ HEADERS = {
 }
 HTML, TEXT, BYTES = "text/html; charset=utf-8", "text/plain; charset=utf-8", "application/octet-stream"
 OPEN = "/open"
+# Seconds after which a connection is accepted again that no file descriptor was left for.
+PAUSE = 0.5
 
 _LOG = logging.getLogger("regard")
 
@@ -57,6 +61,8 @@ class LiveServer(ThreadingHTTPServer):
         self.kept: tuple[tuple[int, list[bytes]], ...] = ()
         """first index and blobs of recent responses"""
         self.blob_count = 0
+        self.is_exhausted = False
+        """whether the last connection found no file descriptor"""
         try:
             super().__init__((LOOPBACK, port), _HttpHandler)
         except (OSError, OverflowError) as error:
@@ -88,6 +94,19 @@ class LiveServer(ThreadingHTTPServer):
     def blob(self, index: int) -> bytes | None:
         matches = (blobs[index - first] for first, blobs in self.kept if first <= index < first + len(blobs))
         return next(matches, None)
+
+    def get_request(self) -> Any:
+        try:
+            accepted = super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                if not self.is_exhausted:
+                    _LOG.warning("The live page cannot accept a connection (%s); it tries again.", error.strerror)
+                self.is_exhausted = True
+                time.sleep(PAUSE)  # the connection waits: the server would try again at once
+            raise
+        self.is_exhausted = False
+        return accepted
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _LOG.debug("connection closed by the browser", exc_info=True)

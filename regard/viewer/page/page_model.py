@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from regard.attention import Concat, ScaledDot
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
-from regard.decode.rules.token_rules import has_token_rules
 from regard.errors import RegardError
 from regard.models import family_name
 from regard.pipelines import TextEncoder
@@ -304,11 +303,14 @@ def _part_kinds(part: Any) -> list[str]:
 
 
 def _search_options(look: Look) -> dict[str, Any]:
-    config = DecodeConfig() if look.search is None else look.search[1]
-    if has_token_rules(config) or config.suppress_sequences or not config.early_stopping:
-        logger.warning("The page decodes new input without repetition rules and suppressed tokens, and stops early.")
-    names = ("method", "beam", "n_best", "length_penalty", "patience", "max_len", "max_ratio", "max_extra", "min_len")
-    return {name: getattr(config, name) for name in (*names, "unknown", "temperature", "top_k", "top_p", "seed")}
+    default = DecodeConfig()
+    config = look.search[1] if look.search else getattr(look.pipeline, "decoding", default)
+    ignored = ("repetition_penalty", "no_repeat_ngram_size", "coverage_penalty", "early_stopping", "shortlist")
+    if changed := [name for name in ignored if getattr(config, name) != getattr(default, name)]:
+        logger.warning("The page decodes new input without these options: %s.", ", ".join(changed))
+    names = ["method", "beam", "n_best", "length_penalty", "patience", "max_len", "max_ratio", "max_extra", "min_len"]
+    names += ["unknown", "suppress_sequences", "begin_suppress_tokens", "temperature", "top_k", "top_p", "seed"]
+    return {name: getattr(config, name) for name in names}
 
 
 @torch.no_grad()

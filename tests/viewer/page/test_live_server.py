@@ -1,5 +1,6 @@
 """The server of the live page: responses to its own page, and refused requests."""
 
+import errno
 import http.client
 import json
 import re
@@ -7,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from socketserver import TCPServer
 from threading import Thread
 
 import numpy as np
@@ -20,7 +23,7 @@ from regard.models import Bert, BertConfig
 from regard.pipelines import TextEncoder, Translator
 from regard.viewer import look
 from regard.viewer.page import text_requests
-from regard.viewer.page.live_server import KEPT_RESPONSES, MAX_REQUEST_BYTES, LiveServer
+from regard.viewer.page.live_server import KEPT_RESPONSES, MAX_REQUEST_BYTES, PAUSE, LiveServer
 from regard.viewer.page.text_requests import Response, TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
 
@@ -160,6 +163,23 @@ def test_connection_is_kept_alive(live):
 
 
 # Refused requests
+
+
+def test_out_of_descriptors(live, monkeypatch, caplog):
+    accept, attempts = TCPServer.get_request, []
+
+    def refuse(server):
+        attempts.append(time.monotonic())
+        if len(attempts) > 2:
+            return accept(server)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(TCPServer, "get_request", refuse)
+    assert send(live, endpoint="scene")[0] == 200
+    assert attempts[2] - attempts[0] >= 2 * PAUSE
+    assert [record.message for record in caplog.records] == [
+        "The live page cannot accept a connection (Too many open files); it tries again."
+    ]
 
 
 def test_server_listens_on_loopback_with_a_long_token(live):

@@ -102,6 +102,15 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
     if isinstance(pipeline, Translator):
         requests.append({"look": {"source": texts[1], "target": texts[2]}})
         requests.append({"look": {"source": texts[2], "search": {"method": "greedy", "min_len": 3}}})
+        # Without rules the output would begin with these tokens; the first one may be forced.
+        ids = pipeline.translate([texts[1]], DecodeConfig(method="greedy", min_len=3))[0][0].hypothesis.ids
+        for method in ("greedy", "beam"):
+            for rules in (
+                {"suppress_sequences": [[ids[1]], [7]]},
+                {"suppress_sequences": [ids[:2], ids[:3], [pipeline.special.sos, ids[0]]]},
+                {"begin_suppress_tokens": ids[:2]},
+            ):
+                requests.append({"look": {"source": texts[1], "search": {"method": method, "min_len": 3, **rules}}})
     if getattr(pipeline.model.config, "head", "") == "mask":
         masked = f"{WORDS[0]} <mask> {WORDS[2]} <mask>"
         requests += [{"look": {"source": masked}}, {"experiment": {"source": masked, "changes": []}}]
@@ -220,9 +229,16 @@ def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str,
     if "experiment" in request:
         return handle_experiment(pipeline, request["experiment"]), []
     source, target, search, context = (request["look"].get(name) for name in ("source", "target", "search", "context"))
-    config = search and DecodeConfig(**search)
+    config = search and DecodeConfig(**tupled(search))
     scene = build_scene(look(pipeline, source, target, config=config, context=context), walk=False)
     return {"scene": scene.header}, scene.blobs
+
+
+def tupled(value: Any) -> Any:
+    """JSON with tuples in place of lists."""
+    if isinstance(value, dict):
+        return {name: tupled(one) for name, one in value.items()}
+    return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
 def differences(expected: Any, found: Any, path: str = "") -> list[str]:

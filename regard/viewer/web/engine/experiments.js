@@ -148,7 +148,7 @@ function readImageOutcome(engine, { pass: { output, logits } }) {
 
 /** The text that a language model generates greedily, and its ids. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes */
 function continuation(engine, ids, changes) {
-  const options = { ...engine.header.search, method: "greedy", max_len: CONTINUATION_TOKENS, max_ratio: 0, max_extra: CONTINUATION_TOKENS, unknown: engine.targetTokenizer.kind !== "word" };
+  const options = { ...engine.header.search, method: "greedy", max_len: CONTINUATION_TOKENS, max_ratio: 0, max_extra: CONTINUATION_TOKENS, min_len: 0, suppress_sequences: [], begin_suppress_tokens: [], unknown: engine.targetTokenizer.kind !== "word" };
   const [best] = engine.search(ids, changes, options, []).results;
   // The last tokens of the prompt determine how the next token is decoded.
   const context = ids.slice(engine.addSpecialTokens([]).length).slice(-8);

@@ -151,7 +151,7 @@ export class PageEngine {
     let limit = Math.min(options.max_len, Math.floor(options.max_extra + options.max_ratio * source.length));
     if (this.isTranslator) prefix = [...this.decoderInput([]).slice(1), ...prefix];
     if (total !== null) limit = Math.min(limit, this.isTranslator ? total - 1 : Math.max(0, total - source.length));
-    return { constraints: new TokenConstraints(options, this.special, limit, prefix, !this.isTranslator), prefix };
+    return { constraints: new TokenConstraints(options, this.special, limit, prefix, this.isTranslator ? null : source), prefix };
   }
 
   /**

@@ -3,7 +3,7 @@
 /**
  * @typedef {{method: string, beam: number, n_best: number, length_penalty: number, patience: number, max_len: number,
  *   max_ratio: number, max_extra: number, min_len: number, unknown: boolean, temperature: number, top_k: number,
- *   top_p: number, seed: number}} SearchOptions
+ *   top_p: number, seed: number, suppress_sequences: number[][], begin_suppress_tokens: number[]}} SearchOptions
  * @typedef {{pad: number, unk: number, sos: number, eos: number, mask: number | null, begin: number | null,
  *   end: number | null, forced: number | null, between: number | null, after_end?: number | null, other_eos: number[]}} SpecialTokens
  * @typedef {{ids: number[], logprobs: number[], total: number}} Live
@@ -45,27 +45,41 @@ export function topIndices(x, count) {
   return best;
 }
 
-/** The constraints on the next token: special tokens, a forced prefix, minimum and maximum length. */
+/** The constraints on the next token: special tokens, suppressed ones, a forced prefix, minimum and maximum length. */
 export class TokenConstraints {
   /**
    * @param {SearchOptions} options @param {SpecialTokens} special @param {number} limit @param {number[]} prefix
-   * @param {boolean} endsAtLimit whether an output of the maximum length ends there without `<eos>` (language models)
+   * @param {number[] | null} prompt of a language model, whose output ends at the maximum length without `<eos>`
    */
-  constructor(options, special, limit, prefix, endsAtLimit) {
+  constructor(options, special, limit, prefix, prompt) {
     this.options = options;
     this.special = special;
     this.limit = Math.max(limit, prefix.length);
     this.prefix = prefix;
     /** The step after which the search ends. */
-    this.lastStep = endsAtLimit ? Math.max(0, this.limit - 1) : this.limit;
+    this.lastStep = prompt ? Math.max(0, this.limit - 1) : this.limit;
     /** All tokens that end an output; the search treats them as `<eos>`. */
     this.ends = new Set([special.eos, ...special.other_eos]);
     this.banned = new Set([special.pad, special.sos, ...(options.unknown ? [] : [special.unk])]);
     for (const token of this.ends) this.banned.delete(token);
+    /** The tokens before the output, the first position that is not forced, and the rules of regard/decode/rules/token_rules.py. */
+    this.context = prompt ?? [special.sos];
+    this.begin = !prompt && special.forced !== null ? 1 : 0;
   }
 
-  /** Log-probabilities at position t; −∞ for tokens that are not allowed. @param {Float32Array} logits @param {number} t */
-  apply(logits, t) {
+  /** Suppressed tokens after an output. @param {number[]} ids */
+  suppressed(ids) {
+    const sequences = this.options.suppress_sequences.filter((sequence) => {
+      const start = sequence.slice(0, -1);
+      const end = [...this.context.slice(-start.length), ...ids].slice(-start.length);
+      return !start.length || (end.length === start.length && start.every((id, i) => id === end[i]));
+    });
+    return [...sequences.map((sequence) => sequence[sequence.length - 1]), ...(ids.length === this.begin ? this.options.begin_suppress_tokens : [])];
+  }
+
+  /** Log-probabilities of the token after an output; −∞ for tokens that are not allowed. @param {Float32Array} logits @param {number[]} ids */
+  apply(logits, ids) {
+    const t = ids.length;
     const all = logSoftmax(logits);
     const forced = t < this.prefix.length ? this.prefix[t] : t >= this.limit ? this.special.eos : -1;
     const allowed = all.slice();
@@ -73,7 +87,7 @@ export class TokenConstraints {
       allowed.fill(-Infinity);
       allowed[forced] = all[forced];
     } else {
-      for (const token of this.banned) allowed[token] = -Infinity;
+      for (const token of [...this.banned, ...this.suppressed(ids)]) if (token < allowed.length) allowed[token] = -Infinity;
       if (t < this.options.min_len) for (const token of this.ends) allowed[token] = -Infinity;
     }
     return { all, allowed };
@@ -83,7 +97,8 @@ export class TokenConstraints {
   refusalReason(t, token) {
     if (t < this.prefix.length) return "prefix";
     if (t >= this.limit) return "limit";
-    return this.ends.has(token) && t < this.options.min_len ? "min_len" : "special";
+    if (this.ends.has(token) && t < this.options.min_len) return "min_len";
+    return this.banned.has(token) && !this.options.suppress_sequences.some((one) => one.length === 1 && one[0] === token) ? "special" : "suppressed";
   }
 }
 
@@ -117,7 +132,7 @@ export function beamSearch(decoder, options, constraints) {
   };
   for (let t = 0; ; t++) {
     const { logits, attention } = decoder.step(last);
-    const rows = logits.map((one) => constraints.apply(one, t));
+    const rows = logits.map((one, i) => constraints.apply(one, live[i].ids));
     const candidates = bestCandidates(live, rows.map((one) => one.allowed), pool).map((one) => (ends.has(one.token) ? { ...one, token: special.eos } : one));
     const scores = candidates.map(({ logprob }) => scoreOf(logprob, t + 1));
     /** @param {number} i @returns {Hypothesis} */
@@ -179,7 +194,7 @@ export function stepwiseSearch(decoder, options, constraints, random = Math.rand
   for (let t = 0; t <= lastStep && open.length; t++) {
     const isLast = t >= lastStep;
     const { logits, attention } = decoder.step(last);
-    const rows = logits.map((one) => constraints.apply(one, t));
+    const rows = logits.map((one, i) => constraints.apply(one, open.find(({ branch }) => branch === i).ids));
     const tokens = open.map(({ branch }) => (isGreedy ? topIndices(rows[branch].allowed, 1)[0] : drawToken(rows[branch].allowed, random(), options)));
     /** @type {SearchStep} */
     const step = { candidates: [], refused: [], attention };
