@@ -44,7 +44,7 @@ from regard.training import loop
 from regard.training.checkpoint import CheckpointStore, load_checkpoint
 from regard.training.log import read_metrics
 from regard.training.tasks.task import features_loss
-from regard.training.tasks.translate_task import TranslateTask
+from regard.training.tasks.translate import TranslateTask
 
 # Training imports them late: here once for all forked processes.
 for late in ("torch._dynamo", "matplotlib.figure", "matplotlib.backends.backend_agg"):

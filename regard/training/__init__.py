@@ -9,7 +9,7 @@ from regard.training.registry import TASKS, register_task
 from regard.training.run import run_recipe
 from regard.training.tasks import read_dataset, suggest_recipe
 from regard.training.tasks.task import Task
-from regard.training.tasks.translate_task import TranslateTask
+from regard.training.tasks.translate import TranslateTask
 
 __all__ = [
     "TASKS",

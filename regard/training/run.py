@@ -42,7 +42,7 @@ from regard.training.resume import (
     open_run_folder,
     read_state,
 )
-from regard.training.shards.shard_folder import shard_files
+from regard.training.shards.folder import shard_files
 from regard.training.tasks import TASKS, read_dataset
 from regard.training.tasks.task import BatchShape, Task
 from regard.training.workers import Workers, join_torchrun, run_torchrun_rank, start_workers, torchrun_rank

@@ -25,7 +25,7 @@ from regard.training.log import read_metrics
 from regard.training.loop import Trainer
 from regard.training.resume import METRICS
 from regard.training.tasks.task import features_loss
-from regard.training.tasks.translate_task import TranslateTask
+from regard.training.tasks.translate import TranslateTask
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
 
 # Without dropout and smoothing of gradients, so that split batches have the same gradients to rounding.

@@ -19,7 +19,7 @@ from regard.pipelines import Translator, load
 from regard.training import list_step_folders, loop, run_recipe, saving
 from regard.training.log import read_metrics
 from regard.training.resume import METRICS
-from regard.training.tasks import translate_task
+from regard.training.tasks import translate
 from tests.training.helpers import STOCHASTIC, bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 
@@ -380,10 +380,8 @@ def test_loss_decreases_with_other_settings(tmp_path, change):
 
 def test_validate_by_bleu_saves_the_model_with_the_best_bleu(tmp_path, monkeypatch):
     bleus = iter([5.0, 3.0])
-    scores = translate_task.text_scores([""], ["a"])
-    monkeypatch.setattr(
-        translate_task, "text_scores", lambda *_: type(scores)(**(vars(scores) | {"bleu": next(bleus)}))
-    )
+    scores = translate.text_scores([""], ["a"])
+    monkeypatch.setattr(translate, "text_scores", lambda *_: type(scores)(**(vars(scores) | {"bleu": next(bleus)})))
     assert run(small_recipe(train={"validate_by": "bleu"}), tmp_path).training["step"] == 6
 
 

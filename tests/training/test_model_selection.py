@@ -11,7 +11,7 @@ from regard.training import Dataset, loop, run_recipe, suggest_recipe
 from regard.training.log import read_metrics
 from regard.training.plan import metric_name
 from regard.training.recipe import TrainConfig, recipe_from_dict
-from regard.training.suggestions import profile_pairs
+from regard.training.suggest import profile_pairs
 from tests.training.helpers import small_dataset, small_recipe
 
 SENTENCES = [("The cat chased the mouse.", "Le chat a chassé la souris.")]

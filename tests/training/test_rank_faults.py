@@ -14,7 +14,7 @@ from regard.training.checkpoint import CheckpointStore, is_sharded, read_checkpo
 from regard.training.log import read_metrics
 from regard.training.resume import METRICS
 from regard.training.tasks.task import features_loss
-from regard.training.tasks.translate_task import TranslateTask
+from regard.training.tasks.translate import TranslateTask
 from tests.training.helpers import small_dataset, small_recipe
 from tests.training.ranks import run_ranks
 

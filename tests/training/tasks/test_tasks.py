@@ -1,6 +1,6 @@
 """All text tasks except translation: training from files, resuming, validation scores and error messages.
 
-Translation is covered by test_loop.py, image tasks by test_image_tasks.py.
+Translation is covered by test_loop.py, image tasks by test_images.py.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Encoding of a spooled corpus into token shards, by one process per core."""
+"""Encoding of a stored corpus into token shards, by one process per core."""
 
 import hashlib
 import json
@@ -18,15 +18,15 @@ import numpy as np
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.pipelines import read_tokenizers
-from regard.training.shards.shard_folder import shard_name
-from regard.training.shards.text_spool import RECORD_ROWS, SpoolBlock, SpoolReader
+from regard.training.shards.folder import shard_name
+from regard.training.shards.row_file import RECORD_ROWS, RowBlock, RowReader
 
 # Bytes of text in a shard, of all sides together.
 SHARD_BYTES = 64 << 20
-TRAINING_FLAGS = "spool.training"
+TRAINING_FLAGS = "rows.training"
 LENGTH_DTYPE = "<u4"
 # The program of an encoder process. It reads its job from standard input.
-_PROGRAM = "from regard.training.shards.shard_encoder import encoder_main; encoder_main()"
+_PROGRAM = "from regard.training.shards.encoder import encoder_main; encoder_main()"
 OnBytes = Callable[[int], None]
 """called with the number of bytes of text that have been encoded since the last call"""
 
@@ -47,20 +47,20 @@ class EncodeJob:
     """index, first row and end of the rows of each shard to write"""
 
 
-def plan_shards(spool: SpoolReader) -> list[tuple[int, int, int]]:
+def plan_shards(reader: RowReader) -> list[tuple[int, int, int]]:
     """Split the rows into shards of about SHARD_BYTES: index, first row and end of each."""
     shards: list[tuple[int, int, int]] = []
     first, start = 0, 0
-    for block in range(0, spool.rows, RECORD_ROWS):
-        ends = spool.ends(block, min(spool.rows, block + RECORD_ROWS))[1:, -1]
+    for block in range(0, reader.rows, RECORD_ROWS):
+        ends = reader.ends(block, min(reader.rows, block + RECORD_ROWS))[1:, -1]
         while len(cut := np.flatnonzero(ends >= start + SHARD_BYTES)):
             last = block + int(cut[0]) + 1
             if last == first:
                 break
             shards.append((len(shards), first, last))
             first, start = last, int(ends[cut[0]])
-    if first < spool.rows:
-        shards.append((len(shards), first, spool.rows))
+    if first < reader.rows:
+        shards.append((len(shards), first, reader.rows))
     return shards
 
 
@@ -142,13 +142,13 @@ def _exit_with_parent() -> None:
 def _encode_here(job: EncodeJob, shards: Sequence[tuple[int, int, int]], on_bytes: OnBytes) -> dict[str, list[Any]]:
     folder = Path(job.folder)
     tokenizers = read_tokenizers(folder, foreign=job.is_foreign)[: len(job.sides)]
-    spool = SpoolReader(folder, len(job.sides))
+    reader = RowReader(folder, len(job.sides))
     files: dict[str, list[Any]] = {}
     for index, first, last in shards:
         writers = [_ShardWriter(folder, index, side, job.dtype) for side in job.sides]
         try:
-            for block in spool.blocks(first, last):
-                _encode_block(job, spool, block, tokenizers, writers)
+            for block in reader.blocks(first, last):
+                _encode_block(job, reader, block, tokenizers, writers)
                 on_bytes(block.bytes)
             for writer in writers:
                 files[writer.name] = [writer.bytes, writer.finish()]
@@ -160,30 +160,30 @@ def _encode_here(job: EncodeJob, shards: Sequence[tuple[int, int, int]], on_byte
 
 def _encode_block(
     job: EncodeJob,
-    spool: SpoolReader,
-    block: SpoolBlock,
+    reader: RowReader,
+    block: RowBlock,
     tokenizers: Sequence[Tokenizer],
     writers: Sequence["_ShardWriter"],
 ) -> None:
     count = len(block.texts)
-    is_training = np.fromfile(spool.folder / TRAINING_FLAGS, bool, count, offset=block.first)
+    is_training = np.fromfile(reader.folder / TRAINING_FLAGS, bool, count, offset=block.first)
     rows = np.flatnonzero(is_training).tolist()
     for side, (tokenizer, writer) in enumerate(zip(tokenizers, writers)):
         encoded = tokenizer.encode_batch([block.texts[row][side] for row in rows])
         if job.end is not None:
-            encoded = [_add_stream_tokens(job, spool, block, row, ids) for row, ids in zip(rows, encoded)]
+            encoded = [_add_stream_tokens(job, reader, block, row, ids) for row, ids in zip(rows, encoded)]
         writer.write(encoded)
 
 
-def _add_stream_tokens(job: EncodeJob, spool: SpoolReader, block: SpoolBlock, row: int, ids: list[int]) -> list[int]:
+def _add_stream_tokens(job: EncodeJob, reader: RowReader, block: RowBlock, row: int, ids: list[int]) -> list[int]:
     """The ids of a row of a stream, with the special tokens of a document that starts or ends with it."""
     if block.records["is_first"][row] and job.begin is not None:
         ids = [job.begin, *ids]
     following = block.first + row + 1
     if row + 1 < len(block.records):
         is_last = bool(block.records["is_first"][row + 1])
-    elif following < spool.rows:
-        [(_, record)] = spool.records(following, following + 1)
+    elif following < reader.rows:
+        [(_, record)] = reader.records(following, following + 1)
         is_last = bool(record["is_first"][0])
     else:
         is_last = True

@@ -24,7 +24,7 @@ from regard.training.log import read_metrics
 from regard.training.recipe import recipe_to_dict
 from regard.training.resume import METRICS
 from regard.training.tasks import TASKS
-from regard.training.tasks.image_tasks import split_by_label, suggest_patch
+from regard.training.tasks.images import split_by_label, suggest_patch
 from regard.training.tasks.task import BatchShape, evaluate_loss
 from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors
 from tests.training.toy_images import EXTRA_METRICS, NAMES, draw, outputs, toy, write

@@ -16,7 +16,7 @@ from regard.pipelines import ImageModel
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import Recipe, TrainConfig
-from regard.training.tasks.image_tasks import ImageTask, suggest_for_images
+from regard.training.tasks.images import ImageTask, suggest_for_images
 from regard.training.tasks.task import Features, Tokenizers
 
 # Images that are read and classified at a time in validation.

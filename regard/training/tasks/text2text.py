@@ -10,7 +10,7 @@ from regard.errors import RegardError
 from regard.models.transformer import t5_small
 from regard.training.datasets import Dataset, Pairs, read_pair_splits, repeat_pairs
 from regard.training.recipe import DataConfig, Recipe
-from regard.training.tasks.translate_task import TranslateTask
+from regard.training.tasks.translate import TranslateTask
 
 
 class Text2TextTask(TranslateTask):

@@ -20,8 +20,8 @@ from regard.training.multilingual import (
     training_pairs,
 )
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
-from regard.training.shards.sharded_dataset import ShardedDataset
-from regard.training.suggestions import profile_pairs, suggest_for_pairs
+from regard.training.shards.dataset import ShardedDataset
+from regard.training.suggest import profile_pairs, suggest_for_pairs
 from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,

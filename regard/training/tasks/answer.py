@@ -17,7 +17,7 @@ from regard.pipelines import TextEncoder
 from regard.training.datasets import Dataset, count_units, split_dataset
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.suggestions import suggest_vocab_size
+from regard.training.suggest import suggest_vocab_size
 from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,

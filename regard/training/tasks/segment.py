@@ -21,7 +21,7 @@ from regard.progress import OnProgress
 from regard.training.datasets import Dataset, Images, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import DataConfig, Recipe, TrainConfig
-from regard.training.tasks.image_tasks import ImageTask, suggest_for_images
+from regard.training.tasks.images import ImageTask, suggest_for_images
 from regard.training.tasks.task import Features, Tokenizers
 
 # Images that are read and segmented at a time in validation.

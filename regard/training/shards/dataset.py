@@ -17,7 +17,7 @@ from regard.files import read_file
 from regard.pipelines import read_tokenizers
 from regard.training.datasets import Dataset, digest
 from regard.training.recipe import DataConfig, TokenizerConfig
-from regard.training.shards.shard_folder import (
+from regard.training.shards.folder import (
     MANIFEST,
     SAMPLE,
     VALIDATION,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-TEXT, ENDS, RECORDS = "spool.text", "spool.ends", "spool.records"
+TEXT, ENDS, RECORDS = "rows.text", "rows.ends", "rows.records"
 # The digest of the example, in two halves; the digest of its group, whose examples stay in one split; its characters;
 # and whether it starts a document.
 RECORD = np.dtype([("low", "<u8"), ("high", "<u8"), ("group", "<u8"), ("characters", "<u4"), ("is_first", "<u4")])
@@ -21,14 +21,14 @@ BLOCK_ROWS, BLOCK_BYTES = 4096, 4 << 20
 RECORD_ROWS = 1 << 17
 
 
-class TextSpool:
+class RowWriter:
     """Writer of rows of text: pairs of source and target, or one text (`sides` = 1) per row. Adds to existing rows.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with TextSpool(Path(folder), sides=2) as spool:
-    ...         spool.append(("A cat.", "Un chat."))
-    ...     [block] = SpoolReader(Path(folder), sides=2).blocks()
+    ...     with RowWriter(Path(folder), sides=2) as writer:
+    ...         writer.append(("A cat.", "Un chat."))
+    ...     [block] = RowReader(Path(folder), sides=2).blocks()
     >>> block.texts
     [('A cat.', 'Un chat.')]
     """
@@ -60,7 +60,7 @@ class TextSpool:
         self._ends.write(np.array(self._buffer, "<i8").tobytes())
         del self._buffer[:]
 
-    def __enter__(self) -> "TextSpool":
+    def __enter__(self) -> "RowWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +71,7 @@ class TextSpool:
                 file.close()
 
 
-class SpoolBlock(NamedTuple):
+class RowBlock(NamedTuple):
     """Consecutive rows."""
 
     first: int
@@ -81,8 +81,8 @@ class SpoolBlock(NamedTuple):
     """size of the texts"""
 
 
-class SpoolReader:
-    """Reader of the rows of a TextSpool, a block at a time."""
+class RowReader:
+    """Reader of the rows of a RowWriter, a block at a time."""
 
     def __init__(self, folder: Path, sides: int) -> None:
         self.folder, self.sides = folder, sides
@@ -95,7 +95,7 @@ class SpoolReader:
             count = min(RECORD_ROWS, last - start)
             yield start, np.fromfile(self.folder / RECORDS, RECORD, count, offset=start * RECORD.itemsize)
 
-    def blocks(self, first: int = 0, last: int | None = None) -> Iterator[SpoolBlock]:
+    def blocks(self, first: int = 0, last: int | None = None) -> Iterator[RowBlock]:
         """Yield the rows from `first` to `last`."""
         last = self.rows if last is None else last
         with open(self.folder / TEXT, "rb") as file:
@@ -109,7 +109,7 @@ class SpoolReader:
                 texts = [data[a - begin : b - begin].decode() for a, b in pairwise(bounds)]
                 rows = list(zip(*(texts[side :: self.sides] for side in range(self.sides))))
                 [(_, records)] = self.records(first, first + count)
-                yield SpoolBlock(first, rows, records, len(data))
+                yield RowBlock(first, rows, records, len(data))
                 first += count
 
     @property

@@ -14,8 +14,8 @@ from regard.models.bert import bert_tiny
 from regard.training.datasets import Dataset, count_units, split_dataset
 from regard.training.losses import LossParts, token_loss
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.shards.sharded_dataset import ShardedDataset
-from regard.training.suggestions import suggest_vocab_size
+from regard.training.shards.dataset import ShardedDataset
+from regard.training.suggest import suggest_vocab_size
 from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,

@@ -10,7 +10,7 @@ from regard.errors import RegardError
 from regard.models import GPTConfig
 from regard.training.datasets import Dataset, count_units, describe_split
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
-from regard.training.shards.sharded_dataset import ShardedDataset
+from regard.training.shards.dataset import ShardedDataset
 from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,

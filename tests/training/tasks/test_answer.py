@@ -15,7 +15,7 @@ from regard.models import make_model
 from regard.pipelines import load
 from regard.training import DataConfig, TrainConfig, run_recipe
 from regard.training.tasks import TASKS
-from regard.training.tasks.answer_task import span_loss
+from regard.training.tasks.answer import span_loss
 from regard.training.tasks.task import BatchShape
 from tests.training.toy_tasks import ANIMALS, toy, write_squad
 

@@ -16,7 +16,7 @@ from regard.models.bert import bert_tiny
 from regard.pipelines import TextEncoder
 from regard.training.datasets import Dataset, count_units, keep_known_names, split_dataset
 from regard.training.recipe import DataConfig, Recipe, TokenizerConfig
-from regard.training.suggestions import suggest_vocab_size
+from regard.training.suggest import suggest_vocab_size
 from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,
