@@ -1,8 +1,7 @@
 """Decoding: greedy search, beam search and sampling, for any model that implements the `Decodable` protocol."""
 
 from regard.decode.decode_config import DecodeConfig
-from regard.decode.engine.engine_runner import decode_all
-from regard.decode.engine_choice import EngineChoice, explain
+from regard.decode.engine import EngineChoice, decode_all, explain
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
