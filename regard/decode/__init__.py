@@ -4,11 +4,11 @@ from regard.decode.decode_config import DecodeConfig
 from regard.decode.engine import EngineChoice, decode_all, explain
 from regard.decode.ensemble import Ensemble
 from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
+from regard.decode.phrases import LexicalConstraints
 from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
 from regard.decode.request import Request
-from regard.decode.rules.lexical_constraints import LexicalConstraints
-from regard.decode.rules.token_texts import TokenTexts
 from regard.decode.shortlist import Shortlist
+from regard.decode.token_texts import TokenTexts
 
 __all__ = [
     "SPECIAL",

@@ -17,12 +17,11 @@ from regard.decode import workers
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.ensemble import Ensemble, EnsembleStepper
 from regard.decode.hypotheses import NBest
+from regard.decode.phrases import check_phrases
 from regard.decode.precision import convert_model, iterate_modules, weight_versions
 from regard.decode.protocol import Decodable, SpecialTokens, Stepper, continues_source
 from regard.decode.request import Request
-from regard.decode.rules.constraints import length_limits
-from regard.decode.rules.lexical_constraints import check_phrases
-from regard.decode.rules.token_rules import has_token_rules
+from regard.decode.rules import has_token_rules, length_limits
 from regard.decode.slots import ArrivingSentences, DecodingJob, LiveSentence, LiveShape, OnToken, SlotDecoder
 from regard.decode.steppers.captured import CudaDecoder, GraphSlotDecoder
 from regard.decode.steppers.model import ModelStepper

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.decode.protocol import Decodable, StepPositions
-from regard.decode.rules.constraints import log_softmax
+from regard.decode.rules import log_softmax
 from regard.errors import RegardError
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import CandidateStatus, RefusedToken, SearchHistory, SearchStep
 from regard.decode.protocol import SpecialTokens
-from regard.decode.rules.constraints import Constraints, log_softmax
+from regard.decode.rules import Constraints, log_softmax
 
 # Number of continuations recorded per branch and step of greedy decoding and sampling, in addition to the chosen one.
 MAX_CANDIDATES = 5

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from regard.decode.decode_config import DecodeConfig
+from regard.decode.phrases import LexicalConstraints
 from regard.decode.protocol import SPECIAL, SpecialTokens
-from regard.decode.rules.lexical_constraints import LexicalConstraints
 from regard.decode.shortlist import Shortlist, require_shortlist
 
 T = TypeVar("T")

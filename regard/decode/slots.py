@@ -11,10 +11,9 @@ from jaxtyping import Int
 from regard.decode.decode_config import DecodeConfig
 from regard.decode.hypotheses import NBest
 from regard.decode.interruption import check_interruption
+from regard.decode.phrases import LexicalConstraints
 from regard.decode.protocol import SourceBatch, SpecialTokens, Stepper
-from regard.decode.rules.constraints import Constraints, check_no_nan
-from regard.decode.rules.lexical_constraints import LexicalConstraints
-from regard.decode.rules.token_rules import has_token_rules
+from regard.decode.rules import Constraints, check_no_nan, has_token_rules
 from regard.decode.search import make_search
 from regard.decode.steppers.static import StepPositions
 from regard.errors import RegardError

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from regard.attention import Dot, ScaledDot
 from regard.attention.offsets import Offsets
-from regard.decode.rules.constraints import Constraints
+from regard.decode.rules import Constraints
 from regard.decode.search import BeamSearch, StepwiseSearch
 from regard.decode.slots import REFILL_SHARE, DecodingJob, SlotDecoder
 from regard.decode.steppers.static import (
@@ -38,20 +38,36 @@ from regard.models.transformer import Transformer
 
 # Steps per graph. Graphs in flight: the device never waits for the host, which sees a few steps late that all ended.
 UNROLLED_STEPS, GRAPHS_AHEAD = 4, 1
+
+
 # In a server, results are collected at the latest after this many replays.
 COLLECT_INTERVAL = 8
+
+
 # Graphs that load new sentences, by shape; and the tokens of prompts up to which their processing is captured.
 KEPT_LOADS, MAX_CAPTURED_PROMPT = 8, 8192
+
+
 # The same, for batches that are refilled at any time.
 KEPT_COARSE_LOADS = 32
+
+
 # The integers of each sentence: slot, first token, cache position of that token, and length limit.
 FIELDS = 4
+
+
+class LinearWeights(NamedTuple):
+    """The parameters of a linear layer; float8 weights have a scale per output."""
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
 
 
 class GraphSlotDecoder(SlotDecoder):
     """A `SlotDecoder` whose steps are replays of a CUDA graph. It is reused for other jobs of the same shapes."""
 
-    model: CudaDecoder
+    model: "CudaDecoder"
 
     def __init__(
         self,
@@ -398,14 +414,6 @@ class CudaDecoder(StaticDecoder):
             search_update.greedy_update(
                 *(ids.view(-1, K), top.view(-1, K)), **{name: getattr(state, name) for name in names}, eos=special.eos
             )
-
-
-class LinearWeights(NamedTuple):
-    """The parameters of a linear layer; float8 weights have a scale per output."""
-
-    weight: Tensor
-    bias: Tensor | None
-    scale: Tensor | None
 
 
 class CapturedLoad:

@@ -24,9 +24,9 @@ import torch
 from regard.decode import NBest
 from regard.decode.engine import LiveDecoder
 from regard.decode.interruption import interruptible
+from regard.decode.phrases import check_phrases
 from regard.decode.protocol import continues_source
-from regard.decode.rules.constraints import length_limits
-from regard.decode.rules.lexical_constraints import check_phrases
+from regard.decode.rules import length_limits
 from regard.decode.slots import LiveSentence, LiveShape, needed_shape
 from regard.errors import RegardError
 from regard.pipelines.decoding_request import DecodingRequest
