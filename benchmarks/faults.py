@@ -41,8 +41,8 @@ import regard.cli
 import regard.cli.train
 from regard.data import read_pairs
 from regard.training import trainer
+from regard.training.log import read_metrics
 from regard.training.run.checkpoint_store import CheckpointStore, load_checkpoint
-from regard.training.run.run_log import read_metrics
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate_task import TranslateTask
 

@@ -22,7 +22,7 @@ from regard.models import TransformerConfig
 from regard.pipelines import write_tokenizers
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, trainer
 from regard.training.checkpoint import gather_state
-from regard.training.run.run_log import RunLog
+from regard.training.log import RunLog
 from regard.training.run.run_setup import make_provenance, prepare_run
 from regard.training.runtime.precision import resolve_precision
 from regard.training.runtime.workers import Workers

@@ -192,7 +192,6 @@ def main(model_folder: str, folder: Path | None) -> None:
             "step by step idea": (demo, f"#view=steps&{head}&depth=idea"),
             "step by step formula": (demo, f"#view=steps&{head}&depth=formula"),
             "experiment": (demo, "#view=experiment&at=decoder.1.cross:0&off=decoder.1.cross:0"),
-            "lecture": (demo, "#slide=3"),
         }
         take_first_screens(browser, pages, folder)
         page = browser.new_page(viewport={"width": 1280, "height": 1080})

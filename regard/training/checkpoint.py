@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.training.optim.local_shards import LocalShard, local_tensors, shard_like, sharded_weight
+from regard.training.optimizers import LocalShard, local_tensors, shard_like, sharded_weight
 
 STEPS = "steps"
 

@@ -11,10 +11,10 @@ from regard.errors import RegardError
 from regard.pipelines import Pipeline, check_storable, load, write_tokenizers
 from regard.training.datasets import Dataset, count_units
 from regard.training.fine_tuning import StartFrom, fine_tuning_recipe, origin_name
+from regard.training.log import RunLog, plot_losses, read_metrics
 from regard.training.recipe import Recipe, resolve_cache_folder
 from regard.training.run.checkpoint_store import CheckpointStore
 from regard.training.run.run_folder import LOSSES, METRICS, check_run_folder, check_same_run, read_state
-from regard.training.run.run_log import RunLog, plot_losses, read_metrics
 from regard.training.run.run_setup import (
     RunSpec,
     check_task_settings,

@@ -21,40 +21,40 @@ from regard.devices import find_device
 from regard.errors import RegardError
 from regard.training.checkpoint import STEPS, Checkpoint, gather_state, restore_state, unique_parameters
 from regard.training.datasets import count_units
-from regard.training.losses import LossParts
-from regard.training.optim.optimizers import make_optimizer, scale_gradients, set_learning_rate, step_if, update_ema
-from regard.training.optim.schedules import DECAY_RATIO, Schedule, parse_duration
-from regard.training.run.bad_batch import repeated_failure_error, write_report
-from regard.training.run.batch_stream import batch_groups, stream_batches
-from regard.training.run.checkpoint_store import CheckpointStore, read_checkpoint_facts
-from regard.training.run.loss_guard import (
+from regard.training.guards import (
     MAX_SKIPPED,
     LossGuard,
     LossStatistics,
     Position,
     SkippedUpdate,
+    detect_out_of_memory,
+    does_not_fit_error,
+    interrupted_error,
+    is_batch_too_large,
     mark_non_finite,
+    refuse_to_split,
+    repeated_failure_error,
+    report_rank_error,
+    split_notice,
+    stop_signals,
+    write_report,
 )
-from regard.training.run.run_log import RunLog
-from regard.training.run.run_plan import describe_plan
+from regard.training.log import RunLog
+from regard.training.losses import LossParts
+from regard.training.optimizers import make_optimizer, scale_gradients, set_learning_rate, step_if, update_ema
+from regard.training.plan import describe_plan
+from regard.training.run.batch_stream import batch_groups, stream_batches
+from regard.training.run.checkpoint_store import CheckpointStore, read_checkpoint_facts
 from regard.training.run.run_saver import RunSaver
 from regard.training.run.run_setup import Rank0Resources, RunSpec, build_model, is_extended
 from regard.training.run.state import TrainState
-from regard.training.run.stop_signals import interrupted_error, stop_signals
 from regard.training.runtime.cuda_graphs import GraphedUpdate
 from regard.training.runtime.data_parallel import accumulating
 from regard.training.runtime.distributed_model import DistributedModel
-from regard.training.runtime.out_of_memory import (
-    detect_out_of_memory,
-    does_not_fit_error,
-    is_batch_too_large,
-    refuse_to_split,
-    report_rank_error,
-    split_notice,
-)
 from regard.training.runtime.precision import make_autocast
 from regard.training.runtime.sharded_checkpoint import AsyncSaver, load_like
 from regard.training.runtime.workers import Workers, report_dead_ranks
+from regard.training.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import evaluate_loss
 

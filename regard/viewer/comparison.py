@@ -12,7 +12,6 @@ from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.pipelines import TextEncoder, Translator
 from regard.version import __version__
-from regard.viewer.image_look import ANIMATION_FORMAT
 from regard.viewer.page.notebook_display import NotebookDisplay
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import (
@@ -65,10 +64,9 @@ class Comparison(NotebookDisplay):
     def save(self, path: str | Path, attention: str | None = None, head: int | None = None) -> None:
         """Save a page (.html) with all attentions of all looks, or a plot (.png, .svg, .pdf) of one attention in all.
 
-        As .gif, the plot is an animation with one frame per look: the attention over the steps of a training run. The
-        default attention is the alignment attention of the last look, averaged over heads.
+        The default attention is the alignment attention of the last look, averaged over heads.
         """
-        file_format = check_format(path, animated=True)
+        file_format = check_format(path)
         if file_format == PAGE_FORMAT:
             from regard.viewer.page.html_page import render_page
 
@@ -142,33 +140,17 @@ class Comparison(NotebookDisplay):
         return one.select_attention(self.looks[-1].alignment.name if attention is None else attention, head)
 
     def _plot(self, file_format: str, attention: str | None = None, head: int | None = None) -> bytes:
-        from regard.viewer.plots.heatmaps import (  # matplotlib is slow to import
-            MAX_LABELS,
-            MAX_SMALL_LABELS,
-            HeadPanels,
-            plot_side_by_side,
-        )
+        # matplotlib is slow to import
+        from regard.viewer.plots.heatmaps import MAX_SMALL_LABELS, HeadPanels, plot_side_by_side
 
         shown = [self._select(one, attention, head) for one in self.looks]
         head_label = "mean of heads" if head is None else f"head {head}"
-        grouped = [
-            one.grouped_weights(MAX_LABELS if file_format == ANIMATION_FORMAT else MAX_SMALL_LABELS) for one in shown
-        ]
+        grouped = [one.grouped_weights(MAX_SMALL_LABELS) for one in shown]
         panels = [
             HeadPanels(label, weights.mean(0, keepdims=True) if head is None else weights[[head]], rows, columns)
             for label, (weights, rows, columns, _) in zip(self.labels, grouped)
         ]
-        title = f"{shown[-1].name}, {head_label}"
-        if file_format == ANIMATION_FORMAT:
-            from regard.viewer.plots.animation import plot_animation
-
-            return plot_animation(panels, title, self._caption(), shown[-1].kind)
-        return plot_side_by_side(title, panels, file_format)
-
-    def _caption(self) -> str:
-        """The texts and the model, if all looks share them."""
-        model = _common(one.name or one.family for one in self.looks)
-        return "  ·  ".join(filter(None, (_common(one.title for one in self.looks), model)))
+        return plot_side_by_side(f"{shown[-1].name}, {head_label}", panels, file_format)
 
 
 def compare(*looks: Look, labels: Sequence[str] | None = None) -> Comparison:

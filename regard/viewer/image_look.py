@@ -34,7 +34,7 @@ from regard.viewer.rollout import (
 if TYPE_CHECKING:
     from regard.viewer.page.page_model import Precision
 
-PAGE_FORMAT, PLOT_FORMATS, ANIMATION_FORMAT = "html", ("png", "svg", "pdf"), "gif"
+PAGE_FORMAT, PLOT_FORMATS = "html", ("png", "svg", "pdf")
 # Labels of a segmenter in one plot: those with the most pixels.
 MAX_LABELS = 11
 BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
@@ -43,12 +43,11 @@ BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
 PatchWeights = Float[np.ndarray, "rows columns"]
 
 
-def check_format(path: str | Path, animated: bool = False, image: Path | None = None) -> str:
+def check_format(path: str | Path, image: Path | None = None) -> str:
     """The format of an output file, by its extension; an error for an unsupported one, or the file of the image."""
     file_format = Path(path).suffix.lower().removeprefix(".")
-    if file_format not in (PAGE_FORMAT, *PLOT_FORMATS, *([ANIMATION_FORMAT] if animated else [])):
-        only = "; an animation (.gif) needs a comparison (--steps)" if file_format == ANIMATION_FORMAT else ""
-        raise RegardError(f"{path}: pages are .html, plots are .png, .svg or .pdf{only}.", "Change the file extension.")
+    if file_format not in (PAGE_FORMAT, *PLOT_FORMATS):
+        raise RegardError(f"{path}: pages are .html, plots are .png, .svg or .pdf.", "Change the file extension.")
     check_output_file(path, [image])
     return file_format
 

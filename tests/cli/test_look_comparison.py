@@ -6,7 +6,6 @@ import re
 import shutil
 
 import pytest
-from PIL import Image
 
 from regard.pipelines import load, save
 from regard.training.checkpoint import STEPS
@@ -71,8 +70,6 @@ def test_compare_training_steps(run, tmp_path, monkeypatch, run_folder):
     ]
     assert out.splitlines()[0].partition("\t")[0] == "step 5"
     assert header(tmp_path / "page.html")["texts"]["target"]
-    run("look", run_folder, SENTENCE, "--steps", "--out", "training.gif")
-    assert Image.open(tmp_path / "training.gif").n_frames == 2
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ from regard.pipelines.large_files.resumable_file import ResumableFile
 from regard.training import TASKS, read_toml, recipe_from_dict
 from regard.training.api import add_shards_task
 from regard.training.checkpoint import restore_state, unique_parameters
+from regard.training.log import RunLog, plot_losses, read_metrics
 from regard.training.run.checkpoint_store import CheckpointStore
 from regard.training.run.run_folder import read_state, read_stored_recipe
-from regard.training.run.run_log import RunLog, plot_losses, read_metrics
 from regard.training.runtime.sharded_checkpoint import load_like
 from regard.training.tasks import read_dataset, suggest_recipe
 from regard.training.tasks.task import BatchShape

@@ -26,9 +26,9 @@ from regard.training import (
     suggest_recipe,
     trainer,
 )
+from regard.training.log import read_metrics
 from regard.training.run.checkpoint_store import TENSORS, CheckpointStore
 from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
 from regard.training.tasks import restrict_recipe
 
 SMALL = Recipe(

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.errors import RegardError
 from regard.training.checkpoint import Checkpoint, gather_state, restore_state
-from regard.training.optim.optimizers import make_optimizer, update_ema
+from regard.training.optimizers import make_optimizer, update_ema
 
 
 class Layers(nn.ModuleList):

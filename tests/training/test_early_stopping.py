@@ -6,8 +6,8 @@ import pytest
 
 from regard.errors import RegardError
 from regard.training import recipe_run, run_recipe, trainer
+from regard.training.log import read_metrics
 from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
 from tests.training.helpers import (
     bit_equal,
     interrupt_and_resume,

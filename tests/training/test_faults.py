@@ -19,11 +19,10 @@ from regard.data.batching.pair_batches import PairBatches
 from regard.data.batching.sequences import Sequences
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.pipelines import load
-from regard.training import list_step_folders, run_recipe, trainer
-from regard.training.run import loss_guard, run_log
+from regard.training import guards, list_step_folders, log, run_recipe, trainer
+from regard.training.log import read_metrics
 from regard.training.run.checkpoint_store import TENSORS, CheckpointStore, read_checkpoint_facts
 from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate_task import TranslateTask
 from regard.training.trainer import Trainer
@@ -225,7 +224,7 @@ def test_later_failure_is_rolled_back_too(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("skips", [True, False])
 def test_loss_spike_is_skipped(tmp_path, monkeypatch, capsys, skips):
-    monkeypatch.setattr(loss_guard, "MIN_UPDATES", 4)
+    monkeypatch.setattr(guards, "MIN_UPDATES", 4)
     with changed_loss(monkeypatch, scaled(50.0, 10)):
         run(tmp_path, skip_spikes=skips)
     assert state_of(tmp_path)["skipped"] == int(skips)
@@ -355,7 +354,7 @@ def test_metrics_that_cannot_be_written_are_written_later(plain, tmp_path, monke
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return open(path, *arguments, **options)
 
-    monkeypatch.setattr(run_log, "open", fail, raising=False)
+    monkeypatch.setattr(log, "open", fail, raising=False)
     run(tmp_path)
     assert capsys.readouterr().err.count("metrics.jsonl: cannot be written: No space left on device.") == 1
     assert metric_steps(tmp_path) == metric_steps(plain)

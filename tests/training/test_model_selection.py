@@ -8,9 +8,9 @@ from regard.data.text.scripts import bleu_tokenizer_for, is_unsegmented
 from regard.errors import RegardError
 from regard.evaluation import text_scores
 from regard.training import Dataset, run_recipe, suggest_recipe, trainer
+from regard.training.log import read_metrics
+from regard.training.plan import metric_name
 from regard.training.recipe import TrainConfig, recipe_from_dict
-from regard.training.run.run_log import read_metrics
-from regard.training.run.run_plan import metric_name
 from regard.training.suggestions import profile_pairs
 from tests.training.helpers import small_dataset, small_recipe
 

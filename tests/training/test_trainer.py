@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from regard.errors import RegardError
 from regard.pipelines import Translator, load
 from regard.training import list_step_folders, recipe_run, run_recipe, trainer
+from regard.training.log import read_metrics
 from regard.training.run import run_saver
 from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
 from regard.training.tasks import translate_task
 from tests.training.helpers import STOCHASTIC, bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 

@@ -1,13 +1,11 @@
 """Comparisons of looks: labels, differences, scenes, and requests of their pages."""
 
 import dataclasses
-import itertools
 import json
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import regard
 from regard.data import Tokenizer
@@ -46,31 +44,6 @@ def test_default_labels_are_what_differs(models, sentences):
     assert compare(models[0], models[0]).labels == ("1", "2")
     assert compare(*models, labels=["big", "small"]).labels == ("big", "small")
     assert repr(regard.compare(*models)) == "Comparison('transformer', 'recurrent')"
-
-
-def test_steps_are_saved_as_an_animation(models, tmp_path):
-    looks = with_steps(dataclasses.replace(models[0], family="transformer"), 0, 500, 1000)
-    weights = np.zeros((2, 4, 4), "float32")
-    maps = [dict(one.maps) for one in looks]
-    for i, one in enumerate(maps):  # a different map in each frame
-        shown = dataclasses.replace(one["decoder.0.cross"])
-        shown.__dict__["weights"] = weights + np.roll(np.eye(4), i, 1)
-        one["decoder.0.cross"] = shown
-    steps = compare(*(dataclasses.replace(one, maps=found) for one, found in zip(looks, maps)))
-    steps.save(tmp_path / "training.gif", "decoder.0.cross")
-    image = Image.open(tmp_path / "training.gif")
-    assert image.n_frames == 3
-    assert image.info["loop"] == 0
-    frames, durations = [], []
-    for i in range(3):
-        image.seek(i)
-        durations.append(image.info["duration"])
-        frames.append(np.asarray(image.convert("RGB"), int))
-    assert durations == [700, 700, 2500]
-    # The map of each frame is dark where its weights are.
-    assert all(np.abs(a - b).max() > 200 for a, b in itertools.pairwise(frames))
-    with pytest.raises(RegardError, match=r"an animation \(.gif\) needs a comparison"):
-        looks[0].save(tmp_path / "one.gif")
 
 
 def test_invalid_comparisons_raise_errors(models):

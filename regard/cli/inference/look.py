@@ -80,7 +80,7 @@ class Options:
     out: Annotated[
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: page.html, for image models map.png)")
     ] = None
-    """output file: a page (.html), an image (.png, .svg, .pdf) or, with --steps or --beside, an animation (.gif)"""
+    """output file: a page (.html) or an image (.png, .svg, .pdf)"""
     attention: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the sharpest)")] = None
     """attention to show first, by its name in regard info"""
     head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: mean of all heads)")] = None

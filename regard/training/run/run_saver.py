@@ -8,8 +8,8 @@ from typing import Any
 from regard.errors import RegardError
 from regard.pipelines.folder.model_folder import write_model
 from regard.training.checkpoint import Checkpoint
+from regard.training.log import RunLog
 from regard.training.run.checkpoint_store import CheckpointStore
-from regard.training.run.run_log import RunLog
 from regard.training.runtime.sharded_checkpoint import AsyncSaver
 
 # Saves in a row that may fail before the run ends.

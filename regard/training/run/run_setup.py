@@ -25,12 +25,12 @@ from regard.pipelines import TextEncoder, Translator, load_weights, make_pipelin
 from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS, initial_weights
 from regard.training.multilingual import select_training_languages
-from regard.training.optim.schedules import parse_duration
 from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
 from regard.training.recipe import Recipe, TrainConfig, recipe_to_dict
 from regard.training.run.run_folder import lock_folder
 from regard.training.run.state import TrainState
 from regard.training.runtime.workers import torchrun_rank, torchrun_size, usable_workers
+from regard.training.schedules import parse_duration
 from regard.training.shards.shard_folder import shard_files
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, BatchSource, Task

@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from regard.data.batching.rank_slice import RankSlice
+from regard.training.guards import BatchTooLargeError, detect_out_of_memory, refuse_to_split
+from regard.training.plan import Cost, peak_memory
 from regard.training.recipe import TrainConfig
-from regard.training.run.run_plan import Cost, peak_memory
 from regard.training.runtime.data_parallel import TaskLoss, gather_weights, replicate, shard
-from regard.training.runtime.out_of_memory import BatchTooLargeError, detect_out_of_memory, refuse_to_split
 from regard.training.runtime.workers import Workers, report_dead_ranks
 from regard.training.tasks.task import BatchSource, Task
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.training.checkpoint import Checkpoint, DamagedCheckpointError
-from regard.training.optim.local_shards import sharded_weight
+from regard.training.optimizers import sharded_weight
 from regard.training.run.checkpoint_store import (
     FACTS,
     CheckpointStore,

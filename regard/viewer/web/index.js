@@ -21,8 +21,6 @@ import { MissingSteps } from "./steps/missing_steps.js";
 import { Announcer, helpDialog, icon, isDark, menu, tabList, topBar } from "./core/shell.js";
 import { download, png, renderSvg, serializeSvg } from "./core/export.js";
 import { embedCode, embedDialog, shareableAddress } from "./core/sharing.js";
-import { recordAnimation } from "./comparison/animation.js";
-import { Lecture } from "./lecture/lecture.js";
 
 /** @typedef {import("./core/host.js").Host} Host */
 /** @typedef {import("./core/state.js").View} View */
@@ -147,7 +145,6 @@ async function open(host, root, form, previousView) {
   if (tabs) setAttributes(page, { role: "tabpanel" });
   const help = helpDialog();
   const embed = host.ownsAddress ? embedDialog(announcer, root) : null;
-  const lecture = new Lecture(context, root);
   root.prepend(topBar(scene, tabs?.element ?? null, tools(context, page, current, help, embed)));
   root.append(
     page,
@@ -171,8 +168,7 @@ async function open(host, root, form, previousView) {
     await current().update(isFirst || changed?.has("view") ? null : changed);
   };
   state.listen((view, changed) => {
-    if (changed.has("slide")) lecture.update();
-    if (changed.size > 1 || !changed.has("slide")) show(changed);
+    show(changed);
     if (host.ownsAddress) replaceHash(writeHash(view));
   });
   const stop = new AbortController();
@@ -185,7 +181,6 @@ async function open(host, root, form, previousView) {
     const target = /** @type {HTMLElement} */ (event.target);
     if (target.closest("select, dialog, input, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "?") help.showModal();
-    else if (event.key === "s" || event.key === "S") state.set({ slide: 0 });
   });
   if (host.ownsAddress) {
     window.addEventListener("hashchange", () => state.set(withDefaults(readHash(location.hash), state.view.selected)), {
@@ -193,7 +188,6 @@ async function open(host, root, form, previousView) {
     });
   }
   await show(null);
-  if (state.view.slide !== null) await lecture.update();
   const head = state.view.selected;
   output.setSummary(await summarySentence(scene, looks.attentionsOf(head), head));
   if (previousView) {
@@ -205,7 +199,7 @@ async function open(host, root, form, previousView) {
   }
   return {
     get view() {
-      return { ...state.view, pin: null, zoom: null, slide: null };
+      return { ...state.view, pin: null, zoom: null };
     },
     end() {
       stop.abort();
@@ -243,7 +237,7 @@ function captionOf(scene) {
  * @param {Context} context @param {HTMLElement} page @param {() => ViewComponent} current @param {HTMLDialogElement} help
  * @param {ReturnType<typeof embedDialog> | null} embed null if the page has no address of its own
  */
-function tools({ host: { scene }, looks, state, announcer }, page, current, help, embed) {
+function tools({ host: { scene }, state, announcer }, page, current, help, embed) {
   /** @param {HTMLElement} part @param {string} format @param {string} fileName */
   const save = async (part, format, fileName) => {
     try {
@@ -277,12 +271,6 @@ function tools({ host: { scene }, looks, state, announcer }, page, current, help
       ["Search as TSV", withSearch(saveNumbers)],
     ];
   };
-  const saveAnimation = async () => {
-    announcer.announce("Recording …");
-    const name = current().fileName;
-    download(await recordAnimation(looks, state, current, captionOf(scene)), `${name}-animation.gif`);
-    announcer.announce("Saved as GIF.");
-  };
   const share = async () => {
     try {
       await navigator.clipboard.writeText(location.href);
@@ -305,11 +293,6 @@ function tools({ host: { scene }, looks, state, announcer }, page, current, help
     ),
     h(
       "button",
-      { type: "button", class: "round", "aria-label": "Lecture mode", title: "Lecture mode: large type, one thing at a time (S)", onclick: () => state.set({ slide: 0 }) },
-      icon("M3 5h18M5 5v10h14V5M12 15v4M8 20l4-2 4 2"),
-    ),
-    h(
-      "button",
       { type: "button", class: "round", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts", onclick: () => help.showModal() },
       icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5"),
     ),
@@ -321,7 +304,6 @@ function tools({ host: { scene }, looks, state, announcer }, page, current, help
       ["Numbers as TSV", () => saveNumbers(current())],
       ...(scene.attentions.length ? [/** @type {[string, () => void]} */ (["Show the numbers as a table", () => state.set({ view: "attention", form: "table" })])] : []),
       ...searchActions(),
-      ...(looks.length > 1 ? [/** @type {[string, () => void]} */ (["Animation as GIF", saveAnimation])] : []),
       ["Copy link to this view", share],
       ...(embed ? [/** @type {[string, () => void]} */ (["Embed …", () => embed.open(embedCode(shareableAddress(), writeHash(state.view), scene.title))])] : []),
     ]),

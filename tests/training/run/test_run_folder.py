@@ -15,9 +15,9 @@ from regard.errors import Interrupted, RegardError
 from regard.pipelines import load
 from regard.training import DataConfig, read_dataset, run_recipe, trainer
 from regard.training.checkpoint import Checkpoint
+from regard.training.log import read_metrics
 from regard.training.run.checkpoint_store import CheckpointStore
 from regard.training.run.run_folder import LOCK, METRICS, lock_folder
-from regard.training.run.run_log import read_metrics
 from regard.training.run.state import TrainState
 from tests.training.helpers import bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 

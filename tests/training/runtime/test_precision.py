@@ -9,8 +9,8 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig
 from regard.training import Recipe, TrainConfig, run_recipe
 from regard.training.checkpoint import Checkpoint
+from regard.training.log import read_metrics
 from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
 from regard.training.runtime import precision
 from regard.training.runtime.precision import is_bfloat16_safe, make_autocast, resolve_precision
 from tests.training.helpers import last_checkpoint, small_dataset, small_recipe

@@ -10,9 +10,9 @@ import torch
 
 from regard.errors import Interrupted, RegardError
 from regard.training import run_recipe, trainer
+from regard.training.log import read_metrics
 from regard.training.run.checkpoint_store import CheckpointStore, is_sharded, read_checkpoint_facts
 from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate_task import TranslateTask
 from tests.training.helpers import small_dataset, small_recipe

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from regard.errors import RegardError
 from regard.models import GPTConfig, make_model
 from regard.training.checkpoint import Checkpoint, gather_state, restore_state, unique_parameters
-from regard.training.optim.optimizers import make_optimizer
+from regard.training.optimizers import make_optimizer
 from regard.training.run.checkpoint_store import CHECKSUMS, FACTS, CheckpointStore, read_checkpoint_facts
 from regard.training.runtime.data_parallel import shard
 from regard.training.runtime.sharded_checkpoint import AsyncSaver, load_like

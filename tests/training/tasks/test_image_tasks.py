@@ -20,10 +20,10 @@ from regard.models import ViTConfig, make_model
 from regard.pipelines import ImageModel, load
 from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_recipe, trainer
 from regard.training.fine_tuning import HEAD_PARAMETERS
+from regard.training.log import read_metrics
 from regard.training.recipe import recipe_to_dict
 from regard.training.run import run_setup
 from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
 from regard.training.runtime import workers
 from regard.training.tasks import TASKS
 from regard.training.tasks.image_tasks import split_by_label, suggest_patch

@@ -75,7 +75,7 @@ function describeAttention(attentions, attention) {
 }
 
 /** Describes what a head does, with the measured share of its weight. @param {import("../weights/head_labels.js").HeadLabel | null} label */
-export function describeHead(label) {
+function describeHead(label) {
   if (!label) return "";
   const percent = `${Math.round(100 * label.share)}%`;
   const measured = { alignment: `${percent} of the maximum information`, diffuse: `${percent} of the maximum entropy`, mixed: "" }[label.label] ?? `${percent} of its weight`;

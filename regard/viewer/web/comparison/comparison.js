@@ -11,7 +11,7 @@ import { scaleToUnit } from "../core/colors.js";
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../attention/figure_data.js").FigureData} FigureData */
 
-/** Duration of each look in the animation, in milliseconds. */
+/** Duration of each look while the slider plays, in milliseconds. */
 const FRAME_DURATION = 700;
 
 /** The looks of a scene: those that are compared, or the only one. */
@@ -80,7 +80,7 @@ export class LookSet {
   }
 }
 
-/** Selection of a look: a list for two, a slider with an animation for more. */
+/** Selection of a look: a list for two, a slider that plays for more. */
 export class LookChooser {
   /** @param {string[]} labels @param {string} name @param {(look: number) => void} onSelect */
   constructor(labels, name, onSelect) {

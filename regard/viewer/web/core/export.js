@@ -243,8 +243,12 @@ export function serializeSvg(svg) {
   return new XMLSerializer().serializeToString(svg);
 }
 
-/** Draws an SVG into a canvas. @param {SVGElement} svg @param {number} resolution pixels per unit @returns {Promise<HTMLCanvasElement>} */
-export async function rasterize(svg, resolution) {
+/**
+ * Converts an SVG to PNG, at twice the resolution of the screen or its device pixel ratio, whichever is higher.
+ * @param {SVGElement} svg @returns {Promise<Blob>}
+ */
+export async function png(svg) {
+  const resolution = Math.max(2, window.devicePixelRatio || 1);
   const [width, height] = ["width", "height"].map((side) => Number(svg.getAttribute(side)));
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(serializeSvg(svg))}`;
@@ -254,15 +258,6 @@ export async function rasterize(svg, resolution) {
   const context = canvas.getContext("2d");
   context.scale(resolution, resolution);
   context.drawImage(image, 0, 0);
-  return canvas;
-}
-
-/**
- * Converts an SVG to PNG, at twice the resolution of the screen or its device pixel ratio, whichever is higher.
- * @param {SVGElement} svg @returns {Promise<Blob>}
- */
-export async function png(svg) {
-  const canvas = await rasterize(svg, Math.max(2, window.devicePixelRatio || 1));
   return new Promise((resolve, reject) => {
     canvas.toBlob(
       (blob) => (blob ? resolve(blob) : reject(new Error("The image is too large to be exported."))),

@@ -162,7 +162,6 @@ const KEYS = [
   ["C", "compare with another head"],
   ["D", "difference of two heads"],
   [", .", "previous or next item, where several are compared"],
-  ["S", "lecture mode: large type, one thing at a time; ← → change the slide"],
   ["?", "this list"],
 ];
 

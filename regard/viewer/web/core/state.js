@@ -8,9 +8,9 @@
  *   selected: HeadRef, added: HeadRef[], other: HeadRef | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
  *   scale: string | null, colors: string, theme: string, view: string, node: number | null,
  *   overlayKind: string | null, label: number | null, follow: boolean, minus: boolean, entries: boolean, search: boolean,
- *   off: string | null, section: number | null, depth: string, slide: number | null
+ *   off: string | null, section: number | null, depth: string
  * }} View `added`: heads that are drawn with the selected one, in other colors; `entries`: labels are entries of the vocabulary; `search`: the search tree is open; `off`: the head that the experiment
- *   starts without; `section`: the section that opens in the step-by-step view, `depth` its level of detail; `slide`: the slide of lecture mode, if it is on. `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
+ *   starts without; `section`: the section that opens in the step-by-step view, `depth` its level of detail. `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
  *   label that it explains, `follow` whether the patch under the pointer is the query.
  */
 
@@ -56,7 +56,6 @@ export function writeHash(view) {
   if (view.entries) parts.set("entries", "1");
   if (view.search) parts.set("search", "1");
   if (view.off) parts.set("off", view.off);
-  if (view.slide !== null) parts.set("slide", String(view.slide));
   if (view.view === "steps") parts.set("depth", view.depth);
   return parts.toString().replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%2F", "/");
 }
@@ -92,7 +91,6 @@ export function readHash(hash) {
   view.entries = parts.get("entries") === "1";
   view.search = parts.get("search") === "1" || parts.get("view") === "search";
   if (parts.get("depth") in DEPTHS) view.depth = parts.get("depth");
-  view.slide = readIntegers(parts.get("slide"), 1)?.[0] ?? null;
   view.off = readHeadRef(parts.get("off")) ? parts.get("off") : null;
   return view;
 }
@@ -119,7 +117,6 @@ export const DEFAULT_VIEW = {
   off: null,
   section: null,
   depth: "idea",
-  slide: null,
 };
 
 /** Key of the depth in the browser's storage. */

@@ -24,7 +24,7 @@ export function temperedProbabilities(next, temperature) {
 }
 
 /** The index of the most interesting step: the least certain one that is not a special token. @param {Step[]} steps */
-export function leastCertain(steps) {
+function leastCertain(steps) {
   const isSpecial = (/** @type {Step} */ { token }) => /^<.*>$|^\[[A-Z]+\]$/.test(token);
   let best = 0;
   steps.forEach((step, i) => {

@@ -29,8 +29,8 @@ function strongestWords(axis, weights) {
   return topK(masked, MAX_NAMED).filter((i) => masked[i] >= MIN_WEIGHT);
 }
 
-/** The clearest pairs of an output word and the word it attends to. @param {import("../weights/maps.js").AttentionMap} map @param {any} rows @param {any} columns @param {number} [count] */
-export function clearestPairs(map, rows, columns, count = MAX_NAMED) {
+/** The clearest pairs of an output word and the word it attends to. @param {import("../weights/maps.js").AttentionMap} map @param {any} rows @param {any} columns */
+function clearestPairs(map, rows, columns) {
   const pairs = map.sampleRows().map((/** @type {number} */ row) => {
     const weights = map.exactRow(row);
     const column = argmax(weights);
@@ -41,7 +41,7 @@ export function clearestPairs(map, rows, columns, count = MAX_NAMED) {
   return pairs
     .filter(({ row, column, weight }) => isWord(rows, row) && isWord(columns, column) && weight >= MIN_WEIGHT)
     .sort((a, b) => rank(b) - rank(a))
-    .slice(0, count)
+    .slice(0, MAX_NAMED)
     .sort((a, b) => a.row - b.row);
 }
 

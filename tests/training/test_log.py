@@ -1,15 +1,73 @@
-"""Experiment trackers: Weights & Biases in offline mode, and trackers that fail."""
+"""The log of a run: a progress bar and a line per validation on a terminal, the file of metrics, and trackers."""
 
+import io
+import json
+import re
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from regard.errors import RegardError
 from regard.training import run_recipe
-from regard.training.run import run_log, trackers
-from regard.training.run.run_log import RunLog, read_metrics
+from regard.training.log import RunLog, make_trackers, plot_losses, read_metrics
 from tests.training.helpers import small_dataset, small_recipe
+
+
+@pytest.fixture
+def screen(monkeypatch) -> io.StringIO:
+    """The output of a fake terminal."""
+    screen = io.StringIO()
+    monkeypatch.setattr("regard.training.log.Console", lambda **_: Console(file=screen, force_terminal=True, width=100))
+    return screen
+
+
+def test_terminal_shows_a_bar_and_a_line_per_validation(tmp_path, screen):
+    with RunLog(tmp_path / "metrics.jsonl", steps=10) as log:
+        log.add(5, "train", loss=1.5, nll=1.25)
+        log.add(5, "validation", nll=2.0, bleu=31.0, exact_match=1.0)
+        log.bar.refresh()
+    output = screen.getvalue()
+    assert "loss 1.500" in output
+    assert "step 5 of 10  validation  nll 2  BLEU 31.00  exact match 1.0 %" in output
+    assert "None" not in output
+    assert [line["kind"] for line in read_metrics(tmp_path / "metrics.jsonl")] == ["train", "validation"]
+
+
+def test_time_left_ends_with_the_time_budget(tmp_path, capsys):
+    log = RunLog(tmp_path / "metrics.jsonl", steps=1000)
+    log.start_time -= 10
+    log.add(10, "train", loss=1.5, nll=1.25)
+    assert re.search(r"  1[67] min left\n$", capsys.readouterr().err)
+    log.deadline = time.monotonic() + 30.4
+    log.add(10, "train", loss=1.5, nll=1.25)
+    assert re.search(r"  (30|29) s left\n$", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"step": 1}',
+        '{"step": 1, "kind": ["train"]}',
+        '{"step": true, "kind": "train", "nll": 1.0}',
+        '{"step": 1' + "0" * 40 + ', "kind": "train", "nll": 1.0}',
+    ],
+    ids=["nested", "no kind", "list", "bool", "huge"],
+)
+def test_lines_that_no_run_writes_are_skipped(tmp_path, line):
+    path, valid = tmp_path / "metrics.jsonl", {"step": 1, "kind": "train", "nll": 2.0}
+    path.write_text(f"{line}\n{json.dumps(valid)}\n")
+    assert read_metrics(path) == [valid]
+
+
+@pytest.mark.parametrize("value", ["x", None, [1], 10**400, float("nan")], ids=str)
+def test_losses_that_are_not_numbers_are_not_plotted(tmp_path, value):
+    lines = [{"step": 1, "kind": "train", "nll": value}, {"step": 2, "kind": "train", "nll": 1.0}]
+    plot_losses(lines, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
 class FakeWandb:
@@ -70,7 +128,7 @@ def test_failing_tracker_is_left_out(tmp_path, monkeypatch, capsys):
         raise OSError("No space left on device")
 
     broken = SimpleNamespace(name="TensorBoard", add=add, close=lambda: None)
-    monkeypatch.setattr(run_log, "make_trackers", lambda *_: [broken])
+    monkeypatch.setattr("regard.training.log.make_trackers", lambda *_: [broken])
     with RunLog(tmp_path / "metrics.jsonl", 10, is_silent=True) as log:
         log.add(5, "train", loss=1.5)
         log.add(6, "train", loss=1.5)
@@ -82,4 +140,4 @@ def test_failing_tracker_is_left_out(tmp_path, monkeypatch, capsys):
 
 def test_tensorboard_is_optional(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert trackers.make_trackers(tmp_path, "off", {}) == []
+    assert make_trackers(tmp_path, "off", {}) == []

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from regard.training.guards import MAX_SKIPPED, LossGuard, LossStatistics, Position
 from regard.training.losses import LossParts
-from regard.training.run.loss_guard import MAX_SKIPPED, LossGuard, LossStatistics, Position
 from regard.training.run.state import TrainState
 
 

@@ -11,7 +11,7 @@ from regard.attention import SCORES
 from regard.errors import RegardError
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.training.checkpoint import gather_state, restore_state
-from regard.training.optim.optimizers import (
+from regard.training.optimizers import (
     decayed_parameters,
     make_optimizer,
     scale_gradients,
@@ -19,7 +19,7 @@ from regard.training.optim.optimizers import (
     step_if,
     step_on_device,
 )
-from regard.training.optim.schedules import Schedule
+from regard.training.schedules import Schedule
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from regard.data.text.examples.labeled_texts import LabeledText
 from regard.data.text.examples.tagged_texts import TaggedText
 from regard.models import family_name
 from regard.training import DataConfig, Dataset, read_dataset, recipe_from_dict, run_recipe
-from regard.training.choices import describe_choices, format_value
+from regard.training.plan import describe_choices, format_value
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import warn_about_rare_labels
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe

@@ -3,7 +3,7 @@
 import pytest
 
 from regard.errors import RegardError
-from regard.training.optim.schedules import Schedule, parse_duration
+from regard.training.schedules import Schedule, parse_duration
 
 WSD = Schedule("wsd", peak=1.0, warmup=10, steps=100)
 
