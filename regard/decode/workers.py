@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.allocator import keep_freed_memory
-from regard.decode.hypotheses import NBest
+from regard.decode.request import NBest
 from regard.decode.slots import DecodingJob
 from regard.errors import RegardError
 
