@@ -25,7 +25,7 @@ from regard.evaluation.text_metrics import confusion_counts, intersection_over_u
 from regard.pipelines import ImageModel
 from regard.training import recipe_from_dict, run_recipe
 from regard.training.log import read_metrics
-from regard.training.run.run_folder import METRICS
+from regard.training.resume import METRICS
 
 # Accuracies whose time is reported.
 TARGETS = {"fashion": (90.0, 93.5, 95.0, 95.5), "cifar10": (80.0, 90.9, 94.0, 96.0, 96.5)}

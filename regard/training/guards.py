@@ -20,8 +20,8 @@ from regard.data.batching.pair_batches import Batch
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.files import write_atomically
 from regard.layers.packed import Packed
+from regard.training.checkpoint import STATE_FOLDER
 from regard.training.losses import LossParts
-from regard.training.run.checkpoint_store import STATE_FOLDER
 
 # Skipped updates in a row after which the run returns to its last checkpoint.
 MAX_SKIPPED = 3

@@ -1,9 +1,8 @@
 """The plan of a run, printed before the first step: data, model, training, validation, expected time and memory."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -11,17 +10,11 @@ from regard.errors import RegardError
 from regard.evaluation.text_metrics import METRIC_FORMATS
 from regard.models import family_name
 from regard.training.datasets import Dataset, count_units
+from regard.training.distributed import Cost
 from regard.training.pretrained_embeddings import VectorCoverage
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.schedules import format_duration
 from regard.training.tasks.task import Task
-
-
-class Cost(NamedTuple):
-    """Measured cost of one update on one worker: seconds, and peak memory in bytes."""
-
-    seconds: float
-    memory: int
 
 
 def describe_plan(
@@ -71,18 +64,6 @@ def metric_name(config: TrainConfig) -> str:
     """
     name = config.validate_by
     return METRIC_FORMATS[name][0] if name in METRIC_FORMATS and name != "loss" else name
-
-
-def peak_memory(device: torch.device) -> int:
-    """Peak memory of this process in bytes: allocated on the GPU, or resident on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _choices(recipe: Recipe, task: Task, dataset: Dataset) -> list[str]:

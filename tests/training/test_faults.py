@@ -19,13 +19,13 @@ from regard.data.batching.pair_batches import PairBatches
 from regard.data.batching.sequences import Sequences
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.pipelines import load
-from regard.training import guards, list_step_folders, log, run_recipe, trainer
+from regard.training import guards, list_step_folders, log, loop, run_recipe
+from regard.training.checkpoint import TENSORS, CheckpointStore, read_checkpoint_facts
 from regard.training.log import read_metrics
-from regard.training.run.checkpoint_store import TENSORS, CheckpointStore, read_checkpoint_facts
-from regard.training.run.run_folder import METRICS
+from regard.training.loop import Trainer
+from regard.training.resume import METRICS
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate_task import TranslateTask
-from regard.training.trainer import Trainer
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
 
 # Without dropout and smoothing of gradients, so that split batches have the same gradients to rounding.
@@ -254,7 +254,7 @@ def failing_flush(monkeypatch, *names, number=errno.ENOSPC, times=99):
 @contextlib.contextmanager
 def crash_at(monkeypatch, step):
     """The run crashes after a step."""
-    original, calls = trainer.set_learning_rate, []
+    original, calls = loop.set_learning_rate, []
 
     def crash(*arguments):
         calls.append(None)
@@ -263,7 +263,7 @@ def crash_at(monkeypatch, step):
         original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", crash)
+        patch.setattr(loop, "set_learning_rate", crash)
         with pytest.raises(ConnectionError):
             yield
 
@@ -384,7 +384,7 @@ def test_damaged_checkpoint_resumes_from_the_one_before(plain, tmp_path, capsys)
 
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGUSR1, signal.SIGTERM)])
 def test_signal_of_a_cluster_saves_and_asks_for_a_restart(plain, tmp_path, monkeypatch, numbers):
-    original, calls = trainer.set_learning_rate, []
+    original, calls = loop.set_learning_rate, []
 
     def raise_signals(*arguments):
         calls.append(None)
@@ -394,7 +394,7 @@ def test_signal_of_a_cluster_saves_and_asks_for_a_restart(plain, tmp_path, monke
         original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", raise_signals)
+        patch.setattr(loop, "set_learning_rate", raise_signals)
         with pytest.raises(Preempted, match="everything up to step 6 is saved") as caught:
             run(tmp_path)
     assert caught.value.exit_code == 75
@@ -403,7 +403,7 @@ def test_signal_of_a_cluster_saves_and_asks_for_a_restart(plain, tmp_path, monke
 
 
 def test_interrupted_run_without_space_names_the_last_checkpoint(plain, tmp_path, monkeypatch):
-    original, calls = trainer.set_learning_rate, []
+    original, calls = loop.set_learning_rate, []
 
     def press_ctrl_c(*arguments):
         calls.append(None)
@@ -412,7 +412,7 @@ def test_interrupted_run_without_space_names_the_last_checkpoint(plain, tmp_path
         original(*arguments)
 
     with failing_flush(monkeypatch, "step-00000006"), monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", press_ctrl_c)
+        patch.setattr(loop, "set_learning_rate", press_ctrl_c)
         with pytest.raises(Interrupted, match="Interrupted; everything up to step 4 is saved"):
             run(tmp_path)
     run(tmp_path)

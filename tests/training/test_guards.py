@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from regard.training.checkpoint import TrainState
 from regard.training.guards import MAX_SKIPPED, LossGuard, LossStatistics, Position
 from regard.training.losses import LossParts
-from regard.training.run.state import TrainState
 
 
 def statistics_of(losses) -> LossStatistics:

@@ -17,14 +17,12 @@ from regard.data.batching.rank_slice import RankSlice
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.models import ViTConfig, make_model
-from regard.pipelines import ImageModel, load
-from regard.training import DataConfig, TrainConfig, recipe_from_dict, run_recipe, trainer
+from regard.pipelines import ImageModel, load, pipeline_kind
+from regard.training import DataConfig, TrainConfig, loop, recipe_from_dict, run_recipe, workers
 from regard.training.fine_tuning import HEAD_PARAMETERS
 from regard.training.log import read_metrics
 from regard.training.recipe import recipe_to_dict
-from regard.training.run import run_setup
-from regard.training.run.run_folder import METRICS
-from regard.training.runtime import workers
+from regard.training.resume import METRICS
 from regard.training.tasks import TASKS
 from regard.training.tasks.image_tasks import split_by_label, suggest_patch
 from regard.training.tasks.task import BatchShape, evaluate_loss
@@ -186,7 +184,7 @@ def encode(task, recipe):
     """The config of the model, and the batches."""
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
-    special = run_setup.pipeline_kind(config).special
+    special = pipeline_kind(config).special
     return config, TASKS[task].encode(dataset, (), special, recipe, config, BatchShape(0, 1, True, 16))
 
 
@@ -279,7 +277,7 @@ def test_only_training_images_are_augmented(tmp_path, task):
 
 def test_validate_by_last_saves_the_last_model(tmp_path, monkeypatch):
     losses = iter([1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
     for metric, step in (("last", 12), ("loss", 6)):
         recipe = toy("mask-images", tmp_path, train={"validate_by": metric})
         assert run_recipe(recipe, tmp_path / metric, quiet=True).training["step"] == step

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from regard.errors import Interrupted, RegardError
-from regard.training import run_recipe, trainer
+from regard.training import loop, run_recipe
+from regard.training.checkpoint import CheckpointStore, is_sharded, read_checkpoint_facts
 from regard.training.log import read_metrics
-from regard.training.run.checkpoint_store import CheckpointStore, is_sharded, read_checkpoint_facts
-from regard.training.run.run_folder import METRICS
+from regard.training.resume import METRICS
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate_task import TranslateTask
 from tests.training.helpers import small_dataset, small_recipe
-from tests.training.runtime.ranks import run_ranks
+from tests.training.ranks import run_ranks
 
 
 def train(out: Path, sharding: str) -> None:
@@ -49,7 +49,7 @@ def train_with_a_changed_loss(out: Path, sharding: str, fault: str) -> None:
 
 def train_until_a_signal(out: Path, sharding: str) -> None:
     """Rank 1 gets SIGUSR1 in the sixth update."""
-    original, calls = trainer.set_learning_rate, []
+    original, calls = loop.set_learning_rate, []
 
     def set_learning_rate(*arguments):
         calls.append(None)
@@ -57,7 +57,7 @@ def train_until_a_signal(out: Path, sharding: str) -> None:
             signal.raise_signal(signal.SIGUSR1)
         original(*arguments)
 
-    trainer.set_learning_rate = set_learning_rate
+    loop.set_learning_rate = set_learning_rate
     train(out, sharding)
 
 

@@ -5,14 +5,15 @@ import os
 import pytest
 import torch
 
+from regard.cli import main
 from regard.errors import RegardError
-from regard.models import Seq2SeqConfig, TransformerConfig
-from regard.training import Recipe, TrainConfig, run_recipe
+from regard.models import FAMILIES, BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
+from regard.models.parameters import count_parameters
+from regard.training import Recipe, TrainConfig, machine, run_recipe
 from regard.training.checkpoint import Checkpoint
 from regard.training.log import read_metrics
-from regard.training.run.run_folder import METRICS
-from regard.training.runtime import precision
-from regard.training.runtime.precision import is_bfloat16_safe, make_autocast, resolve_precision
+from regard.training.machine import check_memory, is_bfloat16_safe, make_autocast, resolve_precision
+from regard.training.resume import METRICS
 from tests.training.helpers import last_checkpoint, small_dataset, small_recipe
 
 WIDE = TransformerConfig(width=256)
@@ -32,8 +33,8 @@ def child(monkeypatch):
         settings.append(os.environ.get("ONEDNN_MAX_CPU_ISA"))
         return results.pop(0)
 
-    monkeypatch.setattr(precision, "_bfloat16_works_in_child", works_in_child)
-    monkeypatch.setattr(precision, "has_bfloat16_instructions", lambda: True)
+    monkeypatch.setattr(machine, "_bfloat16_works_in_child", works_in_child)
+    monkeypatch.setattr(machine, "has_bfloat16_instructions", lambda: True)
     yield results, settings
     os.environ.pop("ONEDNN_MAX_CPU_ISA", None)
 
@@ -65,7 +66,7 @@ def test_precision_is_stored_in_the_checkpoint(tmp_path, child):
 
 
 def test_cpu_without_bfloat16_instructions_uses_float32(child, monkeypatch):
-    monkeypatch.setattr(precision, "has_bfloat16_instructions", lambda: False)
+    monkeypatch.setattr(machine, "has_bfloat16_instructions", lambda: False)
     assert resolve_precision(recipe()).train.precision == "float32"
 
 
@@ -98,11 +99,11 @@ def test_float32_needs_no_child_process(child):
 
 def test_crashing_or_hanging_child_is_detected(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: os.abort())
-    assert not precision._bfloat16_works_in_child()
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: precision.time.sleep(600))
-    assert not precision._bfloat16_works_in_child(timeout=0.05)
+    assert not machine._bfloat16_works_in_child()
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: machine.time.sleep(600))
+    assert not machine._bfloat16_works_in_child(timeout=0.05)
     monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: None)
-    assert precision._bfloat16_works_in_child()
+    assert machine._bfloat16_works_in_child()
 
 
 def test_autocast_context_has_the_precision():
@@ -125,3 +126,54 @@ def test_bfloat16_losses_are_close_to_float32(tmp_path):
         losses[name] = [line["loss"] for line in read_metrics(tmp_path / name / METRICS) if line["kind"] == "train"]
     assert losses["bfloat16"] != losses["float32"]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
+
+
+LABELS = ("a", "b")
+CONFIGS = [
+    *(family.config(width=16) for name, family in FAMILIES.items() if name not in ("vit", "seq2seq")),
+    FAMILIES["seq2seq"].config(width=16, layers=4),
+    BertConfig(width=16, layers=6, groups=3, vocab=9),
+    ViTConfig(width=16, heads=2, layers=3, labels=LABELS),
+    ViTConfig(width=16, heads=2, layers=1, head="segment", segmenter="queries", segmenter_layers=4, labels=LABELS),
+    ViTConfig(width=16, heads=2, layers=2, head="pixels", decoder_layers=5),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+def test_parameters_are_counted_without_allocating_them(config):
+    parameters = list(make_model(config).parameters())
+    assert count_parameters(config) == (len(parameters), sum(p.numel() for p in parameters))
+
+
+def test_model_larger_than_memory_is_an_error():
+    with pytest.raises(
+        RegardError, match=r"A model of [\d,]{20,} parameters needs [\d,]{12,} GB to train .* has \d+ GB"
+    ):
+        check_memory(GPTConfig(width=10**9, vocab=9), torch.device("cpu"))
+
+
+def test_tensor_size_beyond_64_bits_is_an_error():
+    with pytest.raises(RegardError, match="too large to be built"):
+        check_memory(GPTConfig(width=10**9, heads=10**6, head_width=10**6, vocab=9), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model.width", "1000000000"], "GB to train"),
+        (["--model.width", "102"], "it must be a multiple of model.heads"),
+        (["--model.heads", "128"], "rotary positions need an even number"),
+        (["--model.kv-heads", "3"], "it must divide model.heads"),
+        (["--train.lr", "nan"], "train.lr must be above 0 and at most 100 (got nan)."),
+        (["--train.steps", "0"], "train.steps must be at least 1 (got 0)."),
+        (["--train.workers", "-1"], "train.workers must be between 0 and 256 (got -1)."),
+    ],
+    ids=str,
+)
+def test_invalid_sizes_are_errors_before_anything_is_written(tmp_path, capsys, options, message):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"word {i}\tmot {i}\n" for i in range(50)), encoding="utf-8")
+    assert main(["train", "--data", str(pairs), "--out", str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs.tsv"]

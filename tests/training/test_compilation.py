@@ -11,8 +11,8 @@ from regard.attention import use
 from regard.kernels.triton.support import is_interpreted
 from regard.layers.packed import pack
 from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
-from regard.training.runtime import compilation
-from regard.training.runtime.compilation import compiled_features
+from regard.training import distributed
+from regard.training.distributed import compiled_features
 
 SIZES = dict(width=16, heads=2, feedforward=32, dropout=0.0)
 
@@ -22,7 +22,7 @@ def counter(monkeypatch):
     """A compiler backend that counts compilations and skips code generation, which is slow."""
     counter = CompileCounter()
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
-    monkeypatch.setattr(compilation.torch, "compile", functools.partial(torch.compile, backend=counter))
+    monkeypatch.setattr(distributed.torch, "compile", functools.partial(torch.compile, backend=counter))
     torch._dynamo.reset()
     yield counter
     torch._dynamo.reset()

@@ -4,17 +4,20 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.errors import RegardError
 from regard.files import check_output_folder
-from regard.training.checkpoint import STEPS
-from regard.training.datasets import count_units
+from regard.training.checkpoint import STATE_FOLDER, STEPS, CheckpointStore, TrainState, read_checkpoint_facts
+from regard.training.datasets import Dataset, count_units
 from regard.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
-from regard.training.run.checkpoint_store import STATE_FOLDER, CheckpointStore, read_checkpoint_facts
-from regard.training.run.state import TrainState
+from regard.training.schedules import parse_duration
+from regard.version import __version__
 
 LOCK = Path(STATE_FOLDER) / "lock"
 METRICS, LOSSES = "metrics.jsonl", "loss.png"
@@ -114,3 +117,35 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in table.items():
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
+
+
+def is_extended(recipe: Recipe, state: TrainState) -> bool:
+    """Whether the recipe allows more steps, or more time, than the run that wrote this state."""
+    before = state.provenance["recipe"]["train"]
+    more_time = bool(before["time"]) and parse_duration(recipe.train.time) > parse_duration(before["time"])
+    return recipe.train.steps > before["steps"] or more_time
+
+
+def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | None, origin: Any) -> dict[str, Any]:
+    """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions.
+
+    What an imported parent model says of its tokens and prompts (its chat template) stays true of the new one.
+    """
+    imported = getattr(origin, "training", {}).get("imported")
+    return ({} if imported is None else {"imported": imported}) | {
+        "recipe": recipe_to_dict(recipe),
+        "data": dataset.fingerprints,
+        "start_from": start_from,
+        "versions": {"regard": __version__, "torch": torch.__version__},
+    }
+
+
+@contextlib.contextmanager
+def open_run_folder(out: Path, dry_run: bool) -> Iterator[Path]:
+    """Lock and yield the output folder; a dry run gets a temporary folder."""
+    if dry_run:
+        with tempfile.TemporaryDirectory(prefix="regard-") as folder:
+            yield Path(folder)
+    else:
+        with lock_folder(out):
+            yield out

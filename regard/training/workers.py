@@ -31,7 +31,7 @@ from regard.data.batching.rank_slice import RankSlice
 from regard.errors import Interrupted, RegardError
 
 # The program of a worker process. It reads its rank from standard input.
-_PROGRAM = "from regard.training.runtime.workers import worker_main; worker_main()"
+_PROGRAM = "from regard.training.workers import worker_main; worker_main()"
 # Long, since the other ranks wait while rank 0 validates; a dead process closes its connection at once.
 _TIMEOUT = timedelta(days=7)
 # For the exchange of gradients: a host that was switched off, or whose link was cut for longer, does not close it.
@@ -92,7 +92,7 @@ class Workers:
                     dist.broadcast(tensor.detach(), src=0)
 
     def connect(self, spec: Any) -> None:
-        """Send the run specification to the other ranks, each of which calls `recipe_run.run_worker`.
+        """Send the run specification to the other ranks, each of which calls `run.run_worker`.
 
         Processes that this one started join the group first.
         """
@@ -307,7 +307,7 @@ def run_torchrun_rank() -> None:
 
 
 def _train(workers: Workers) -> None:
-    from regard.training.recipe_run import run_worker
+    from regard.training.run import run_worker
 
     try:
         spec = workers.receive()

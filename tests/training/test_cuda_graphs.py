@@ -10,8 +10,8 @@ import torch
 
 from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
 from regard.layers.packed import pack
+from regard.training.cuda_graphs import WARM_UP, GraphedUpdate, ReplayTimer
 from regard.training.losses import LossParts
-from regard.training.runtime.cuda_graphs import WARM_UP, GraphedUpdate, ReplayTimer
 
 RESULT = LossParts(*torch.ones(3))
 

@@ -1,4 +1,4 @@
-"""The trainer: reproducibility, resuming after interruptions, output files and error messages."""
+"""The training loop: reproducibility, resuming after interruptions, output files and error messages."""
 
 import contextlib
 import gc
@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.pipelines import Translator, load
-from regard.training import list_step_folders, recipe_run, run_recipe, trainer
+from regard.training import list_step_folders, loop, run_recipe, saving
 from regard.training.log import read_metrics
-from regard.training.run import run_saver
-from regard.training.run.run_folder import METRICS
+from regard.training.resume import METRICS
 from regard.training.tasks import translate_task
 from tests.training.helpers import STOCHASTIC, bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
@@ -31,7 +30,7 @@ def run(recipe, out, **options):
 @contextlib.contextmanager
 def at_step(monkeypatch, step, act):
     """Call `act` in the middle of the update after `step` updates."""
-    original, calls = trainer.set_learning_rate, []
+    original, calls = loop.set_learning_rate, []
 
     def set_learning_rate(*arguments):
         calls.append(None)
@@ -40,7 +39,7 @@ def at_step(monkeypatch, step, act):
         original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", set_learning_rate)
+        patch.setattr(loop, "set_learning_rate", set_learning_rate)
         yield
 
 
@@ -181,8 +180,8 @@ def test_resumed_run_has_the_same_weights(stochastic, tmp_path, monkeypatch, ste
 def test_crash_between_saving_the_model_and_the_checkpoint_is_resumed(plain, tmp_path, monkeypatch):
     """The folder holds a model of this run that is newer than the checkpoint."""
     with monkeypatch.context() as patch:
-        write_model = run_saver.write_model
-        patch.setattr(run_saver, "write_model", lambda *arguments: (write_model(*arguments), crash()))
+        write_model = saving.write_model
+        patch.setattr(saving, "write_model", lambda *arguments: (write_model(*arguments), crash()))
         with pytest.raises(CrashError):
             run(small_recipe(train={"save_every": 100}), tmp_path)
     assert (tmp_path / "config.json").exists()
@@ -224,7 +223,7 @@ def test_finished_run_is_not_repeated(plain, tmp_path, monkeypatch, capsys):
     before = {
         path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.suffix in (".json", ".safetensors")
     }
-    monkeypatch.setattr(trainer.Trainer, "run", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(loop.Trainer, "run", lambda *_: pytest.fail("trained again"))
     translator = run_recipe(small_recipe(), tmp_path / "out", dataset=small_dataset())
     assert translator("The cat sleeps.") is not None
     assert "the run is already finished (12 steps)" in capsys.readouterr().err
@@ -274,7 +273,7 @@ def test_model_folder_without_run_state_is_not_overwritten(plain, tmp_path):
 
 def test_existing_output_files_are_an_error_before_data_are_read(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text("", encoding="utf-8")
-    monkeypatch.setattr(recipe_run, "read_dataset", lambda *_, **__: pytest.fail("read the data"))
+    monkeypatch.setattr("regard.training.run.read_dataset", lambda *_, **__: pytest.fail("read the data"))
     with pytest.raises(RegardError, match=r"holds files that this run would overwrite: metrics\.jsonl\."):
         run_recipe(small_recipe(), tmp_path, quiet=True)
 
@@ -310,7 +309,7 @@ def test_early_stopping_ends_the_run(tmp_path):
 
 def test_best_model_is_saved_not_the_last(tmp_path, monkeypatch):
     nlls = iter([3.0, 2.0, 4.0])
-    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(nlls)})
+    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(nlls)})
     translator = run(small_recipe(train={"validate_every": 4}), tmp_path)
     assert translator.training["step"] == 8
     last = load_file(last_checkpoint(tmp_path))
@@ -389,7 +388,7 @@ def test_validate_by_bleu_saves_the_model_with_the_best_bleu(tmp_path, monkeypat
 
 
 def test_non_finite_loss_is_an_error_and_nothing_is_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer.Schedule, "rate", lambda *_: 1e38)
+    monkeypatch.setattr(loop.Schedule, "rate", lambda *_: 1e38)
     with pytest.raises(
         RegardError, match=r"Step \d+: the loss or its gradient is not finite, again .* smaller train\.lr"
     ):
@@ -411,13 +410,13 @@ def test_training_outside_the_main_thread_works(plain, tmp_path):
 def test_run_frees_its_model(tmp_path, monkeypatch):
     """By reference counting alone, since on a GPU the saved model is loaded right after the run."""
     runs = []
-    original = trainer.Trainer.run
+    original = loop.Trainer.run
 
     def record(self):
         runs.append((weakref.ref(self), weakref.ref(self.model)))
         original(self)
 
-    monkeypatch.setattr(trainer.Trainer, "run", record)
+    monkeypatch.setattr(loop.Trainer, "run", record)
     gc.disable()
     try:
         run(small_recipe(train={"steps": 1, "ema": 0.9}), tmp_path)

@@ -7,20 +7,32 @@ import hashlib
 import itertools
 import signal
 import time
-from collections.abc import Callable, Generator
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard.data.batching.batch_splitting import split_batch
-from regard.data.batching.pair_batches import Batch
-from regard.data.batching.rank_slice import WHOLE
+from regard.data.batching.pair_batches import Batch, prefetch
+from regard.data.batching.rank_slice import WHOLE, RankSlice
 from regard.devices import find_device
 from regard.errors import RegardError
-from regard.training.checkpoint import STEPS, Checkpoint, gather_state, restore_state, unique_parameters
-from regard.training.datasets import count_units
+from regard.models import ModelConfig, make_model
+from regard.training.checkpoint import (
+    STEPS,
+    Checkpoint,
+    CheckpointStore,
+    TrainState,
+    gather_state,
+    read_checkpoint_facts,
+    restore_state,
+    unique_parameters,
+)
+from regard.training.cuda_graphs import GraphedUpdate
+from regard.training.datasets import Dataset, count_units
+from regard.training.distributed import DistributedModel, accumulating
 from regard.training.guards import (
     MAX_SKIPPED,
     LossGuard,
@@ -41,22 +53,43 @@ from regard.training.guards import (
 )
 from regard.training.log import RunLog
 from regard.training.losses import LossParts
+from regard.training.machine import make_autocast
 from regard.training.optimizers import make_optimizer, scale_gradients, set_learning_rate, step_if, update_ema
 from regard.training.plan import describe_plan
-from regard.training.run.batch_stream import batch_groups, stream_batches
-from regard.training.run.checkpoint_store import CheckpointStore, read_checkpoint_facts
-from regard.training.run.run_saver import RunSaver
-from regard.training.run.run_setup import Rank0Resources, RunSpec, build_model, is_extended
-from regard.training.run.state import TrainState
-from regard.training.runtime.cuda_graphs import GraphedUpdate
-from regard.training.runtime.data_parallel import accumulating
-from regard.training.runtime.distributed_model import DistributedModel
-from regard.training.runtime.precision import make_autocast
-from regard.training.runtime.sharded_checkpoint import AsyncSaver, load_like
-from regard.training.runtime.workers import Workers, report_dead_ranks
+from regard.training.pretrained_embeddings import VectorCoverage
+from regard.training.recipe import Recipe
+from regard.training.resume import is_extended
+from regard.training.saving import AsyncSaver, RunSaver, load_like
 from regard.training.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.training.tasks import TASKS
-from regard.training.tasks.task import evaluate_loss
+from regard.training.tasks.task import BatchSource, evaluate_loss
+from regard.training.workers import Workers, report_dead_ranks
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that an update of the weights needs; rank 0 sends it to the other workers."""
+
+    recipe: Recipe
+    out: Path
+    provenance: dict[str, Any]
+    model: ModelConfig
+    batches: BatchSource
+    checkpoint: Path | None = None
+    """the checkpoint from which the run is resumed"""
+
+
+@dataclass(frozen=True)
+class Rank0Resources:
+    """What only rank 0 needs: the validation split, the pipeline to validate and save, and notes for the plan."""
+
+    dataset: Dataset[Any]
+    batches: Iterable[Batch]
+    pipeline: Any
+    note: str
+    is_fine_tuned: bool
+    vectors: list[VectorCoverage]
+
 
 # With a time budget: updates between two checks of the clock, and the share of the budget for everything but the last
 # validation.
@@ -488,3 +521,36 @@ def _mismatch_error(path: Path, reason: str) -> RegardError:
 
 def _update_seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(hashlib.sha256(repr((seed, step, rank)).encode()).digest()[:8], "little")
+
+
+def stream_batches(
+    batches: BatchSource, first_epoch: int, start: int, part: RankSlice, device: torch.device
+) -> Generator[tuple[int, int, Batch], None, None]:
+    """Yield epoch, batch index and this rank's part of the batch, on `device`, from batch `start` of `first_epoch`."""
+
+    def load_batches() -> Iterator[tuple[int, int, Batch]]:
+        for epoch in itertools.count(first_epoch):
+            first = start if epoch == first_epoch else 0
+            for index, batch in enumerate(batches.epoch(epoch, first, part), first):
+                yield epoch, index, batch.pin_memory() if device.type == "cuda" else batch
+
+    for epoch, index, batch in prefetch(load_batches()):
+        yield epoch, index, batch.to(device, non_blocking=True)
+
+
+def batch_groups(
+    batches: BatchSource, first_epoch: int, start: int, part: RankSlice, device: torch.device, size: int
+) -> Generator[tuple[int, int, list[Batch]], None, None]:
+    """For each update: epoch and batch index after it, and its `size` batches of this rank."""
+    group: list[Batch] = []
+    for epoch, index, batch in stream_batches(batches, first_epoch, start, part, device):
+        group.append(batch)
+        if len(group) == size:
+            yield epoch, index + 1, group
+            group = []
+
+
+def build_model(spec: RunSpec) -> Any:
+    """The model with its random initial weights, which depend on the seed alone."""
+    torch.manual_seed(spec.recipe.train.seed)
+    return make_model(spec.model)

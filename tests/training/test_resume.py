@@ -13,12 +13,10 @@ import pytest
 
 from regard.errors import Interrupted, RegardError
 from regard.pipelines import load
-from regard.training import DataConfig, read_dataset, run_recipe, trainer
-from regard.training.checkpoint import Checkpoint
+from regard.training import DataConfig, loop, read_dataset, run_recipe
+from regard.training.checkpoint import Checkpoint, CheckpointStore, TrainState
 from regard.training.log import read_metrics
-from regard.training.run.checkpoint_store import CheckpointStore
-from regard.training.run.run_folder import LOCK, METRICS, lock_folder
-from regard.training.run.state import TrainState
+from regard.training.resume import LOCK, METRICS, lock_folder
 from tests.training.helpers import bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 
@@ -78,7 +76,7 @@ def test_run_killed_before_it_locked_the_folder_starts_again(tmp_path):
 
 def test_second_run_in_a_folder_is_an_error(tmp_path):
     code = (
-        "import sys, pathlib\nfrom regard.training.run.run_folder import lock_folder\n"
+        "import sys, pathlib\nfrom regard.training.resume import lock_folder\n"
         "with lock_folder(pathlib.Path(sys.argv[1])):\n    print('ready', flush=True)\n    sys.stdin.read()\n"
     )
     other = subprocess.Popen(
@@ -165,7 +163,7 @@ def test_run_without_a_finished_update_is_resumed(tmp_path, monkeypatch, capsys)
         raise ConnectionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", fail)
+        patch.setattr(loop, "set_learning_rate", fail)
         with pytest.raises(ConnectionError):
             run_recipe(small_recipe(train={"steps": 2}), tmp_path, dataset=small_dataset())
     run_recipe(small_recipe(train={"steps": 2}), tmp_path, dataset=small_dataset())
@@ -179,8 +177,8 @@ def test_loading_a_run_without_a_model_is_an_error(tmp_path):
 
 
 def test_interrupted_run_saves_a_model(tmp_path, monkeypatch):
-    original = trainer.set_learning_rate
-    monkeypatch.setattr(trainer, "set_learning_rate", lambda *a: (original(*a), signal.raise_signal(signal.SIGINT)))
+    original = loop.set_learning_rate
+    monkeypatch.setattr(loop, "set_learning_rate", lambda *a: (original(*a), signal.raise_signal(signal.SIGINT)))
     with pytest.raises(Interrupted, match="everything up to step 1 is saved"):
         run(small_recipe(), tmp_path)
     assert load(tmp_path, "cpu").training["step"] == 1

@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 from benchmarks import kill_test
 from regard.cli import main
 from regard.errors import RegardError
-from regard.training import run_recipe, trainer
-from regard.training.run.run_folder import METRICS
-from regard.training.runtime import workers
+from regard.training import loop, run_recipe, workers
+from regard.training.resume import METRICS
 from tests.training.helpers import bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 # The `regard` command on one core.
@@ -57,7 +56,7 @@ def test_two_workers_match_one_and_resume_exactly(tmp_path, monkeypatch):
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
-    set_learning_rate, calls = trainer.set_learning_rate, []
+    set_learning_rate, calls = loop.set_learning_rate, []
 
     def fail_at_step_3(*arguments):
         calls.append(None)
@@ -66,7 +65,7 @@ def test_two_workers_match_one_and_resume_exactly(tmp_path, monkeypatch):
         set_learning_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", fail_at_step_3)
+        patch.setattr(loop, "set_learning_rate", fail_at_step_3)
         with pytest.raises(ConnectionError):
             run(small_recipe(**(change | both)), tmp_path / "again")
     run(small_recipe(**(change | both)), tmp_path / "again")
@@ -75,7 +74,7 @@ def test_two_workers_match_one_and_resume_exactly(tmp_path, monkeypatch):
 
 COUNTING = """
 import os
-from regard.training import recipe_run
+from regard.training import run
 from regard.training.tasks import TASKS
 
 def count(owner, name):
@@ -85,7 +84,7 @@ def count(owner, name):
         return original(*arguments, **options)
     setattr(owner, name, counted)
 
-count(recipe_run, "load")
+count(run, "load")
 count(TASKS["translate"], "read")
 count(TASKS["translate"], "encode")
 """
@@ -97,7 +96,7 @@ def test_data_and_origin_are_loaded_once_for_all_workers(tmp_path, monkeypatch):
     counting = COUNTING.replace("os.write({fd}, ", f"os.write(os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND), ")
     run(small_recipe(train={"steps": 2}), tmp_path / "first")
     log.touch()
-    program = counting + "\nfrom regard.cli import main; import sys; from regard.training.runtime import workers\n"
+    program = counting + "\nfrom regard.cli import main; import sys; from regard.training import workers\n"
     program += f"workers._PROGRAM = {counting!r} + workers._PROGRAM\nsys.exit(main())"
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 2\nsteps = 2\nvalidate_every = 2\n", encoding="utf-8")
@@ -148,7 +147,7 @@ def test_worker_that_ends_during_startup_is_an_error(monkeypatch, program, statu
 
 def test_workers_connect_after_a_failed_startup():
     program = (
-        "from regard.errors import RegardError; from regard.training.runtime import workers\n"
+        "from regard.errors import RegardError; from regard.training import workers\n"
         "original = workers._PROGRAM\n"
         "def start_and_connect(program):\n"
         "    workers._PROGRAM = program\n"
@@ -196,7 +195,7 @@ def test_has_loopback_tries_a_connection(monkeypatch):
 def test_ctrl_c_during_startup_ends_all_workers(worker):
     """While rank 0 waits for their first reply, and while it waits for them to join the process group."""
     program = (
-        f"from regard.training.runtime import workers; workers._PROGRAM = {worker!r}; print('ready', flush=True)\n"
+        f"from regard.training import workers; workers._PROGRAM = {worker!r}; print('ready', flush=True)\n"
         "with workers.start_workers(3) as started: started.connect({})"
     )
     rank_0 = subprocess.Popen(

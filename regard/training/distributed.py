@@ -1,10 +1,13 @@
-"""Data parallelism: the loss of a task as one module, and its replicas (DDP) or shards (FSDP2) on several ranks."""
+"""The model on the ranks of a run: replicated (DDP) or sharded (FSDP2), and compiled block by block."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,17 +17,106 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from regard.data.batching.pair_batches import Batch
+from regard.data.batching.rank_slice import RankSlice
 from regard.layers.blocks import DecoderBlock, EncoderBlock
+from regard.layers.embeddings import Embedding
+from regard.training.guards import BatchTooLargeError, detect_out_of_memory, refuse_to_split
 from regard.training.losses import LossParts
+from regard.training.machine import make_autocast, peak_memory
 from regard.training.recipe import TrainConfig
-from regard.training.runtime.compilation import compiled_features
-from regard.training.runtime.precision import make_autocast
-from regard.training.tasks.task import Task
+from regard.training.tasks.task import BatchSource, Task
+from regard.training.workers import Workers, report_dead_ranks
 
 # Gradients that are sent together: larger messages use the network better, smaller ones start earlier.
 BUCKET_BYTES = 25 * 2**20
 # Models up to this size (float32) keep their gathered weights from the forward to the backward pass.
 KEPT_BYTES = 2**31
+# The methods to compile, by module type: they take most of the time, and all layers of a type share the code.
+REGIONS: dict[type[nn.Module], tuple[str, ...]] = {
+    Embedding: ("forward",),
+    EncoderBlock: ("forward", "forward_first"),
+    DecoderBlock: ("forward",),
+}
+
+
+class Cost(NamedTuple):
+    """Measured cost of one update on one worker: seconds, and peak memory in bytes."""
+
+    seconds: float
+    memory: int
+
+
+class DistributedModel:
+    """The weights that this rank updates, and the loss that it computes with them.
+
+    Rank 0 also has `full`, the model that is validated and saved: the EMA of the weights or the weights themselves. Of
+    a sharded model it is a full copy, which `gather` updates.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        config: TrainConfig,
+        workers: Workers,
+        device: torch.device,
+        batches: BatchSource,
+        *,
+        is_resumed: bool,
+        is_silent: bool,
+    ) -> None:
+        self.model, self.config, self.workers, self.device = model, config, workers, device
+        model.train()
+        if workers.update_group is not None and not is_resumed:
+            workers.broadcast(model.parameters())
+        self.is_sharded = workers.update_group is not None and config.sharding == "fsdp"
+        self.loss = TaskLoss(task, model, config, device)
+        self.cost: Cost | None = None
+        """time and memory of a forward and a backward pass, for the plan of a new run"""
+        measures_cost = not is_resumed and (not is_silent or self.is_sharded)  # all ranks of a sharded model take part
+        is_rank_0 = workers.rank == 0
+        if self.is_sharded:
+            self.ema_model = copy.deepcopy(model) if config.ema else None
+            self.full = copy.deepcopy(model).to(device) if is_rank_0 else None
+            mesh = DeviceMesh.from_group(workers.update_group, device.type)
+            shard(self.loss, mesh, torch.bfloat16 if config.precision == "bfloat16" else None)
+            if measures_cost:
+                self.cost = self._measure_cost(batches, workers.part)
+            if self.ema_model is not None:
+                shard(self.ema_model, mesh)
+        else:
+            model.to(device)
+            self.ema_model = copy.deepcopy(model) if config.ema and is_rank_0 else None
+            self.full = self.ema_model or model
+            if measures_cost:
+                self.cost = self._measure_cost(batches, workers.part)
+            if workers.size > 1 and workers.update_group is not None:
+                batch = next(batches.epoch(0, 0, workers.part)).to(device)
+                with refuse_to_split(1, workers.rank), report_dead_ranks():
+                    replicate(self.loss, workers.update_group, batch)
+
+    def gather(self) -> None:
+        """Copy the weights of a sharded model to `full` of rank 0."""
+        if self.is_sharded:
+            with report_dead_ranks():
+                gather_weights(self.ema_model or self.model, self.full)
+
+    def _measure_cost(self, batches: BatchSource, part: RankSlice) -> Cost:
+        """Measure time and peak memory of a forward and a backward pass; the gradients are discarded."""
+        times = []
+        for batch in itertools.islice(batches.epoch(0, 0, part), 3):
+            start = time.monotonic()
+            # Unless it is sharded, the first update splits a batch that does not fit.
+            refuse = (
+                refuse_to_split(1, self.workers.rank) if self.is_sharded else contextlib.suppress(BatchTooLargeError)
+            )
+            with report_dead_ranks(), refuse, detect_out_of_memory():
+                self.loss(batch.to(self.device)).loss.backward()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.monotonic() - start)
+        self.loss.zero_grad()
+        return Cost(min(times), peak_memory(self.device))
 
 
 class TaskLoss(nn.Module):
@@ -167,3 +259,27 @@ def gather_weights(model: nn.Module, target: nn.Module | None) -> None:
         full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         if copies is not None:
             copies[name].copy_(full.view_as(copies[name]))
+
+
+def compiled_features(model: nn.Module) -> Callable[..., Tensor]:
+    """A compiled version of `model.features`; the model itself is not changed.
+
+    Compiling an entire model takes a minute or more, and again for each value of max_len. Blocks are compiled once, and
+    a second time, with dynamic shapes, when max_len changes. A model without such blocks is compiled in one piece.
+    """
+    methods = [(module, name) for module in model.modules() for name in REGIONS.get(type(module), ())]
+    eager: Callable[..., Tensor] = model.features  # type: ignore[assignment]
+    if not methods:
+        return torch.compile(eager, dynamic=False)
+    compiled = [torch.compile(getattr(module, name)) for module, name in methods]
+
+    def features(*inputs: Any) -> Tensor:
+        for (module, name), method in zip(methods, compiled):
+            setattr(module, name, method)
+        try:
+            return eager(*inputs)
+        finally:
+            for module, name in methods:
+                delattr(module, name)  # uncovers the method of the class
+
+    return features

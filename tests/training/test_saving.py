@@ -13,13 +13,21 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from regard.errors import RegardError
 from regard.models import GPTConfig, make_model
-from regard.training.checkpoint import Checkpoint, gather_state, restore_state, unique_parameters
+from regard.training.checkpoint import (
+    CHECKSUMS,
+    FACTS,
+    Checkpoint,
+    CheckpointStore,
+    gather_state,
+    read_checkpoint_facts,
+    restore_state,
+    unique_parameters,
+)
+from regard.training.distributed import shard
 from regard.training.optimizers import make_optimizer
-from regard.training.run.checkpoint_store import CHECKSUMS, FACTS, CheckpointStore, read_checkpoint_facts
-from regard.training.runtime.data_parallel import shard
-from regard.training.runtime.sharded_checkpoint import AsyncSaver, load_like
-from regard.training.runtime.workers import join_torchrun
-from tests.training.runtime.ranks import run_ranks
+from regard.training.saving import AsyncSaver, load_like
+from regard.training.workers import join_torchrun
+from tests.training.ranks import run_ranks
 
 CONFIG = GPTConfig(width=18, heads=1, layers=2, feedforward=37, vocab=11, positions="learned", bias="all", max_len=8)
 
