@@ -2,23 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor
 
-from regard.decode.decode_config import DecodeConfig
-from regard.decode.engine.static.static_attention import StepPositions
-from regard.decode.hypotheses import NBest
+from regard.decode.config import DecodeConfig
 from regard.decode.interruption import check_interruption
-from regard.decode.protocol import SourceBatch, SpecialTokens
-from regard.decode.rules.constraints import Constraints, check_no_nan
-from regard.decode.rules.lexical_constraints import LexicalConstraints
-from regard.decode.rules.token_rules import has_token_rules
+from regard.decode.phrases import LexicalConstraints
+from regard.decode.protocol import SourceBatch, SpecialTokens, Stepper
+from regard.decode.request import NBest
+from regard.decode.rules import Constraints, check_no_nan, has_token_rules
 from regard.decode.search import make_search
+from regard.decode.steppers.static import StepPositions
 from regard.errors import RegardError
+from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
 
 # New sentences are loaded once this share of the slots is free: the encoder is faster on several at once.
@@ -26,24 +25,9 @@ REFILL_SHARE = 0.25
 # Without new sentences, the batch is compacted once at most this share of its slots is in use.
 COMPACTION_SHARE = 0.75
 
+
 # Called with (sentence index, token id) for every generated token; with several samples, for the first only.
 OnToken = Callable[[int, int], None]
-
-
-class StaticModel(Protocol):
-    """A model with a static decoding state of B slots with K hypotheses each."""
-
-    device: torch.device
-
-    def load(self, slots: list[int], sources: list[list[int]]) -> None: ...
-
-    def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None: ...
-
-    def step(self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None) -> Tensor: ...
-
-    def reorder(self, parents: Int[Tensor, "B K"]) -> None: ...
-
-    def select_slots(self, slots: Int[Tensor, "B2"]) -> None: ...
 
 
 @dataclass
@@ -141,7 +125,7 @@ class SlotDecoder:
         prefix_len: int,
         source_capacity: int = 0,
     ) -> None:
-        self.model: StaticModel = model
+        self.model: Stepper = model
         self.job, self.device = job, device
         self.constraints = Constraints(
             slots, prefix_len, job.config, job.special, device, job.continues_source, capacity
@@ -328,3 +312,150 @@ class SlotDecoder:
         for sentence, token, is_live in zip(self.sentences, tokens, live):
             if sentence is not None and is_live:
                 on_token(sentence, token)
+
+
+@dataclass
+class LiveSentence:
+    """A sentence to decode, and the callbacks for its tokens and its result."""
+
+    source: Sequence[int]
+    limit: int
+    """maximum number of output tokens, without `<eos>`"""
+    on_result: Callable[[NBest], None]
+    on_token: Callable[[int], None] | None = None
+    prefix: Sequence[int] = ()
+    random_key: tuple[int, int] = (0, 0)
+    """seed and index on which samples depend"""
+    allowed_tokens: Int[np.ndarray, "_"] | None = None
+    """the tokens that the output may contain; None: all"""
+    phrases: LexicalConstraints | None = None
+    """required and forbidden phrases"""
+    on_error: Callable[[RegardError], None] | None = None
+    """is called instead of `on_result` if there is no output"""
+
+
+@dataclass(frozen=True)
+class LiveShape:
+    """The sizes of a live batch: the longest source, the number of cache positions, and the longest prefix."""
+
+    source_capacity: int
+    capacity: int
+    prefix_len: int
+
+    def contains(self, other: "LiveShape") -> bool:
+        """Whether sentences of the other shape fit.
+
+        >>> LiveShape(64, 128, 0).contains(LiveShape(20, 62, 0))
+        True
+        """
+        return (
+            self.source_capacity >= other.source_capacity
+            and self.capacity >= other.capacity
+            and self.prefix_len >= other.prefix_len
+        )
+
+
+def needed_shape(source: Sequence[int], limit: int, prefix: Sequence[int], *, continues_source: bool) -> LiveShape:
+    """The smallest shape in which a sentence can be decoded.
+
+    >>> needed_shape([4, 5, 3], 10, (), continues_source=False)
+    LiveShape(source_capacity=3, capacity=12, prefix_len=0)
+    """
+    first = len(source) - 1 if continues_source else 0
+    return LiveShape(len(source), first + limit + 2, len(prefix))
+
+
+class ArrivingSentences(DecodingJob):
+    """A job whose sentences arrive one by one; they are decoded in this order."""
+
+    def __init__(self, config: DecodeConfig, special: SpecialTokens, continues_source: bool, shape: LiveShape) -> None:
+        self.has_phrases = False
+        # By index, instead of lists that would grow forever.
+        columns: Any = {name: {} for name in ("sources", "prefixes", "limits", "sample_indices")}
+        options: Any = {"continues_source": continues_source, "is_compiled": numba_available()}
+        super().__init__(**columns, config=config, special=special, **options)
+        self.shape, self.sentences, self.count, self.streaming = shape, dict[int, LiveSentence](), 0, 0
+        self.on_result, self.on_error = self._finish, self._fail
+
+    def add(self, sentence: LiveSentence) -> int:
+        index = self.count
+        self.count += 1
+        self.sentences[index] = sentence
+        for column, value in zip(self._columns, (sentence.source, sentence.prefix, sentence.limit)):
+            column[index] = value
+        self.pending.append(index)
+        self._count_streaming(sentence, 1)
+        return index
+
+    @property
+    def _columns(self) -> list[Any]:
+        return [self.sources, self.prefixes, self.limits]
+
+    @property
+    def token_lists(self) -> Any:
+        """Not None if all sentences are restricted to lists of tokens: sentences of one batch agree in this."""
+        if not self.vocab:
+            return None
+        return {index: sentence.allowed_tokens for index, sentence in self.sentences.items()}
+
+    @token_lists.setter
+    def token_lists(self, value: Any) -> None:
+        """Set by the constructor of the base class only."""
+
+    @property
+    def lexical(self) -> Any:
+        """Not None if all sentences have required or forbidden phrases, or none of them."""
+        if not self.has_phrases:
+            return None
+        return {index: sentence.phrases for index, sentence in self.sentences.items()}
+
+    @lexical.setter
+    def lexical(self, value: Any) -> None:
+        """Set by the constructor of the base class only."""
+
+    def remove(self, index: int) -> LiveSentence | None:
+        """Forget a sentence that is not pending; None if it is not known any more."""
+        sentence = self.sentences.pop(index, None)
+        if sentence is not None:
+            for column in self._columns:
+                del column[index]
+            if sentence.phrases is not None:
+                sentence.phrases.clear_caches()
+            self._count_streaming(sentence, -1)
+        return sentence
+
+    def _count_streaming(self, sentence: LiveSentence, change: int) -> None:
+        # In beam search the output is known only at the end.
+        if sentence.on_token is not None and self.config.method != "beam":
+            self.streaming += change
+            self.on_token = self._report_token if self.streaming else None
+
+    def _report_token(self, index: int, token: int) -> None:
+        sentence = self.sentences.get(index)
+        if sentence is not None and sentence.on_token is not None:
+            sentence.on_token(token)
+
+    def _finish(self, index: int, n_best: NBest) -> None:
+        sentence = self.remove(index)
+        if sentence is not None:
+            sentence.on_result(n_best)
+
+    def _fail(self, index: int, error: RegardError) -> None:
+        sentence = self.remove(index)
+        if sentence is not None and sentence.on_error is not None:
+            sentence.on_error(error)
+
+    def take(self, count: int) -> list[int]:
+        taken, self.pending = self.pending[:count], self.pending[count:]
+        return taken
+
+    def random_key(self, index: int) -> tuple[int, int]:
+        return self.sentences[index].random_key
+
+    @property
+    def capacity(self) -> int:
+        return self.shape.capacity
+
+    @property
+    def prefix_len(self) -> int:
+        return self.shape.prefix_len

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, Ensemble, Request, Shortlist, decode_all
-from regard.decode.engine import engine_runner as engine_module
-from regard.decode.engine import model_precision
-from regard.decode.engine.model_precision import convert_model
+from regard.decode import DecodeConfig, Ensemble, Request, Shortlist, decode_all, engine, precision
+from regard.decode.precision import convert_model
 from regard.errors import RegardError
-from tests.decode.engine.helpers import (
+from tests.decode.models import (
     CONFIGS,
     VOCAB,
     assert_equal_search,
@@ -26,11 +24,11 @@ from tests.decode.engine.helpers import (
     special_options,
     transformer,
 )
-from tests.decode.engine.test_engine import GPT2_OPTIONS, T5_OPTIONS
+from tests.decode.test_engine import GPT2_OPTIONS, T5_OPTIONS
 from tests.decode.test_shortlist import SHORTLIST
 
 pytest.importorskip("numba")
-from regard.decode.engine.compiled import cpu_decoder, packed_weights
+from regard.decode.steppers import compiled, packed_weights
 from regard.kernels.cpu import packed_product
 
 SUPPORTED = {
@@ -51,14 +49,14 @@ SEARCHES = [config for config in CONFIGS if "sample" not in config and "wider" n
 def steps(monkeypatch):
     """The number of steps with compiled kernels, in a list; they are used from the first sentence on."""
     counts = [0]
-    advance = cpu_decoder.CpuDecoder.advance
+    advance = compiled.CpuDecoder.advance
 
     def spy(self, *arguments):
         counts[0] += 1
         advance(self, *arguments)
 
-    monkeypatch.setattr(cpu_decoder.CpuDecoder, "advance", spy)
-    monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 0)
+    monkeypatch.setattr(compiled.CpuDecoder, "advance", spy)
+    monkeypatch.setattr(engine, "COMPILED_SENTENCES", 0)
     return counts
 
 
@@ -81,7 +79,7 @@ def test_single_sentences_equal_plain_search(steps, name):
 
 
 def test_slots_are_refilled_and_dropped(steps, monkeypatch):
-    monkeypatch.setattr(engine_module, "CPU_ROWS", 12)
+    monkeypatch.setattr(engine, "CPU_ROWS", 12)
     for make in (transformer, gpt):
         for config in (CONFIGS["greedy"], CONFIGS["beam"]):
             assert_equal_search(*decode_both(make(), make_sources(40, longest=20), config))
@@ -101,7 +99,7 @@ def test_shortlists_equal_plain_search(steps, monkeypatch, name, config, has_pan
         torch.nn.init.normal_(model.output.bias)
     sources = make_sources(3 if search.beam > 100 else 14, longest=14)
     prefixes = [source[1:-1][: i % 3] for i, source in enumerate(reversed(sources))]
-    monkeypatch.setattr(engine_module, "CPU_ROWS", 5 * search.beam if search.method == "beam" else 5)
+    monkeypatch.setattr(engine, "CPU_ROWS", 5 * search.beam if search.method == "beam" else 5)
     assert_equal_search(*decode_both(model, sources, search, shortlist=SHORTLIST, prefixes=prefixes))
     assert_equal_search(*decode_both(model, sources[:1], search, shortlist=SHORTLIST))
     assert steps[0]
@@ -112,7 +110,7 @@ def test_int8_with_shortlist(steps, monkeypatch, has_panels):
     """Results do not depend on the batch, nor on the columns of other tokens."""
     if not has_panels:
         monkeypatch.setattr(packed_weights, "packing_available", lambda is_int8: False)
-    monkeypatch.setattr(engine_module, "CPU_ROWS", 12)
+    monkeypatch.setattr(engine, "CPU_ROWS", 12)
     model, sources = transformer(width=32), make_sources(20)
     config = DecodeConfig(beam=3, max_len=8, precision="int8", shortlist=True)
     options = {"shortlist": SHORTLIST, **special_options(model)}
@@ -190,8 +188,8 @@ def test_int8_is_close_to_the_plain_twin(steps, monkeypatch):
     config = DecodeConfig("greedy", max_len=1, precision="int8")
     compiled = decode_all(model, Request(sources, config, **special_options(model)))
     assert steps[0]
-    monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 10**9)
-    monkeypatch.setattr(engine_module, "_decoded", 0)
+    monkeypatch.setattr(engine, "COMPILED_SENTENCES", 10**9)
+    monkeypatch.setattr(engine, "_decoded", 0)
     plain = decode_all(model, Request(sources, config, **special_options(model)))
     difference = [abs(a[0].logprob - b[0].logprob) for a, b in zip(compiled, plain)]
     assert sorted(difference)[len(difference) // 2] < 1e-3
@@ -244,12 +242,12 @@ def test_changes_that_pytorch_does_not_count(steps, precision):
 
 
 def test_changes_of_single_values_are_found_by_the_next_full_check(steps, monkeypatch):
-    monkeypatch.setattr(model_precision, "CHECK_SHARE", 1e9)  # every call
+    monkeypatch.setattr(precision, "CHECK_SHARE", 1e9)  # every call
     model = transformer()
-    before = model_precision.weight_versions(model)
-    assert model_precision.weight_versions(model) == before
+    before = precision.weight_versions(model)
+    assert precision.weight_versions(model) == before
     model.encoder[0].attention.out.weight.data[3, 5] += 1
-    assert model_precision.weight_versions(model) != before
+    assert precision.weight_versions(model) != before
 
 
 # Lengths around the sizes of tables, tiles, lanes, blocks and capacities.
@@ -276,7 +274,7 @@ def test_lengths_around_every_capacity(steps, monkeypatch, seed):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(width**-0.5)  # wide layers amplify rounding
-    monkeypatch.setattr(engine_module, "CPU_ROWS", draw.choice((1, 5, 128, 160)))
+    monkeypatch.setattr(engine, "CPU_ROWS", draw.choice((1, 5, 128, 160)))
     for method in ("greedy", "beam"):
         count, limit = draw.choice((1, 3, 9)), draw.choice(SIZES[:-4])
         config = DecodeConfig(method, beam=draw.choice((1, 2, 5)), max_len=limit, max_extra=limit, max_ratio=0.0)
@@ -303,7 +301,7 @@ def test_ids_outside_of_the_vocabulary_are_not_read(steps):
 UNCHECKED = """
 import numba
 assert not numba.config.BOUNDSCHECK
-from tests.decode.engine import helpers
+from tests.decode import models as helpers
 for make in (helpers.transformer, helpers.gpt):
     for config in ("greedy", "beam"):
         helpers.assert_equal_search(*helpers.decode_both(make(), helpers.make_sources(20), helpers.CONFIGS[config]))
@@ -326,17 +324,17 @@ def test_nan_is_an_error(steps, config):
 
 
 def test_kernels_are_used_after_some_sentences(monkeypatch):
-    monkeypatch.setattr(engine_module, "_decoded", 0)
-    monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 3)
-    assert [engine_module.uses_compiled_kernels(1) for _ in range(4)] == [False, False, True, True]
+    monkeypatch.setattr(engine, "_decoded", 0)
+    monkeypatch.setattr(engine, "COMPILED_SENTENCES", 3)
+    assert [engine.uses_compiled_kernels(1) for _ in range(4)] == [False, False, True, True]
 
 
 def test_nothing_is_used_without_numba(monkeypatch):
-    monkeypatch.setattr(engine_module, "COMPILED_SENTENCES", 0)
-    monkeypatch.setattr(engine_module, "numba_available", lambda: False)
-    assert not engine_module.uses_compiled_kernels(100)
+    monkeypatch.setattr(engine, "COMPILED_SENTENCES", 0)
+    monkeypatch.setattr(engine, "numba_available", lambda: False)
+    assert not engine.uses_compiled_kernels(100)
 
 
 def test_supported_precisions():
-    assert cpu_decoder.supports(convert_model(transformer(), "int8"))
-    assert not cpu_decoder.supports(convert_model(transformer(), "bfloat16"))
+    assert compiled.supports(convert_model(transformer(), "int8"))
+    assert not compiled.supports(convert_model(transformer(), "bfloat16"))

@@ -10,11 +10,9 @@ import time
 import pytest
 import torch
 
-from regard.decode import Ensemble, Request, decode_all
-from regard.decode.engine import decoding_workers as workers
-from regard.decode.engine import engine_runner
+from regard.decode import Ensemble, Request, decode_all, engine, workers
 from regard.errors import RegardError
-from tests.decode.engine.helpers import (
+from tests.decode.models import (
     CONFIGS,
     assert_equal_search,
     decode_both,
@@ -42,8 +40,8 @@ def wait_until_ready(count):
 @pytest.fixture
 def two_workers(monkeypatch):
     """Calls divide their sentences among this process and two workers, which are ready."""
-    monkeypatch.setattr(engine_runner, "MIN_SENTENCES", 2)
-    monkeypatch.setattr(engine_runner, "WORKER_SENTENCES", 0)
+    monkeypatch.setattr(engine, "MIN_SENTENCES", 2)
+    monkeypatch.setattr(engine, "WORKER_SENTENCES", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     yield wait_until_ready(2)
@@ -176,14 +174,12 @@ def test_second_thread_decodes_without_workers(two_workers, parts):
 FORKED = """
 import multiprocessing, os
 import torch
-from regard.decode import DecodeConfig, Request, decode_all
-from regard.decode.engine import decoding_workers as workers
-from regard.decode.engine import engine_runner
-from tests.decode.engine.helpers import make_sources, transformer
-from tests.decode.engine.test_decoding_workers import wait_until_ready
+from regard.decode import DecodeConfig, Request, decode_all, engine, workers
+from tests.decode.models import make_sources, transformer
+from tests.decode.test_workers import wait_until_ready
 
 torch.set_num_threads(2)
-engine_runner.WORKER_SENTENCES = 0
+engine.WORKER_SENTENCES = 0
 model, config = transformer(), DecodeConfig("greedy", max_len=9)
 def decode(seed):
     return [n_best[0].ids for n_best in decode_all(model, Request(make_sources(32, seed), config))]
@@ -239,7 +235,7 @@ def test_workers_end_with_their_process():
     """Also if it is killed."""
     code = """
 import os, signal
-from tests.decode.engine.test_decoding_workers import wait_until_ready
+from tests.decode.test_workers import wait_until_ready
 print(wait_until_ready(1)[0].process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -1,19 +1,29 @@
-"""Transformer decoders on a GPU: fused kernels for one decoding step that needs nothing from the host."""
+"""Transformer decoders on a GPU: a decoding step of fused kernels, and the loading of sentences, as CUDA graphs."""
 
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from regard.attention import Dot, ScaledDot
-from regard.decode.engine.static.projections import activation_dtype
-from regard.decode.engine.static.static_attention import CachedAttention, StaticCrossAttention, kernels_support
-from regard.decode.engine.static.static_decoder import StaticDecoder
-from regard.decode.rules.constraints import Constraints
+from regard.attention.offsets import Offsets
+from regard.decode.rules import Constraints
 from regard.decode.search import BeamSearch, StepwiseSearch
+from regard.decode.slots import REFILL_SHARE, DecodingJob, SlotDecoder
+from regard.decode.steppers.static import (
+    CachedAttention,
+    StaticCrossAttention,
+    StaticDecoder,
+    activation_dtype,
+    kernels_support,
+)
 from regard.kernels.triton import add_norm, search_update, skinny_linear, topk_log_softmax
 from regard.kernels.triton.decode_attention import decode_attention, decode_cross_attention
 from regard.kernels.triton.decode_attention import supports as supports_attention
@@ -22,8 +32,28 @@ from regard.kernels.triton.start_step import StepTables, start_step
 from regard.layers.feedforward import FeedForward, activate
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.norms import RMSNorm
+from regard.layers.packed import Packed
 from regard.layers.positions import Learned, Sinusoidal
 from regard.models.transformer import Transformer
+
+# Steps per graph. Graphs in flight: the device never waits for the host, which sees a few steps late that all ended.
+UNROLLED_STEPS, GRAPHS_AHEAD = 4, 1
+
+
+# In a server, results are collected at the latest after this many replays.
+COLLECT_INTERVAL = 8
+
+
+# Graphs that load new sentences, by shape; and the tokens of prompts up to which their processing is captured.
+KEPT_LOADS, MAX_CAPTURED_PROMPT = 8, 8192
+
+
+# The same, for batches that are refilled at any time.
+KEPT_COARSE_LOADS = 32
+
+
+# The integers of each sentence: slot, first token, cache position of that token, and length limit.
+FIELDS = 4
 
 
 class LinearWeights(NamedTuple):
@@ -32,6 +62,121 @@ class LinearWeights(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     scale: Tensor | None
+
+
+class GraphSlotDecoder(SlotDecoder):
+    """A `SlotDecoder` whose steps are replays of a CUDA graph. It is reused for other jobs of the same shapes."""
+
+    model: "CudaDecoder"
+
+    def __init__(
+        self,
+        model: Any,
+        job: DecodingJob,
+        slots: int,
+        capacity: int,
+        source_capacity: int,
+        prefix_len: int,
+        *,
+        is_refilled_often: bool = False,
+    ) -> None:
+        super().__init__(None, job, slots, capacity, device=next(model.parameters()).device, prefix_len=prefix_len)
+        self.model = CudaDecoder(model, slots, job.hypotheses, capacity, source_capacity, self.constraints)
+        self.is_encoder_decoder = isinstance(model, Transformer)
+        self.max_len = source_capacity if self.is_encoder_decoder else capacity - 1
+        self.is_refilled_often = is_refilled_often
+        self.loads: OrderedDict[tuple[int, int, int], CapturedLoad] = OrderedDict()
+        # How many slots are done: written by the device after each step, into a ring of pinned memory.
+        self.done_count = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.counts = torch.zeros(GRAPHS_AHEAD + 1, dtype=torch.long, pin_memory=self.device.type == "cuda")
+        self.events = [torch.cuda.Event() for _ in self.counts]
+        self.in_flight: deque[int] = deque()
+        """entries of `counts` and `events`"""
+        self.steps_left = self.replays = self.replays_since_collect = 0
+        # Graphs by their number of steps. All slots are done, so that nothing is decoded meanwhile.
+        self.graphs = {steps: self._capture(steps) for steps in (1, UNROLLED_STEPS)}
+
+    def _capture(self, steps: int) -> Any:
+        return capture_graph(partial(self._device_steps, steps), self.device)
+
+    def _device_steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self.model.device_step(self.state, self.offsets)
+        torch.sum(self.state.done, dim=0, keepdim=True, out=self.done_count)
+
+    def use_job(self, job: DecodingJob) -> None:
+        super().use_job(job)
+        self.in_flight.clear()
+        self.replays_since_collect = 0
+
+    def advance(self) -> None:
+        """Start some steps, and follow those that the device has finished."""
+        job, slots = self.job, len(self.sentences)
+        if job.pending and slots - self.in_use >= min(len(job.pending), REFILL_SHARE * slots):
+            self.fill_free_slots()
+            self.in_flight.clear()  # their counts are from before
+        if not self.in_use:
+            return
+        is_streaming = job.on_token is not None
+        if self.steps_left > 0:
+            self._replay(1 if is_streaming or self.steps_left < UNROLLED_STEPS else UNROLLED_STEPS)
+            if not is_streaming and len(self.in_flight) <= GRAPHS_AHEAD and self.steps_left > 0:
+                return
+        done = slots
+        if self.in_flight:
+            entry = self.in_flight.popleft()
+            self.events[entry].synchronize()
+            done = int(self.counts[entry])
+        if is_streaming:
+            self.report_tokens()
+        finished = done - (slots - self.in_use)
+        if finished > 0 and self._should_collect(done, finished):
+            self.in_flight.clear()
+            self.replays_since_collect = 0
+            self.collect()
+
+    def _should_collect(self, done: int, finished: int) -> bool:
+        """Results are copied to the host when all are finished or there is room for new sentences; in a server, where
+        somebody waits for each, also if no sentence is waiting, and at the latest after some replays.
+        """
+        slots, is_waiting = len(self.sentences), bool(self.job.pending)
+        if not self.is_refilled_often:
+            return done == slots or (is_waiting and self.should_fill(done))
+        return not is_waiting or self.should_fill(finished) or self.replays_since_collect >= COLLECT_INTERVAL
+
+    def _replay(self, steps: int) -> None:
+        """Start some steps; after the event of the entry that is now in flight, its count is the slots done."""
+        entry = self.replays % len(self.counts)
+        self.graphs[steps].replay()
+        self.steps_left -= steps
+        self.counts[entry : entry + 1].copy_(self.done_count, non_blocking=True)
+        self.events[entry].record()
+        self.in_flight.append(entry)
+        self.replays += 1
+        self.replays_since_collect += 1
+
+    def load(self, slots: list[int], taken: list[int]) -> None:
+        is_coarse = self.is_refilled_often
+        if is_coarse:  # the last sentence, which is repeated, is the shortest
+            taken = sorted(taken, key=lambda i: -len(self.job.sources[i]))
+        sources = [list(self.job.sources[i]) for i in taken]
+        lengths = [len(ids) for ids in sources]
+        shape = CapturedLoad.shape_of(lengths, len(self.sentences), self.max_len, self.is_encoder_decoder, is_coarse)
+        if not self.is_encoder_decoder and shape[1] > MAX_CAPTURED_PROMPT:
+            super().load(slots, taken)
+        else:
+            if shape not in self.loads:
+                self.loads[shape] = CapturedLoad(self.model, self.state, self.offsets, *shape)
+                if len(self.loads) > (KEPT_COARSE_LOADS if is_coarse else KEPT_LOADS):
+                    self.loads.popitem(last=False)
+            self.loads.move_to_end(shape)
+            self.loads[shape].run(slots, sources, self.job, taken)
+            self._assign(slots, taken)
+        # No sentence takes more steps: its limit, and one for <eos>.
+        self.steps_left = max(self.steps_left, max(self.job.limits[i] for i in taken) + 1)
+
+    def compact(self) -> None:
+        """A graph has a fixed number of slots."""
 
 
 class CudaDecoder(StaticDecoder):
@@ -269,6 +414,119 @@ class CudaDecoder(StaticDecoder):
             search_update.greedy_update(
                 *(ids.view(-1, K), top.view(-1, K)), **{name: getattr(state, name) for name in names}, eos=special.eos
             )
+
+
+class CapturedLoad:
+    """Encodes `count` sentences (or processes prompts) of `total` tokens in all, and starts their search.
+
+    All inputs are copied to the device at once. Shapes are rounded up: the last sentence is repeated, and tokens are
+    padded with sequences that belong to no slot.
+    """
+
+    def __init__(self, model: CudaDecoder, state: Any, offsets: torch.Tensor, count: int, total: int, max_len: int):
+        self.model, self.state, self.offsets = model, state, offsets
+        self.count, self.total, self.max_len = count, total, max_len
+        self.is_encoder_decoder = isinstance(model.model, Transformer)
+        self.prefix_len = model.constraints.prefix.shape[1]
+        # Padding sequences have at most max_len tokens each.
+        self.sequences = count + -(-total // max_len) if self.is_encoder_decoder else count
+        self.sizes = (total, total, self.sequences + 1, FIELDS * count, self.prefix_len * count)
+        is_cuda = model.device.type == "cuda"
+        self.host = torch.zeros(sum(self.sizes), dtype=torch.long, pin_memory=is_cuda)
+        self.inputs = torch.zeros(sum(self.sizes), dtype=torch.long, device=model.device)
+        self.graph: Any = None
+
+    @staticmethod
+    def shape_of(
+        lengths: list[int], slots: int, max_len: int, is_encoder_decoder: bool, is_coarse: bool = False
+    ) -> tuple[int, int, int]:
+        """The rounded shape of a load: number of sentences, of tokens, and length of the longest.
+
+        With `is_coarse` there are fewer shapes, for batches that are refilled at any time: every shape is captured.
+
+        >>> CapturedLoad.shape_of([5, 9, 7], slots=64, max_len=32, is_encoder_decoder=True)
+        (4, 64, 32)
+        """
+        bits = (len(lengths) - 1).bit_length()
+        count = min(slots, 1 << (bits + bits % 2 if is_coarse else bits))
+        if not is_encoder_decoder:  # prompts without their last token, as rectangles
+            longest = min(-(-max(1, max(lengths) - 1) // 32) * 32, max_len)
+            return count, count * longest, longest
+        real = sum(lengths) + (count - len(lengths)) * lengths[-1]
+        granule = max(64, (1 << (real - 1).bit_length()) // (1 if is_coarse else 8))
+        return count, -(-real // granule) * granule, max_len
+
+    def run(self, slots: list[int], sources: list[list[int]], job: Any, taken: list[int]) -> None:
+        """Load these sentences of the job into these slots."""
+        self._write_inputs(slots, sources, job, taken)
+        self.inputs.copy_(self.host, non_blocking=True)
+        if self.graph is None:
+            self.graph = self._capture()
+        self.graph.replay()
+
+    def _write_inputs(self, slots: list[int], sources: list[list[int]], job: Any, taken: list[int]) -> None:
+        host = self.host.numpy()
+        ids, positions, starts, fields, prefix = np.split(host, np.cumsum(self.sizes)[:-1])
+        repeated = self.count - len(slots)
+        slots, taken = slots + slots[-1:] * repeated, taken + taken[-1:] * repeated
+        sources = sources + sources[-1:] * repeated
+        if self.is_encoder_decoder:
+            lengths = np.fromiter(map(len, sources), np.int64, self.count)
+            real = int(lengths.sum())
+            ids[:real] = np.fromiter(chain.from_iterable(sources), np.int64, real)
+            ids[real:] = 0
+            full, rest = divmod(self.total - real, self.max_len)
+            padding = [self.max_len] * full + [rest] * (rest > 0)
+            padding += [0] * (self.sequences - self.count - len(padding))
+            lengths = np.concatenate([lengths, padding])
+        else:
+            lengths = np.full(self.count, self.max_len)
+            rows = ids.reshape(self.count, self.max_len)
+            rows[:] = 0
+            for row, prompt in zip(rows, sources):
+                row[: len(prompt) - 1] = prompt[:-1]
+        starts[0] = 0
+        np.cumsum(lengths, out=starts[1:])
+        positions[:] = np.arange(self.total) - np.repeat(starts[:-1], lengths)
+        first = [job.first_token(i) for i in taken], [job.first_position(i) for i in taken]
+        fields[:] = np.array([slots, *first, [job.limits[i] for i in taken]]).reshape(-1)
+        if self.prefix_len:
+            prefix[:] = -1
+            for row, i in zip(prefix.reshape(self.count, -1), taken):
+                row[: len(job.prefixes[i])] = job.prefixes[i]
+
+    def _device_load(self) -> None:
+        ids, positions, starts, fields, prefix = self.inputs.split(self.sizes)
+        slots, first_tokens, first_positions, limits = fields.view(FIELDS, self.count)
+        tokens = Packed(ids, Offsets(starts.int(), self.total, self.max_len), positions)
+        if self.is_encoder_decoder:
+            self.model.load_source(slots, tokens)
+        else:
+            token_slots = slots.repeat_interleave(self.max_len, output_size=self.total)
+            self.model.prefill_tokens(tokens, token_slots, positions, 0)
+        constraints = self.model.constraints
+        constraints.limit[slots] = limits
+        if self.prefix_len:
+            constraints.prefix[slots] = prefix.view(self.count, -1)
+        self.state.start(slots, first_tokens, first_positions)
+        self.offsets[slots] = first_positions
+
+    def _capture(self) -> Any:
+        return capture_graph(self._device_load, self.model.device)
+
+
+def capture_graph(run: Any, device: torch.device) -> Any:
+    """A CUDA graph of a function, which runs twice before: this compiles its kernels and allocates workspaces."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
 
 
 def _concatenate(tensors: list[Tensor]) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Dot, ScaledDot
-from regard.decode.engine.model_precision import iterate_modules, weight_versions
-from regard.decode.engine.static.static_attention import kernels_support
+from regard.decode.precision import iterate_modules, weight_versions
+from regard.decode.steppers.static import kernels_support
 from regard.kernels.cpu.decode_rows import ACTIVATIONS
 from regard.kernels.cpu.packed_product import pack_weight, packing_available
 from regard.layers.embeddings import Embedding

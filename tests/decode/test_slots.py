@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, LexicalConstraints, Request, TokenTexts, decode_all
-from regard.decode.engine import engine_runner, live_decoder
-from regard.decode.engine.captured import graph_decoder
-from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape, round_shape
+from regard.decode import DecodeConfig, LexicalConstraints, Request, TokenTexts, decode_all, engine
+from regard.decode.engine import LiveDecoder, round_shape
+from regard.decode.slots import LiveSentence, LiveShape, needed_shape
+from regard.decode.steppers import captured
 from regard.models import GPT
-from tests.decode.engine.captured import test_cuda_decoder
-from tests.decode.engine.captured.test_cuda_decoder import kernels as kernels  # a fixture
-from tests.decode.engine.helpers import CONFIGS, VOCAB, assert_equal_search, gpt, make_sources, seq2seq, special_options
-from tests.decode.engine.helpers import transformer as make_transformer
+from tests.decode.models import CONFIGS, VOCAB, assert_equal_search, gpt, make_sources, seq2seq, special_options
+from tests.decode.models import transformer as make_transformer
+from tests.decode.steppers import test_captured
+from tests.decode.steppers.test_captured import kernels as kernels  # a fixture
 
 
 def limit_of(model, source, config):
@@ -57,7 +57,7 @@ def decode_alone(model, sources, config, **options):
 @pytest.mark.parametrize("config", ["greedy", "beam", "samples"])
 @pytest.mark.parametrize("make", [make_transformer, gpt, seq2seq])
 def test_sentences_that_arrive_later_have_the_same_results(make, config, monkeypatch):
-    monkeypatch.setattr(engine_runner, "CPU_ROWS", 16)
+    monkeypatch.setattr(engine, "CPU_ROWS", 16)
     model, sources = make(), make_sources(14)
     arrivals = [0, 0, 1, 1, 1, 2, 3, 3, 4, 9, 9, 20, 60, 61]
     results, tokens, decoder = decode_live(model, sources, CONFIGS[config], arrivals)
@@ -136,14 +136,14 @@ def test_shapes_respect_the_length_limit_of_the_model():
     )
 
 
-@pytest.mark.skipif(test_cuda_decoder.pytestmark.args[0], reason="needs Triton")
+@pytest.mark.skipif(test_captured.pytestmark.args[0], reason="needs Triton")
 def test_captured_steps_have_the_same_results(kernels, monkeypatch):
     """The decoder of GPUs, in the interpreter."""
-    monkeypatch.setattr(engine_runner, "GPU_ROWS", 6)
-    monkeypatch.setattr(live_decoder, "MIN_CAPACITY", 16)
-    model = test_cuda_decoder.MODELS["pre-norm"]().to(test_cuda_decoder.DEVICE)
-    sources, config = test_cuda_decoder.few_sources(4, longest=5), DecodeConfig(beam=3, n_best=2, max_len=3)
-    monkeypatch.setattr(graph_decoder, "UNROLLED_STEPS", 2)
+    monkeypatch.setattr(engine, "GPU_ROWS", 6)
+    monkeypatch.setattr(engine, "MIN_CAPACITY", 16)
+    model = test_captured.MODELS["pre-norm"]().to(test_captured.DEVICE)
+    sources, config = test_captured.few_sources(4, longest=5), DecodeConfig(beam=3, n_best=2, max_len=3)
+    monkeypatch.setattr(captured, "UNROLLED_STEPS", 2)
     results, _, decoder = decode_live(model, sources, config, [0, 0, 1, 12])
     assert decoder.is_graph
     assert_equal_search([results[i] for i in range(4)], decode_alone(model, sources, config), tolerance=1e-4)

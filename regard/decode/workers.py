@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.allocator import keep_freed_memory
-from regard.decode.engine.slot_decoder import DecodingJob
-from regard.decode.hypotheses import NBest
+from regard.decode.request import NBest
+from regard.decode.slots import DecodingJob
 from regard.errors import RegardError
 
 # Seconds between two signs of life of a worker, and without one until its sentences are decoded here.
@@ -40,7 +40,7 @@ KEPT_MODELS = 2
 MIN_SHARE = 4
 # Tensors in shared memory begin at multiples of this many bytes.
 _ALIGNMENT = 64
-_CODE = "import sys; sys.path[:] = {path}; from regard.decode.engine.decoding_workers import main; main({descriptor})"
+_CODE = "import sys; sys.path[:] = {path}; from regard.decode.workers import main; main({descriptor})"
 
 
 class SharedModel:
@@ -315,7 +315,7 @@ def main(descriptor: int) -> None:
     """Entry point of a worker: decode until the connection is closed."""
     global _is_worker
     _is_worker = True
-    from regard.decode.engine.engine_runner import run_job
+    from regard.decode.engine import run_job
 
     keep_freed_memory()
     torch.set_num_threads(1)

@@ -6,16 +6,14 @@ import pytest
 import torch
 
 from regard.attention import use
-from regard.decode import DecodeConfig, Ensemble, Request, decode_all
-from regard.decode.engine import engine_runner as engine_module
-from regard.decode.engine import slot_decoder
-from regard.decode.engine.engine_runner import model_reason
-from regard.decode.engine.model_precision import convert_model, convert_to_float8
-from regard.decode.engine.static import static_decoder
+from regard.decode import DecodeConfig, Ensemble, Request, decode_all, engine, slots
+from regard.decode.engine import model_reason
+from regard.decode.precision import convert_model, convert_to_float8
+from regard.decode.steppers import static
 from regard.errors import RegardError
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.packed import pack
-from tests.decode.engine.helpers import (
+from tests.decode.models import (
     CONFIGS,
     assert_equal_search,
     decode_both,
@@ -69,14 +67,14 @@ def test_forced_prefixes(make, seed):
     prefixes = [source[: i % 4] for i, source in enumerate(make_sources(seed=seed + 1))]
     prefixes = [[token for token in prefix if token != 3] for prefix in prefixes]
     for config in (CONFIGS["greedy"], CONFIGS["beam"], CONFIGS["samples"]):
-        engine, plain = decode_both(model, sources, config, prefixes=prefixes)
-        assert_equal_search(engine, plain)
-        assert all(h.ids[: len(p)] == p for n_best, p in zip(engine, prefixes) for h in n_best)
+        fast, plain = decode_both(model, sources, config, prefixes=prefixes)
+        assert_equal_search(fast, plain)
+        assert all(h.ids[: len(p)] == p for n_best, p in zip(fast, prefixes) for h in n_best)
 
 
 def test_sentences_take_the_slots_of_finished_ones(monkeypatch):
     """More sentences than slots, of different lengths: slots are refilled and finally dropped."""
-    monkeypatch.setattr(engine_module, "CPU_ROWS", 12)
+    monkeypatch.setattr(engine, "CPU_ROWS", 12)
     sources = make_sources(40, longest=20)
     for make in (transformer, gpt, seq2seq):
         for config in (CONFIGS["greedy"], CONFIGS["beam"], CONFIGS["samples"]):
@@ -85,7 +83,7 @@ def test_sentences_take_the_slots_of_finished_ones(monkeypatch):
 
 def test_finished_sentences_at_the_last_learned_position(monkeypatch):
     """They stay in the batch until others finish, without a position of their own."""
-    monkeypatch.setattr(engine_module, "CPU_ROWS", 40)
+    monkeypatch.setattr(engine, "CPU_ROWS", 40)
     model = transformer(positions="learned", max_len=16)
     config = DecodeConfig(beam=5, max_len=15, max_ratio=1.0, max_extra=3)
     assert_equal_search(*decode_both(model, make_sources(20, longest=14), config))
@@ -93,21 +91,21 @@ def test_finished_sentences_at_the_last_learned_position(monkeypatch):
 
 def test_slots_are_refilled_before_the_batch_is_finished(monkeypatch):
     in_use = []
-    load = slot_decoder.SlotDecoder.load
+    load = slots.SlotDecoder.load
 
     def spy(self, slots, taken):
         in_use.append(sum(sentence is not None for sentence in self.sentences))
         load(self, slots, taken)
 
-    monkeypatch.setattr(engine_module, "CPU_ROWS", 4)
-    monkeypatch.setattr(slot_decoder.SlotDecoder, "load", spy)
+    monkeypatch.setattr(engine, "CPU_ROWS", 4)
+    monkeypatch.setattr(slots.SlotDecoder, "load", spy)
     config = DecodeConfig("greedy", max_len=30, max_ratio=1.0, max_extra=0)  # outputs as long as their sources
     decode_all(transformer(), Request(make_sources(20, longest=20), config))
     assert any(in_use)
 
 
 def test_long_prompts_are_processed_in_chunks(monkeypatch):
-    monkeypatch.setattr(static_decoder, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(static, "PREFILL_CHUNK", 4)
     sources = [*make_sources(6, longest=14), [5], make_sources(1, seed=3)[0] * 2]
     for score in ("scaled_dot", "concat"):
         assert_equal_search(*decode_both(gpt(score=score), sources, CONFIGS["beam"]))
@@ -125,13 +123,13 @@ def test_ensemble_equals_plain_search():
     ("make", "precision"), [(transformer, "float8"), (gpt, "float8"), (seq2seq, "float8"), (seq2seq, "int8")]
 )
 def test_quantized_models_equal_their_plain_search(monkeypatch, make, precision):
-    monkeypatch.setattr(engine_module, "uses_compiled_kernels", lambda sentences: False)  # float8 is for GPUs
+    monkeypatch.setattr(engine, "uses_compiled_kernels", lambda sentences: False)  # float8 is for GPUs
     model, sources = make(), make_sources(4)
     quantized = convert_model(model, "int8") if precision == "int8" else convert_to_float8(model, torch.float32)
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
-        engine, plain = decode_both(quantized, sources, config)
-        assert_equal_search(engine, plain, tolerance=1e-4)
-        assert engine != decode_both(model, sources, config)[0]
+        fast, plain = decode_both(quantized, sources, config)
+        assert_equal_search(fast, plain, tolerance=1e-4)
+        assert fast != decode_both(model, sources, config)[0]
 
 
 def test_float8_layers_of_a_model():
@@ -225,10 +223,10 @@ def test_outputs_without_eos_have_the_maximum_length(make, config):
     often = decode_both(model, sources, free)[0][0][0].ids[3]  # as <eos>, it ends outputs before the maximum length
     special = replace(special_options(model)["special"], eos=often)
     suppressed = replace(free, suppress_sequences=((often,),))
-    engine, plain = decode_both(model, sources, suppressed, special=special)
-    assert_equal_search(engine, plain)
+    fast, plain = decode_both(model, sources, suppressed, special=special)
+    assert_equal_search(fast, plain)
     with_rule = decode_both(model, sources, replace(suppressed, no_repeat_ngram_size=30), special=special)[1]
-    for results in (engine, plain, with_rule):
+    for results in (fast, plain, with_rule):
         assert {len(one.ids) for n_best in results for one in n_best} == {20}
     shorter = decode_both(model, sources, free, special=special)[0]
     assert min(len(one.ids) for n_best in shorter for one in n_best) < 20

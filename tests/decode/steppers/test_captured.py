@@ -5,14 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, Request, decode_all
-from regard.decode.engine import engine_runner
-from regard.decode.engine.captured import captured_load, cuda_decoder, graph_decoder
-from regard.decode.engine.model_precision import convert_model, convert_to_float8
+from regard.decode import DecodeConfig, Request, decode_all, engine
+from regard.decode.precision import convert_model, convert_to_float8
+from regard.decode.steppers import captured
 from regard.kernels.triton import search_update, skinny_linear, topk_log_softmax
 from regard.kernels.triton.start_step import StepTables, plain_start_step, start_step
 from regard.kernels.triton.support import is_interpreted, triton_available
-from tests.decode.engine.helpers import assert_equal_search, decode_both, gpt, make_sources, transformer
+from tests.decode.models import assert_equal_search, decode_both, gpt, make_sources, transformer
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 DEVICE = "cpu" if is_interpreted() else "cuda"
@@ -63,12 +62,12 @@ def kernels(monkeypatch):
     if not is_interpreted():
         return
     capture = lambda self, steps: EagerGraph(partial(self._device_steps, steps))  # noqa: E731
-    monkeypatch.setattr(graph_decoder.GraphSlotDecoder, "_capture", capture)
+    monkeypatch.setattr(captured.GraphSlotDecoder, "_capture", capture)
     capture_load = lambda self: EagerGraph(self._device_load)  # noqa: E731
-    monkeypatch.setattr(captured_load.CapturedLoad, "_capture", capture_load)
+    monkeypatch.setattr(captured.CapturedLoad, "_capture", capture_load)
     monkeypatch.setattr(torch.cuda, "Event", FinishedEvent)
-    monkeypatch.setattr(graph_decoder, "UNROLLED_STEPS", 2)
-    monkeypatch.setattr(engine_runner, "uses_graphs", lambda model, hypotheses: True)
+    monkeypatch.setattr(captured, "UNROLLED_STEPS", 2)
+    monkeypatch.setattr(engine, "uses_graphs", lambda model, hypotheses: True)
     # Fewer programs, for the interpreter; tests/kernels/triton/test_skinny_linear.py has the tiles of a GPU.
     blocks = skinny_linear._blocks
     monkeypatch.setattr(skinny_linear, "_blocks", lambda *sizes: blocks(*sizes) | {"BLOCK_O": 32})
@@ -101,11 +100,11 @@ def test_many_rows_use_matrix_products(kernels, monkeypatch):
 def test_float8_equals_plain_search(kernels, monkeypatch, reader):
     is_skinny = reader != "matrix products"
     monkeypatch.setattr(skinny_linear, "is_faster", lambda rows, width: is_skinny)
-    monkeypatch.setattr(cuda_decoder, "supports_float8", lambda device: reader != "kernel without float8")
+    monkeypatch.setattr(captured, "supports_float8", lambda device: reader != "kernel without float8")
     for name in ("pre-norm", "rotary, grouped heads")[: 2 if reader == "kernel" else 1]:
         model = convert_to_float8(MODELS[name](), torch.float32).to(DEVICE)
         assert_equal_search(*decode_both(model, few_sources(2, longest=5), CONFIGS["greedy"]), tolerance=1e-4)
-        (decoder,) = engine_runner._graphs[model].values()
+        (decoder,) = engine._graphs[model].values()
         is_float8 = decoder.model.output_weights.weight.dtype == torch.float8_e4m3fn
         assert is_float8 == (decoder.model.output_weights.scale is not None) == (reader == "kernel")
 
@@ -114,13 +113,13 @@ def test_float8_equals_plain_search(kernels, monkeypatch, reader):
 def test_float8_on_a_gpu():
     model, sources = MODELS["pre-norm"]().to(DEVICE), few_sources(9, longest=5)
     config = DecodeConfig("greedy", max_len=3, precision="float8")
-    engine, plain = decode_both(convert_model(model, "float8"), sources, CONFIGS["greedy"])
-    assert [n_best[0].ids for n_best in decode_all(model, Request(sources, config))] == [n[0].ids for n in engine]
-    assert sum(a[0].ids == b[0].ids for a, b in zip(engine, plain)) >= 6  # bfloat16 rounds differently
+    fast, plain = decode_both(convert_model(model, "float8"), sources, CONFIGS["greedy"])
+    assert [n_best[0].ids for n_best in decode_all(model, Request(sources, config))] == [n[0].ids for n in fast]
+    assert sum(a[0].ids == b[0].ids for a, b in zip(fast, plain)) >= 6  # bfloat16 rounds differently
 
 
 def test_slots_are_refilled(kernels, monkeypatch):
-    monkeypatch.setattr(engine_runner, "GPU_ROWS", 2)
+    monkeypatch.setattr(engine, "GPU_ROWS", 2)
     model, sources = MODELS["pre-norm"]().to(DEVICE), few_sources(5, longest=4)
     prefixes = [[5] * (i % 3) for i in range(5)]
     assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"], prefixes=prefixes), tolerance=1e-4)
@@ -129,13 +128,13 @@ def test_slots_are_refilled(kernels, monkeypatch):
 def test_graphs_are_reused_until_the_weights_change(kernels):
     model, sources = MODELS["pre-norm"]().to(DEVICE), few_sources(2, longest=4)
     assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"]), tolerance=1e-4)
-    first = list(engine_runner._graphs[model].values())
+    first = list(engine._graphs[model].values())
     assert_equal_search(*decode_both(model, sources[::-1], CONFIGS["greedy"]), tolerance=1e-4)
-    assert list(engine_runner._graphs[model].values()) == first
+    assert list(engine._graphs[model].values()) == first
     with torch.no_grad():
         model.output.weight.mul_(-1)
     assert_equal_search(*decode_both(model, sources, CONFIGS["greedy"]), tolerance=1e-4)
-    assert len(engine_runner._graphs[model]) == 2
+    assert len(engine._graphs[model]) == 2
 
 
 @pytest.mark.parametrize("prefix_len", [0, 3])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.decode.decode_config import Precision
+from regard.decode.config import Precision
 from regard.decode.ensemble import Ensemble
 from regard.errors import RegardError
 from regard.layers.float8_linear import Float8Linear

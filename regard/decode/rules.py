@@ -7,13 +7,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decode.decode_config import DecodeConfig
+from regard.decode.config import DecodeConfig
+from regard.decode.phrases import LexicalConstraints, PhraseRules
 from regard.decode.protocol import SpecialTokens
 from regard.decode.request import Request
-from regard.decode.rules.lexical_constraints import LexicalConstraints, PhraseRules
-from regard.decode.rules.token_rules import TokenRules, has_token_rules
 from regard.decode.shortlist import SlotShortlist
 from regard.errors import RegardError
+
+# The maxima of about this many strided groups of tokens show which groups contain the best tokens.
+_GROUPS = 256
+# Marks unused positions of a context.
+_PADDING = -1
+TOKEN_RULES = ("repetition_penalty", "no_repeat_ngram_size", "suppress_sequences", "begin_suppress_tokens")
+"""options of `DecodeConfig` that exclude or penalize tokens"""
 
 
 class Constraints:
@@ -220,6 +226,101 @@ class Constraints:
         return self.phrases.refusal_reason(slot, beam, token, self.special.eos)
 
 
+class TokenRules:
+    """The rules of B slots of K hypotheses, with the definitions of transformers.
+
+    The tokens so far are those of the prompt (language models) or `<sos>` (encoder-decoders), and the output, of at
+    most `capacity` in all; they are aligned on the right.
+
+    >>> config = DecodeConfig(method="greedy", no_repeat_ngram_size=2)
+    >>> rules = TokenRules(config, 1, 9, torch.device("cpu"))
+    >>> rules.set_slots([0], [[7, 5, 6, 5]])
+    >>> rules.banned(torch.zeros(1, dtype=torch.long), 8).nonzero().tolist()  # 5 6 occurred already
+    [[0, 0, 6]]
+    """
+
+    def __init__(self, config: DecodeConfig, slots: int, capacity: int, device: torch.device, begin: int = 0) -> None:
+        hypotheses = config.beam if config.method == "beam" else config.n_best
+        self.config, self.begin = config, begin
+        """`begin` is the position of the first output token that is not forced."""
+        self.so_far = torch.full((slots, hypotheses, capacity), _PADDING, dtype=torch.long, device=device)
+
+    def set_slots(self, slots: Sequence[int], contexts: Sequence[Sequence[int]]) -> None:
+        """The tokens before the outputs of new sentences in these slots."""
+        width = self.so_far.shape[-1]
+        padded = [[*[_PADDING] * (width - len(context)), *context[-width:]] for context in contexts]
+        rows = torch.tensor(slots, device=self.so_far.device)
+        self.so_far[rows] = torch.tensor(padded, dtype=torch.long, device=self.so_far.device)[:, None]
+
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
+        """Keep only these slots."""
+        self.so_far = self.so_far[slots]
+
+    def update(self, parents: Int[Tensor, "B K"] | None, tokens: Int[Tensor, "B K"]) -> None:
+        """Append the tokens of new hypotheses to those of their parents."""
+        past = self.so_far if parents is None else self.so_far.gather(1, parents[..., None].expand_as(self.so_far))
+        self.so_far = torch.cat((past[..., 1:], tokens[..., None]), dim=-1)
+
+    def penalize(
+        self, scores: Float[Tensor, "B K C"], columns: Int[Tensor, "C"] | None = None
+    ) -> Float[Tensor, "B K C"]:
+        """Scores with the repetition penalty (Keskar et al. 2019): positive ones divided, negative ones multiplied.
+
+        `columns` are the tokens of the columns; by default all.
+        """
+        penalty = self.config.repetition_penalty
+        if penalty == 1:
+            return scores
+        if columns is None:
+            used = _mark(self.so_far, scores.shape[-1])
+        else:
+            used = _mark(self.so_far, int(columns.max()) + 1)[..., columns]
+        return torch.where(used, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+
+    def banned(
+        self, step: Int[Tensor, "B"], vocab: int, columns: Int[Tensor, "C"] | None = None
+    ) -> Bool[Tensor, "B K C"]:
+        """The tokens that must not follow: they would repeat an n-gram or complete a suppressed sequence."""
+        tokens, config = self.so_far, self.config
+        size = config.no_repeat_ngram_size
+        following = tokens.new_full((*tokens.shape[:2], 1), _PADDING)
+        if 0 < size <= tokens.shape[-1]:
+            windows = tokens.unfold(-1, size, 1)
+            prefix = tokens[..., None, tokens.shape[-1] - size + 1 :]
+            repeats = (windows[..., :-1] == prefix).all(-1) & (windows[..., 0] >= 0)
+            following = windows[..., -1].masked_fill(~repeats, _PADDING)
+        banned = _mark(following, vocab)
+        for *start, last in config.suppress_sequences:
+            if len(start) <= tokens.shape[-1] and last < vocab:
+                end = tokens[..., tokens.shape[-1] - len(start) :]
+                banned[..., last] |= (end == torch.tensor(start, dtype=torch.long, device=end.device)).all(-1)
+        excluded = [token for token in config.begin_suppress_tokens if token < vocab]
+        if excluded:
+            banned[..., excluded] |= (step == self.begin)[:, None, None]
+        return banned if columns is None else banned[..., columns]
+
+
+def has_token_rules(config: DecodeConfig) -> bool:
+    """Whether a config has rules that depend on the tokens so far.
+
+    >>> has_token_rules(DecodeConfig(suppress_sequences=((5,),))), has_token_rules(DecodeConfig(repetition_penalty=1.2))
+    (False, True)
+    """
+    return bool(
+        config.repetition_penalty != 1
+        or config.no_repeat_ngram_size
+        or config.begin_suppress_tokens
+        or any(len(sequence) > 1 for sequence in config.suppress_sequences)
+    )
+
+
+def _mark(tokens: Int[Tensor, "B K n"], vocab: int) -> Bool[Tensor, "B K V"]:
+    """A mask of the tokens in each row."""
+    index = tokens.masked_fill((tokens < 0) | (tokens >= vocab), vocab)
+    marks = torch.zeros((*tokens.shape[:2], vocab + 1), dtype=torch.bool, device=tokens.device)
+    return marks.scatter_(-1, index, True)[..., :vocab]
+
+
 def banned_tokens(special: SpecialTokens, allow_unknown: bool, suppressed: frozenset[int]) -> set[int]:
     """Tokens that are never generated. `<eos>` is one if it is suppressed: outputs then end at their maximum length.
 
@@ -262,6 +363,66 @@ def length_limits(request: Request) -> list[int]:
                 )
         limits = [max(0, min(limit, max_total_len - length)) for limit, length in zip(limits, lengths)]
     return limits
+
+
+def best_tokens(
+    logits: Float[Tensor, "B K V"], count: int, constraints: Constraints, step: Int[Tensor, "B"]
+) -> tuple[Float[Tensor, "B K C"], Int[Tensor, "B K C"]]:
+    """The log-probabilities and ids of the `count` most probable allowed tokens (at most V), best first.
+
+    With a shortlist, V is the number of its tokens, and each slot is normalized over its own ones. Disallowed tokens
+    have a log-probability of -inf; the others keep theirs. `logits` are overwritten.
+
+    >>> from regard.decode.config import DecodeConfig
+    >>> from regard.decode.protocol import SpecialTokens
+    >>> constraints = Constraints(1, 0, DecodeConfig(), SpecialTokens(), torch.device("cpu"))
+    >>> constraints.set_slots([0], [9], [[]])
+    >>> log_p, ids = best_tokens(torch.tensor([[[0.0, 0.0, 0.0, 0.0, 2.0, 1.0]]]), 2, constraints, torch.tensor([0]))
+    >>> ids
+    tensor([[[4, 5]]])
+    """
+    B, K, V = logits.shape
+    logits = constraints.restrict(logits)
+    log_sum = log_sum_exp(logits)
+    forced = constraints.forced_tokens(step)
+    forced_log_p = logits.gather(-1, constraints.columns(forced.clamp(min=0))[:, None, None].expand(-1, K, 1))
+    for column in constraints.banned_columns:
+        logits[..., column] = -torch.inf
+    bans_eos = constraints.bans_eos(step)
+    if bans_eos is not None:
+        for column in constraints.end_columns:
+            logits[..., column].masked_fill_(bans_eos[:, None], -torch.inf)
+    top, columns = top_logits(logits.view(B * K, V), min(count, V))
+    top, ids = top.view(B, K, -1), constraints.tokens(columns).view(B, K, -1)
+    is_forced = (forced >= 0)[:, None, None]
+    rest = torch.full_like(top[..., 1:], -torch.inf)
+    top = torch.where(is_forced, torch.cat((forced_log_p, rest), dim=-1), top)
+    ids = torch.where(is_forced, forced[:, None, None], ids)
+    return top - log_sum, ids
+
+
+def top_logits(logits: Float[Tensor, "R V"], count: int) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]]:
+    """torch.topk over the last axis, faster for a large vocabulary on a CPU.
+
+    The `count` best tokens are in the `count` groups with the largest maxima. Groups are strided (token i belongs to
+    group i mod G), so that their maxima are one vectorized pass over contiguous memory.
+
+    >>> top_logits(torch.arange(5000.0)[None], 2)[1]
+    tensor([[4999, 4998]])
+    """
+    V = logits.shape[1]
+    size = V // _GROUPS  # tokens per group
+    if size < 2 * count or logits.is_cuda:
+        return logits.max(-1, keepdim=True) if count == 1 else logits.topk(count, dim=-1)
+    grouped = logits[:, : size * _GROUPS].unflatten(1, (size, _GROUPS))
+    maxima = grouped.amax(1)
+    group = maxima.max(1, keepdim=True)[1] if count == 1 else maxima.topk(count, dim=1)[1]
+    members = grouped.gather(2, group[:, None].expand(-1, size, -1)).flatten(1)
+    candidates = torch.cat((members, logits[:, size * _GROUPS :]), dim=1)
+    top, index = candidates.max(1, keepdim=True) if count == 1 else candidates.topk(count, dim=1)
+    within, remainder = index.div(count, rounding_mode="floor"), index - members.shape[1]
+    ids = within * _GROUPS + group.gather(1, index % count)
+    return top, torch.where(remainder >= 0, size * _GROUPS + remainder, ids)
 
 
 def log_softmax(logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.decode import SPECIAL, DecodeConfig, Ensemble, LexicalConstraints, NBest, Request, TokenTexts, decode_all
-from regard.decode.rules.lexical_constraints import allocate_beam
+from regard.decode.phrases import allocate_beam
 from regard.errors import RegardError
 from tests.decode.helpers import HistoryModel, TableModel, beam, exhaustive_search, log_prob, sample
 
