@@ -30,8 +30,8 @@ import torch.distributed as dist
 from gpu_common import sentence_pairs, table
 from torch.distributed.device_mesh import DeviceMesh
 
-from regard.data.batching.pair_batches import Batch
-from regard.data.batching.token_streams import TokenStreamBatches
+from regard.data.batching.batch import Batch
+from regard.data.batching.streams import TokenStreamBatches
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2
 from regard.training import DataConfig, Recipe, run_recipe

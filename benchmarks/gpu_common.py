@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from regard.data import PairBatches
-from regard.data.batching.pair_batches import Batch
+from regard.data.batching.batch import Batch
 from regard.data.batching.sequences import Sequences
 
 # Typical of translated news: the mean is 28, half of the sentences have 17 to 34 tokens, one in fifty more than 75.

@@ -29,8 +29,8 @@ import training_peers as peers
 from gpu_common import matrix_ceiling, override, sentence_lengths, sentence_pairs, table
 
 from regard.attention import use
-from regard.data.batching.pair_batches import Batch
-from regard.data.batching.token_streams import TokenStreamBatches
+from regard.data.batching.batch import Batch
+from regard.data.batching.streams import TokenStreamBatches
 from regard.kernels.triton import add_norm, cross_entropy, linear_relu
 from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.data.batching.pair_batches import Batch
+from regard.data.batching.batch import Batch
 from regard.layers.packed import Packed
 
 Step = Callable[[Batch], object]

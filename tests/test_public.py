@@ -95,7 +95,6 @@ PUBLIC = {
         "read_pairs",
         "read_ragged_images",
         "read_squad",
-        "read_word_vectors",
         "split_documents",
         "split_validation",
     ],

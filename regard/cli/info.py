@@ -9,7 +9,7 @@ import torch
 
 from regard.attention import explain
 from regard.cli.common import DeviceOption, Model, parse
-from regard.data.text.language_tokens import LanguageTokens
+from regard.data.text.languages import LanguageTokens
 from regard.data.text.special_tokens import EOS
 from regard.evaluation import attention_names
 from regard.layers.packed import pack

@@ -12,32 +12,18 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from regard.data.batching.pair_batches import IGNORE_INDEX
-from regard.data.images.annotations import NO_LABEL, check_annotations
-from regard.data.images.image_files import LABEL_COLUMN
-from regard.data.images.image_set import ImageSet, RaggedImages, read_images, read_ragged_images
-from regard.data.text.examples.documents import read_documents
-from regard.data.text.examples.labeled_texts import label_ids, read_labeled_texts
-from regard.data.text.examples.questions import read_squad
-from regard.data.text.examples.tagged_texts import check_tags, read_tagged_texts
-from regard.data.text.language_pairs import files_per_pair, parse_language_pairs
-from regard.data.text.language_tokens import describe_languages
-from regard.data.text.readers import (
-    Link,
-    TextPair,
-    built_in_part,
-    check_links,
-    errors_at_line,
-    read_aligned_pairs,
-)
+from regard.data.batching.batch import IGNORE_INDEX
+from regard.data.images.files import LABEL_COLUMN
+from regard.data.images.sets import NO_LABEL, ImageSet, RaggedImages, check_annotations, read_images, read_ragged_images
+from regard.data.text.documents import read_documents
+from regard.data.text.labeled_texts import label_ids, read_labeled_texts
+from regard.data.text.languages import describe_languages, files_per_pair, parse_language_pairs
+from regard.data.text.questions import read_squad
+from regard.data.text.readers import Link, TextPair, built_in_part, check_links, errors_at_line, read_aligned_pairs
+from regard.data.text.tagged_texts import check_tags, read_tagged_texts
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.evaluation.alignment import (
-    align,
-    alignment_error_rate,
-    read_links,
-    sharpest_layer,
-)
+from regard.evaluation.alignment import align, alignment_error_rate, read_links, sharpest_layer
 from regard.evaluation.label_metrics import class_scores, label_scores, mask_scores
 from regard.evaluation.tag_metrics import tag_scores
 from regard.evaluation.teacher_forcing import attention_names

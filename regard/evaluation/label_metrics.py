@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.batch import IGNORE_INDEX
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 
 # Number of bins of equal width, as in Guo et al. (2017).

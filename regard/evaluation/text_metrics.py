@@ -13,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from regard.data import Question
-from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.batch import IGNORE_INDEX
 from regard.data.text.scripts import bleu_tokenizer_for
 from regard.errors import RegardError
 

@@ -14,17 +14,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from regard.data.text.language_tokens import LanguageTokens, SourceRole, TargetRole
+from regard.data.text.languages import LanguageTokens, SourceRole, TargetRole
 from regard.data.text.special_tokens import SpecialTokens
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.sentencepiece_files import (
-    CONTROL,
-    UNKNOWN,
-    Piece,
-    build_tokenizer,
-    check_pieces,
-    read_pieces,
-)
+from regard.interop.sentencepiece_files import CONTROL, UNKNOWN, Piece, build_tokenizer, check_pieces, read_pieces
 
 # Families of tokenizer classes, and the roles of source and target language.
 LANGUAGE_FAMILIES: dict[str, tuple[SourceRole, TargetRole]] = {

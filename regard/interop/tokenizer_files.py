@@ -22,20 +22,14 @@ from tokenizers import AddedToken, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from regard.config_reader import json_bytes
-from regard.data.text.language_tokens import LanguageTokens
+from regard.data.text.languages import LanguageTokens
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.language_tokenizers import (
-    read_language_tokens,
-)
-from regard.interop.sentencepiece_files import (
-    make_name_splitter,
-    to_piece_model,
-    write_pieces,
-)
+from regard.interop.language_tokenizers import read_language_tokens
+from regard.interop.sentencepiece_files import make_name_splitter, to_piece_model, write_pieces
 from regard.interop.tensor_files import read_json
 from regard.interop.tokenizer_formats import (
     FAMILY_TOKENS,

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from regard.data.text.language_tokens import LanguageTokens, describe_languages
+from regard.data.text.languages import LanguageTokens, describe_languages
 from regard.errors import RegardError
 
 if TYPE_CHECKING:

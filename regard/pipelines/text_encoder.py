@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.data.batching.sequences import Sequences
-from regard.data.batching.text_batches import EncodedTexts, EncoderInputs, LengthGroupedBatches, encode_texts
-from regard.data.text.examples.questions import Question, QuestionWindows
-from regard.data.text.examples.tagged_texts import TaggingWindows, join_words, split_words
+from regard.data.batching.texts import EncodedTexts, EncoderInputs, LengthGroupedBatches, encode_texts
+from regard.data.text.questions import Question, QuestionWindows
 from regard.data.text.special_tokens import ENCODER_TOKENS, MASK_TOKEN, SpecialTokens
+from regard.data.text.tagged_texts import TaggingWindows, join_words, split_words
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert

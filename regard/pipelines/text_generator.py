@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from regard.data.batching.pair_batches import IGNORE_INDEX
-from regard.data.batching.token_streams import sliding_window_batches
-from regard.data.text.examples.documents import encode_documents
+from regard.data.batching.batch import IGNORE_INDEX
+from regard.data.batching.streams import sliding_window_batches
+from regard.data.text.documents import encode_documents
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
 from regard.decode import DecodeConfig, Hypothesis, NBest, Request, SearchHistory, TokenTexts

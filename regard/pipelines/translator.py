@@ -10,21 +10,11 @@ from typing import Any, Literal, overload
 
 import torch
 
-from regard.data.text.language_pairs import LanguagePair
-from regard.data.text.language_tokens import LanguageTokens
+from regard.data.text.languages import LanguagePair, LanguageTokens
 from regard.data.text.sentence_splitter import split_sentences
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import (
-    DecodeConfig,
-    Ensemble,
-    Hypothesis,
-    LexicalConstraints,
-    NBest,
-    Request,
-    Shortlist,
-    TokenTexts,
-)
+from regard.decode import DecodeConfig, Ensemble, Hypothesis, LexicalConstraints, NBest, Request, Shortlist, TokenTexts
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel

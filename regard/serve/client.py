@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from PIL import Image
 
-from regard.data.text.examples.questions import Question
+from regard.data.text.questions import Question
 from regard.decode import DecodeConfig, Hypothesis
 from regard.errors import RegardError
 from regard.pipelines import Classification, Continuation, SequenceScore, Translation

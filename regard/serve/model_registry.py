@@ -14,8 +14,8 @@ from typing import Any
 from PIL import Image
 from torch import nn
 
-from regard.data.text.examples.questions import Question
-from regard.data.text.language_tokens import LanguageTokens
+from regard.data.text.languages import LanguageTokens
+from regard.data.text.questions import Question
 from regard.decode.precision import copy_modules
 from regard.errors import RegardError, did_you_mean
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from regard.data.images.image_decoding import image_errors, open_header
-from regard.data.text.examples.questions import Question
+from regard.data.images.decoding import image_errors, open_header
+from regard.data.text.questions import Question
 from regard.decode import NBest
 from regard.pipelines import Translator
 from regard.pipelines.decoding_request import DecodingRequest

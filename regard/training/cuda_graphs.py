@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regard.attention.offsets import Offsets
-from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
+from regard.data.batching.batch import IGNORE_INDEX, Batch
 from regard.layers.packed import Packed
 from regard.training.losses import LossParts
 from regard.training.workers import UPDATE_TIMEOUT

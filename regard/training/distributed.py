@@ -16,8 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from regard.data.batching.pair_batches import Batch
-from regard.data.batching.rank_slice import RankSlice
+from regard.data.batching.batch import Batch, RankSlice
 from regard.layers.blocks import DecoderBlock, EncoderBlock
 from regard.layers.embeddings import Embedding
 from regard.training.guards import BatchTooLargeError, detect_out_of_memory, refuse_to_split

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.data.batching.pair_batches import Batch
+from regard.data.batching.batch import Batch
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.files import write_atomically
 from regard.layers.packed import Packed

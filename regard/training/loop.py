@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from regard.data.batching.batch_splitting import split_batch
-from regard.data.batching.pair_batches import Batch, prefetch
-from regard.data.batching.rank_slice import WHOLE, RankSlice
+from regard.data.batching.batch import WHOLE, Batch, RankSlice, prefetch
+from regard.data.batching.micro_batches import split_batch
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig, make_model

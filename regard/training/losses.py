@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.batch import IGNORE_INDEX
 from regard.kernels.derivatives import once_differentiable
 from regard.kernels.triton import cross_entropy
 

@@ -9,13 +9,7 @@ from jaxtyping import Int
 
 from regard.data import Tokenizer
 from regard.data.text.cleaning import CleaningCounts
-from regard.data.text.language_pairs import (
-    LanguagePair,
-    add_directions,
-    files_per_pair,
-    language_tag,
-    parse_language_pairs,
-)
+from regard.data.text.languages import LanguagePair, add_directions, files_per_pair, language_tag, parse_language_pairs
 from regard.errors import RegardError
 from regard.pipelines import Translator
 from regard.training.datasets import Dataset, Pairs, read_pair_dataset, read_pair_splits, repeat_pairs

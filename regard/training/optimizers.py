@@ -16,6 +16,14 @@ from regard.attention.scores import Score
 from regard.layers.positions import LearnedGrid, RelativeBias
 
 OptimizerName = Literal["adam", "adamw", "muon", "sgd"]
+# Modules whose parameters named weight* are matrices, embedding tables or filters.
+_DECAYED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, Score, LearnedGrid)
+# Newton-Schulz polynomial: applied five times, it maps singular values up to 1 to between 0.7 and 1.2.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_STEPS = 5
+_MOMENTUM = 0.95
+# Updates are scaled to the size of AdamW's, so that both share learning rate and weight decay (Liu et al. 2025).
+_RMS = 0.2
 
 
 def make_optimizer(
@@ -53,10 +61,6 @@ def make_optimizer(
         optimizer = kind(groups, lr=rate, betas=(0.9, beta2), eps=1e-9, fused=True, capturable=on_gpu)
     share_gradients(optimizer)
     return optimizer
-
-
-# Modules whose parameters named weight* are matrices, embedding tables or filters.
-_DECAYED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, Score, LearnedGrid)
 
 
 def decayed_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -151,14 +155,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-
-
-# Newton-Schulz polynomial: applied five times, it maps singular values up to 1 to between 0.7 and 1.2.
-_A, _B, _C = 3.4445, -4.7750, 2.0315
-_STEPS = 5
-_MOMENTUM = 0.95
-# Updates are scaled to the size of AdamW's, so that both share learning rate and weight decay (Liu et al. 2025).
-_RMS = 0.2
 
 
 def orthogonalize(x: Float[Tensor, "M R C"]) -> Float[Tensor, "M R C"]:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from regard.data.text.language_pairs import add_directions
+from regard.data.text.languages import add_directions
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.devices import find_device
 from regard.errors import RegardError

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.data.batching.rank_slice import RankSlice
+from regard.data.batching.batch import RankSlice
 from regard.errors import Interrupted, RegardError
 
 # The program of a worker process. It reads its rank from standard input.

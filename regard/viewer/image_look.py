@@ -12,7 +12,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.attention import Recorded
-from regard.data.batching.image_batches import pixels_to_float
+from regard.data.batching.images import pixels_to_float
 from regard.errors import RegardError
 from regard.files import check_output_file, write_atomically
 from regard.layers.patches import Grid

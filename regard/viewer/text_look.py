@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention import Recorded, record
-from regard.data.text.examples.questions import Question
+from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import Link, WordSplitter

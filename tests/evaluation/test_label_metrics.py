@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.batch import IGNORE_INDEX
 from regard.evaluation.label_metrics import calibration_error, label_scores, mask_scores, top_accuracy
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 

@@ -26,7 +26,7 @@ import regard
 from regard import DecodeConfig
 from regard.cli.demo import demo_recipe
 from regard.data import Question, SpecialTokens, Tokenizer, read_pairs
-from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.languages import LanguagePair
 from regard.interop import export_argos, export_ctranslate2, export_huggingface, export_onnx
 from regard.models import BertConfig, GPTConfig, TransformerConfig, ViTConfig
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from regard.data import Tokenizer
-from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.languages import LanguagePair
 from regard.errors import RegardError
 from regard.pipelines import save
 from regard.serve.application import make_application

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.cli import main
-from regard.data import read_documents, read_images, read_labeled_texts, read_pairs, read_squad, read_word_vectors
-from regard.data.images.image_cache import _open_store
+from regard.data import read_documents, read_images, read_labeled_texts, read_pairs, read_squad
+from regard.data.images.cache import _open_store
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import read_links
@@ -27,6 +27,7 @@ from regard.training import TASKS, read_toml, recipe_from_dict
 from regard.training.api import add_shards_task
 from regard.training.checkpoint import CheckpointStore, restore_state, unique_parameters
 from regard.training.log import RunLog, plot_losses, read_metrics
+from regard.training.pretrained_embeddings import read_word_vectors
 from regard.training.resume import read_state, read_stored_recipe
 from regard.training.saving import load_like
 from regard.training.tasks import read_dataset, suggest_recipe

@@ -13,7 +13,7 @@ import torch
 
 from regard.cli import main
 from regard.data import SpecialTokens, Tokenizer
-from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.languages import LanguagePair
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.interop import export_argos

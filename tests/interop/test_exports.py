@@ -12,8 +12,8 @@ from PIL import Image
 from tokenizers import pre_tokenizers
 
 from regard.data import Tokenizer
-from regard.data.text.examples.questions import Question
-from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.languages import LanguagePair
+from regard.data.text.questions import Question
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.data import Tokenizer
-from regard.data.text.examples.questions import Question
+from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.languages import LanguagePair
 from regard.pipelines import load, save
 from regard.serve.application import make_application
 from regard.serve.model_registry import ModelRegistry

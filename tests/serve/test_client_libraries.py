@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 import regard
-from regard.data.text.examples.questions import Question
+from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.serve.client import OPTIONS

@@ -6,8 +6,7 @@ import time
 import torch
 
 from regard.data import Tokenizer
-from regard.data.text.language_pairs import parse_language_pairs
-from regard.data.text.language_tokens import LanguageTokens
+from regard.data.text.languages import LanguageTokens, parse_language_pairs
 from regard.data.text.special_tokens import SpecialTokens
 from regard.models import make_model
 from regard.models.transformer import TransformerConfig

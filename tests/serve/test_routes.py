@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from regard.data.text.examples.questions import Question
+from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from tests.conftest import number_pairs
 

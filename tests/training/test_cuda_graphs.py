@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
+from regard.data.batching.batch import IGNORE_INDEX, Batch
 from regard.layers.packed import pack
 from regard.training.cuda_graphs import WARM_UP, GraphedUpdate, ReplayTimer
 from regard.training.losses import LossParts

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.data.batching.batch_splitting import split_batch
-from regard.data.batching.pair_batches import PairBatches
+from regard.data.batching.micro_batches import split_batch
+from regard.data.batching.pairs import PairBatches
 from regard.data.batching.sequences import Sequences
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.pipelines import load

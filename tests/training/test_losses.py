@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.data import PairBatches
-from regard.data.batching.pair_batches import IGNORE_INDEX
+from regard.data.batching.batch import IGNORE_INDEX
 from regard.data.batching.sequences import Sequences
 from regard.errors import RegardError
 from regard.kernels.triton import cross_entropy

@@ -8,7 +8,7 @@ import pytest
 
 import regard
 from regard.cli import main
-from regard.data.text.language_pairs import LanguagePair, files_per_pair, parse_language_pairs
+from regard.data.text.languages import LanguagePair, files_per_pair, parse_language_pairs
 from regard.errors import RegardError
 from regard.evaluation import align
 from regard.interop import export_ctranslate2, export_onnx

@@ -9,8 +9,8 @@ import pytest
 
 from regard.cli.train_options import chosen_keys
 from regard.data import read_pairs
-from regard.data.text.examples.labeled_texts import LabeledText
-from regard.data.text.examples.tagged_texts import TaggedText
+from regard.data.text.labeled_texts import LabeledText
+from regard.data.text.tagged_texts import TaggedText
 from regard.models import family_name
 from regard.training import DataConfig, Dataset, read_dataset, recipe_from_dict, run_recipe
 from regard.training.plan import describe_choices, format_value

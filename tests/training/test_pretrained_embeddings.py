@@ -1,7 +1,9 @@
 """Pre-trained word vectors as initial embeddings."""
 
 import dataclasses
+import gzip
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig, TransformerConfig, make_model
 from regard.training import recipe_from_dict, run_recipe
-from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
+from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings, read_word_vectors
 from regard.training.recipe import TrainConfig
 from tests.training.helpers import small_dataset, small_recipe
 
@@ -97,3 +99,39 @@ def test_plan_shows_the_coverage(tmp_path, capsys):
     plan = capsys.readouterr().err
     assert f"tokens found in {tmp_path / 'en.txt'} (" in plan
     assert "Warning: word vectors: " in plan
+
+
+def test_with_and_without_header(tmp_path):
+    lines = "cat 0.5 -1 2\n. . . 1 2 3 \ncat 9 9 9\nété 1e-3 0 0\n"
+    (tmp_path / "glove.txt").write_text(lines, encoding="utf-8")
+    with gzip.open(tmp_path / "word2vec.txt.gz", "wt", encoding="utf-8") as stream:
+        stream.write("4 3\n" + lines + "\n")
+    for name in ("glove.txt", "word2vec.txt.gz"):
+        vectors = read_word_vectors(tmp_path / name)
+        assert list(vectors) == ["cat", ". . .", "été"]
+        np.testing.assert_array_equal(vectors["cat"], np.array([0.5, -1, 2], np.float32))
+        assert vectors["cat"].dtype == np.float32
+        assert list(read_word_vectors(tmp_path / name, words={"été", "dog"})) == ["été"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("cat 1 2 3\ndog 1 2\n", r"v\.txt, line 2: expected 3 numbers after the word, got 2\."),
+        ("2 3\ncat 1 2\n", r"v\.txt, line 2: expected 3 numbers after the word, got 2\."),
+        ("2 99999999999999999999\ncat 1 2\n", r"v\.txt, line 2: expected 999999999 numbers"),
+        ("² ²\n", r"v\.txt, line 1: '²' is not numeric\."),
+        ("cat\n", r"v\.txt, line 1: expected at least 1 numbers after the word, got 0\."),
+        ("cat 1 2\ndog 1 x\n", r"v\.txt, line 2: '1 x' is not numeric\."),
+        ("", r"v\.txt is empty\."),
+    ],
+)
+def test_invalid_files_are_errors(tmp_path, content, message):
+    (tmp_path / "v.txt").write_text(content)
+    with pytest.raises(RegardError, match=message):
+        read_word_vectors(tmp_path / "v.txt")
+
+
+def test_missing_file_is_an_error(tmp_path):
+    with pytest.raises(RegardError, match="There is no file"):
+        read_word_vectors(tmp_path / "v.txt")

@@ -16,7 +16,7 @@ from matplotlib.image import imread
 import regard
 from regard.attention import record
 from regard.data import Tokenizer
-from regard.data.text.examples.questions import Question
+from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation import attention_names

@@ -8,7 +8,7 @@ import tyro
 
 from regard.cli.common import NO_HINT, DeviceOption, Empty, Model, Quiet, check_utf8, open_model, parse, print_note
 from regard.config_reader import json_bytes
-from regard.data.text.examples.questions import Question, read_squad
+from regard.data.text.questions import Question, read_squad
 from regard.errors import RegardError
 from regard.files import STDOUT, check_output_file, write_output
 from regard.pipelines import TextEncoder

@@ -23,7 +23,7 @@ from regard.cli.common import (
     plot_format,
 )
 from regard.config_reader import json_bytes
-from regard.data.images.image_files import LABEL_COLUMN
+from regard.data.images.files import LABEL_COLUMN
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.evaluators import BleuTokenizer, evaluate

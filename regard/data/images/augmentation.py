@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.data.batching.pair_batches import IGNORE_INDEX
-from regard.data.images import image_ops as ops
-from regard.data.images.image_ops import Factor, Masks, Pixels
+from regard.data.batching.batch import IGNORE_INDEX
+from regard.data.images import ops as ops
+from regard.data.images.ops import Factor, Masks, Pixels
 from regard.errors import RegardError
 from regard.ranges import Fraction, Natural, Range, check_ranges
 

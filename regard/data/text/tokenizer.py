@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from regard.data.text.language_pairs import tag_code
+from regard.data.text.languages import tag_code
 from regard.data.text.special_tokens import MASK_TOKEN, SPECIAL_TOKEN_NAMES, UNK
 from regard.errors import RegardError
 from regard.files import read_file, write_atomically

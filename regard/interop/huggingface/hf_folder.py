@@ -27,7 +27,7 @@ from torch import Tensor
 
 from regard.config_reader import json_bytes
 from regard.data.images.resizing import Resizing
-from regard.data.text.language_pairs import LanguagePair, format_language_pairs, parse_language_pairs
+from regard.data.text.languages import LanguagePair, format_language_pairs, parse_language_pairs
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError

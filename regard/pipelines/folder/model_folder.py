@@ -29,8 +29,13 @@ from torch import Tensor, nn
 
 from regard.config_reader import fill_config, json_bytes, read_json
 from regard.data.images.resizing import Resizing
-from regard.data.text.language_pairs import LanguagePair, add_directions, format_language_pairs, parse_language_pairs
-from regard.data.text.language_tokens import LanguageTokens
+from regard.data.text.languages import (
+    LanguagePair,
+    LanguageTokens,
+    add_directions,
+    format_language_pairs,
+    parse_language_pairs,
+)
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.decode import DecodeConfig

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
-from regard.data.text.language_tokens import nearest_codes
+from regard.data.text.languages import nearest_codes
 from regard.serve.model_registry import ServedModel
 from regard.serve.routes.error_responses import describe_validation
 from regard.serve.routes.html_text import split_html

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
-from regard.data.text.examples.questions import Question
+from regard.data.text.questions import Question
 from regard.serve.model_registry import ServedModel, attention_page
 from regard.serve.routes.route_helpers import event_stream, find_model, json_response
 from regard.serve.routes.schemas import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.data.text.cleaning import pair_fault
-from regard.data.text.examples.documents import document_from_object, stream_documents
+from regard.data.text.documents import document_from_object, stream_documents
 from regard.data.text.readers import OnOpen, errors_at_line, pair_from_object, stream_pairs
 from regard.errors import RegardError
 from regard.training.recipe import DataConfig

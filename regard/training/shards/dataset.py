@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.config_reader import parse_json
 from regard.data import Tokenizer
-from regard.data.batching.mapped_sequences import MappedSequences, MappedTokens
+from regard.data.batching.sequences import MappedSequences, MappedTokens
 from regard.data.text.cleaning import CleaningCounts
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.config_reader import fill_config, json_bytes, read_json
-from regard.data.batching.mapped_sequences import STARTS_DTYPE, MappedSequences, MappedTokens
+from regard.data.batching.sequences import STARTS_DTYPE, MappedSequences, MappedTokens
 from regard.data.text.cleaning import CleaningCounts
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, UInt64
 
-from regard.data.batching.mapped_sequences import STARTS_DTYPE
+from regard.data.batching.sequences import STARTS_DTYPE
 from regard.data.text.cleaning import CleaningCounts, validation_size
-from regard.data.text.examples.documents import VALIDATION_SHARE, no_text_error, text_files
+from regard.data.text.documents import VALIDATION_SHARE, no_text_error, text_files
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
 from regard.errors import RegardError

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
-from regard.data.text.examples.questions import AnswerBatches, Question, QuestionWindows, read_squad
+from regard.data.batching.batch import IGNORE_INDEX, Batch
+from regard.data.text.questions import AnswerBatches, Question, QuestionWindows, read_squad
 from regard.data.text.special_tokens import SpecialTokens
 from regard.evaluation.text_metrics import squad_scores
 from regard.models.bert import bert_tiny

@@ -5,14 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from regard.data.batching.text_batches import encode_texts
-from regard.data.text.examples.labeled_texts import (
-    LabeledText,
-    LabeledTextBatches,
-    label_ids,
-    label_names,
-    read_labeled_texts,
-)
+from regard.data.batching.texts import encode_texts
+from regard.data.text.labeled_texts import LabeledText, LabeledTextBatches, label_ids, label_names, read_labeled_texts
 from regard.data.text.special_tokens import SpecialTokens
 from regard.models.bert import bert_tiny
 from regard.pipelines import TextEncoder

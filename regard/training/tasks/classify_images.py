@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Int
 
 from regard.data import augment, one_hot_targets
-from regard.data.batching.image_batches import ImageBatch, pixels_to_float
-from regard.data.batching.ragged_batches import RaggedImageBatch
-from regard.data.images.annotations import Annotation
+from regard.data.batching.images import ImageBatch, RaggedImageBatch, pixels_to_float
 from regard.data.images.augmentation import AugmentedBatch
+from regard.data.images.sets import Annotation
 from regard.pipelines import ImageModel
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts

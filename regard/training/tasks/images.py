@@ -11,10 +11,9 @@ import numpy as np
 from jaxtyping import Int
 
 from regard.data import AugmentConfig, RaggedImages, read_images, read_ragged_images
-from regard.data.batching.image_batches import ImageBatch, ImageBatches
-from regard.data.batching.ragged_batches import RaggedImageBatches
-from regard.data.images.annotations import Annotation, check_annotations
+from regard.data.batching.images import ImageBatch, ImageBatches, RaggedImageBatches
 from regard.data.images.augmentation import AugmentedBatch
+from regard.data.images.sets import Annotation, check_annotations
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.models import ViTConfig

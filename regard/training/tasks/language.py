@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.data import encode_documents, read_documents, split_documents
-from regard.data.batching.token_streams import TokenStreamBatches, sliding_window_batches
+from regard.data.batching.streams import TokenStreamBatches, sliding_window_batches
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.models import GPTConfig

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import torch
 
 from regard.data import read_documents
-from regard.data.batching.masked_batches import MaskedBatches
-from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
+from regard.data.batching.batch import IGNORE_INDEX, Batch
+from regard.data.batching.masked import MaskedBatches
 from regard.data.batching.sequences import Sequences
 from regard.data.text.special_tokens import SpecialTokens
 from regard.models.bert import bert_tiny

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Int
 
 from regard.data import augment
-from regard.data.batching.image_batches import ImageBatch, pixels_to_float
-from regard.data.batching.pair_batches import IGNORE_INDEX
-from regard.data.images.annotations import Annotation
+from regard.data.batching.batch import IGNORE_INDEX
+from regard.data.batching.images import ImageBatch, pixels_to_float
 from regard.data.images.augmentation import AugmentedBatch
+from regard.data.images.sets import Annotation
 from regard.errors import RegardError
 from regard.progress import OnProgress
 from regard.training.datasets import Dataset, ImageSplit

@@ -9,11 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.data import RaggedImages, augment
-from regard.data.batching.image_batches import ImageBatch, pixels_to_float
-from regard.data.batching.pair_batches import IGNORE_INDEX
-from regard.data.batching.ragged_batches import RaggedImageBatch
-from regard.data.images.annotations import NO_LABEL, Annotation
+from regard.data.batching.batch import IGNORE_INDEX
+from regard.data.batching.images import ImageBatch, RaggedImageBatch, pixels_to_float
 from regard.data.images.augmentation import AugmentedBatch
+from regard.data.images.sets import NO_LABEL, Annotation
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.pipelines import ImageModel

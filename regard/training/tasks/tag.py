@@ -3,14 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from regard.data.text.examples.tagged_texts import (
-    TaggedText,
-    TaggedTextBatches,
-    TaggingWindows,
-    read_tagged_texts,
-    tag_names,
-)
 from regard.data.text.special_tokens import SpecialTokens
+from regard.data.text.tagged_texts import TaggedText, TaggedTextBatches, TaggingWindows, read_tagged_texts, tag_names
 from regard.evaluation.tag_metrics import is_bio, tag_scores
 from regard.models.bert import bert_tiny
 from regard.pipelines import TextEncoder

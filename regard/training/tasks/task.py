@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.data import Tokenizer
-from regard.data.batching.pair_batches import Batch
-from regard.data.batching.rank_slice import WHOLE, RankSlice
+from regard.data.batching.batch import WHOLE, Batch, RankSlice
 from regard.data.text.special_tokens import SpecialTokens
 from regard.devices import find_device
 from regard.models import FAMILIES, ModelConfig

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.languages import LanguagePair
 from regard.interop import export_huggingface, import_huggingface
 from regard.interop.huggingface.model_card import make_model_card
 from regard.training import run_recipe

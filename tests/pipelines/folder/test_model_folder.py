@@ -18,7 +18,7 @@ from torch import nn
 import regard
 from regard.attention import Cosine
 from regard.data import Tokenizer
-from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.languages import LanguagePair
 from regard.data.text.special_tokens import EOS, SOS
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig

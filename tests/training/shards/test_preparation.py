@@ -122,7 +122,7 @@ def test_batches_are_pickled_by_path(shards):
 
 
 def test_masked_batches_are_pickled_by_path(corpus, tmp_path):
-    from regard.data.batching.masked_batches import MaskedBatches
+    from regard.data.batching.masked import MaskedBatches
     from regard.data.text.special_tokens import ENCODER_TOKENS
 
     dataset = prepare_task("mask", corpus, tmp_path / "shards")

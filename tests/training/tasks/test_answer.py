@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.data import Question
-from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
+from regard.data.batching.batch import IGNORE_INDEX, Batch
 from regard.data.text.special_tokens import ENCODER_TOKENS
 from regard.layers.packed import pack
 from regard.models import make_model

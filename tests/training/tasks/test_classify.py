@@ -5,7 +5,7 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 
-from regard.data.text.examples.labeled_texts import LabeledText
+from regard.data.text.labeled_texts import LabeledText
 from regard.data.text.special_tokens import ENCODER_TOKENS
 from regard.data.text.tokenizer import FOREIGN_KIND, SPECIAL_TOKEN_NAMES, Tokenizer
 from regard.models import Bert, make_model

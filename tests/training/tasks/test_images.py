@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from regard.data import AugmentConfig, read_images
-from regard.data.batching.batch_splitting import split_batch
-from regard.data.batching.rank_slice import RankSlice
+from regard.data.batching.batch import RankSlice
+from regard.data.batching.micro_batches import split_batch
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.models import ViTConfig, make_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.data import read_documents
-from regard.data.text.examples.documents import encode_documents
+from regard.data.text.documents import encode_documents
 from regard.decode import DecodeConfig
 from regard.layers.packed import pack
 from regard.pipelines import load

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from regard.data.batching.pair_batches import IGNORE_INDEX, Batch
+from regard.data.batching.batch import IGNORE_INDEX, Batch
 from regard.data.text.special_tokens import ENCODER_TOKENS
 from regard.layers.packed import pack
 from regard.models import make_model

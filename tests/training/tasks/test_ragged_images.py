@@ -12,7 +12,7 @@ import torch
 
 from regard.cli import main
 from regard.data import RaggedImages
-from regard.data.batching.ragged_batches import RaggedImageBatches
+from regard.data.batching.images import RaggedImageBatches
 from regard.models import make_model
 from regard.pipelines import ImageModel, load, pipeline_kind
 from regard.training import TrainConfig, recipe_from_dict, run_recipe

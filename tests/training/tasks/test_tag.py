@@ -7,8 +7,8 @@ import pytest
 
 import regard
 from regard.cli import main
-from regard.data.text.examples.tagged_texts import TaggedText, TaggingWindows, read_tagged_texts, tag_names
 from regard.data.text.special_tokens import SpecialTokens
+from regard.data.text.tagged_texts import TaggedText, TaggingWindows, read_tagged_texts, tag_names
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.pipelines import load

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from regard.data import Question
-from regard.data.text.examples.labeled_texts import LabeledText
-from regard.data.text.examples.tagged_texts import TaggedText
+from regard.data.text.labeled_texts import LabeledText
+from regard.data.text.tagged_texts import TaggedText
 from regard.training.datasets import Dataset
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import random_sample

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 from PIL import Image
 
-from regard.data.images.image_decoding import to_mask_array
+from regard.data.images.decoding import to_mask_array
 from regard.errors import RegardError
 from regard.viewer.plots.confusion_matrix import draw_confusion
 from regard.viewer.plots.mask_overlays import label_colors, mask_overlay, mask_png

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config_reader import json_bytes
-from regard.data.text.language_tokens import LanguageTokens
+from regard.data.text.languages import LanguageTokens
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.interop.language_tokenizers import M2M100_CODES

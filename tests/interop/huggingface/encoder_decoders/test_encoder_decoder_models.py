@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from regard.attention import record
 from regard.data import Tokenizer
-from regard.data.text.language_pairs import LanguagePair
+from regard.data.text.languages import LanguagePair
 from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig, Request, decode_all
 from regard.errors import RegardError

@@ -12,7 +12,7 @@ import torch
 import regard
 from regard.attention import record
 from regard.cli import main
-from regard.data.text.language_tokens import LanguageTokens
+from regard.data.text.languages import LanguageTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation import align

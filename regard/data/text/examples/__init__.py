@@ -1,1 +1,0 @@
-"""Files of examples: labeled and tagged texts, questions, documents."""
