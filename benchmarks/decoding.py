@@ -41,7 +41,7 @@ from measurement import (
 from regard.data import Tokenizer
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
 from regard.decode import DecodeConfig, Request, decode_all
-from regard.decode.engine.engine_runner import COMPILED_SENTENCES
+from regard.decode.engine import COMPILED_SENTENCES
 from regard.devices import find_device
 from regard.interop import export_ctranslate2
 from regard.interop.huggingface.decoders.gpt_models import write_gpt_model

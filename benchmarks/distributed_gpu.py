@@ -36,14 +36,14 @@ from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2
 from regard.training import DataConfig, Recipe, run_recipe
 from regard.training.checkpoint import unique_parameters
+from regard.training.cuda_graphs import GraphedUpdate
+from regard.training.distributed import TaskLoss, accumulating, replicate, shard
+from regard.training.guards import LossGuard, mark_non_finite
+from regard.training.log import read_metrics
 from regard.training.losses import LossParts
-from regard.training.optim.optimizers import make_optimizer, scale_gradients, step_if
+from regard.training.optimizers import make_optimizer, scale_gradients, step_if
 from regard.training.recipe import TrainConfig
-from regard.training.run.loss_guard import LossGuard, mark_non_finite
-from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
-from regard.training.runtime.cuda_graphs import GraphedUpdate
-from regard.training.runtime.data_parallel import TaskLoss, accumulating, replicate, shard
+from regard.training.resume import METRICS
 from regard.training.tasks import TASKS
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))

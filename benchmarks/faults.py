@@ -40,11 +40,11 @@ from kill_test import digests
 import regard.cli
 import regard.cli.train
 from regard.data import read_pairs
-from regard.training import trainer
-from regard.training.run.checkpoint_store import CheckpointStore, load_checkpoint
-from regard.training.run.run_log import read_metrics
+from regard.training import loop
+from regard.training.checkpoint import CheckpointStore, load_checkpoint
+from regard.training.log import read_metrics
 from regard.training.tasks.task import features_loss
-from regard.training.tasks.translate_task import TranslateTask
+from regard.training.tasks.translate import TranslateTask
 
 # Training imports them late: here once for all forked processes.
 for late in ("torch._dynamo", "matplotlib.figure", "matplotlib.backends.backend_agg"):
@@ -159,14 +159,14 @@ class Bench:
             os._exit(code)
 
     def _count_steps(self) -> None:
-        update = trainer.Trainer.update
+        update = loop.Trainer.update
 
         def counted(run: Any, *arguments: Any) -> bool:
             done = update(run, *arguments)
             self.counter[:] = struct.pack("q", run.state.step)
             return done
 
-        trainer.Trainer.update = counted  # type: ignore[method-assign]
+        loop.Trainer.update = counted  # type: ignore[method-assign]
 
     def step(self) -> int:
         return struct.unpack("q", self.counter[:])[0]

@@ -79,8 +79,8 @@ FORMS: dict[str, dict[str, tuple[dict, dict]]] = {
 
 def run_one(data: Path, out: Path, name: str, form: str, seed: int, share: float) -> dict:
     from regard.training import read_dataset, run_recipe, suggest_recipe
+    from regard.training.log import read_metrics
     from regard.training.recipe import recipe_from_dict, recipe_to_dict
-    from regard.training.run.run_log import read_metrics
 
     task, files = DATA[name]
     files = {

@@ -20,15 +20,16 @@ import torch
 
 from regard.models import TransformerConfig
 from regard.pipelines import write_tokenizers
-from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_dataset, trainer
+from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, loop, read_dataset
 from regard.training.checkpoint import gather_state
-from regard.training.run.run_log import RunLog
-from regard.training.run.run_setup import make_provenance, prepare_run
-from regard.training.runtime.precision import resolve_precision
-from regard.training.runtime.workers import Workers
+from regard.training.log import RunLog
+from regard.training.machine import resolve_precision
+from regard.training.resume import make_provenance
+from regard.training.run import prepare_run
+from regard.training.workers import Workers
 
 
-def make_trainer(device: str, width: int, optimizer: str, folder: Path) -> trainer.Trainer:
+def make_trainer(device: str, width: int, optimizer: str, folder: Path) -> loop.Trainer:
     recipe = resolve_precision(
         Recipe(
             data=DataConfig(limit=4000),
@@ -38,14 +39,14 @@ def make_trainer(device: str, width: int, optimizer: str, folder: Path) -> train
         )
     )
     dataset = read_dataset("translate", recipe.data)
-    tokenizers = trainer.TASKS["translate"].make_tokenizers(dataset, recipe.tokenizer)
+    tokenizers = loop.TASKS["translate"].make_tokenizers(dataset, recipe.tokenizer)
     write_tokenizers(folder, *tokenizers)
     spec, resources = prepare_run(recipe, folder, None, dataset, None, make_provenance(recipe, dataset, None, None))
     log = RunLog(folder / "metrics.jsonl", 10_000, is_silent=True, writes_files=False)
-    return trainer.Trainer(spec, Workers(), log, time.monotonic(), resources)
+    return loop.Trainer(spec, Workers(), log, time.monotonic(), resources)
 
 
-def time_updates(run: trainer.Trainer, groups, update, updates: int) -> float:
+def time_updates(run: loop.Trainer, groups, update, updates: int) -> float:
     """Seconds per update."""
     start = time.monotonic()
     for _ in range(updates):
@@ -56,7 +57,7 @@ def time_updates(run: trainer.Trainer, groups, update, updates: int) -> float:
     return (time.monotonic() - start) / updates
 
 
-def snapshot(run: trainer.Trainer) -> list[torch.Tensor]:
+def snapshot(run: loop.Trainer) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in gather_state(run.model, run.optimizer, None).values()]
 
 
@@ -87,13 +88,13 @@ def main() -> int:
                     del optimizer.found_inf
                 optimizer.step()
 
-            with mock.patch.object(trainer, "step_if", step):
+            with mock.patch.object(loop, "step_if", step):
                 plain = run._make_update()
                 time_updates(run, groups, plain, options.warm_up)  # captures the graphs, with the unconditional step
             time_updates(run, groups, guarded, options.warm_up)
             times: dict[str, list[float]] = {"plain": [], "guarded": []}
             for _ in range(options.rounds):
-                with mock.patch.object(trainer, "step_if", step):
+                with mock.patch.object(loop, "step_if", step):
                     times["plain"].append(time_updates(run, groups, plain, options.updates))
                 times["guarded"].append(time_updates(run, groups, guarded, options.updates))
             # A limit of 0 rejects every update, also inside a graph that was captured before.

@@ -31,7 +31,7 @@ from regard.data import PairBatches
 from regard.data.batching.sequences import Sequences
 from regard.models import TransformerConfig
 from regard.training import Dataset, Recipe, TokenizerConfig, TrainConfig, run_recipe
-from regard.training.runtime.precision import resolve_precision
+from regard.training.machine import resolve_precision
 
 WIDTH, HEADS, LAYERS, FEEDFORWARD, VOCABULARY, LENGTH, TOKENS = 256, 4, 3, 1024, 8000, 16, 4096
 WARMUP_STEPS = 2

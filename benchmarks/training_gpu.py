@@ -36,10 +36,10 @@ from regard.layers.embeddings import Embedding
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
 from regard.training.checkpoint import unique_parameters
+from regard.training.cuda_graphs import WARM_UP, GraphedUpdate
+from regard.training.distributed import compiled_features
 from regard.training.losses import LossParts, token_loss
-from regard.training.optim.optimizers import make_optimizer, scale_gradients
-from regard.training.runtime.compilation import compiled_features
-from regard.training.runtime.cuda_graphs import WARM_UP, GraphedUpdate
+from regard.training.optimizers import make_optimizer, scale_gradients
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Kinds of kernels by parts of their names; the first match counts.

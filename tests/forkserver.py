@@ -9,7 +9,7 @@ import multiprocessing
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
-        "regard.training.recipe_run",
+        "regard.training.run",
         "tests.pipelines.test_model_files",
         "tests.training.helpers",
         "torch._dynamo",  # of optimizers

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.models import GPTConfig, TransformerConfig, make_model
-from regard.training.optim.optimizers import make_optimizer
+from regard.training.optimizers import make_optimizer
 from tools.plan import estimate, main
 
 

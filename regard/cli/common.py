@@ -22,7 +22,7 @@ from regard.data import Tokenizer
 from regard.data.text.compression import STDIN
 from regard.data.text.readers import OnOpen, numbered_lines
 from regard.decode import DecodeConfig
-from regard.decode.decode_config import TokenIds, TokenSequences
+from regard.decode.config import TokenIds, TokenSequences
 from regard.devices import Device
 from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout

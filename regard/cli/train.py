@@ -16,10 +16,10 @@ from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
 from regard.training import TASKS, Recipe, read_toml, recipe_from_dict
 from regard.training.api import add_shards_task, resolve_recipe
-from regard.training.recipe_run import run_recipe
-from regard.training.run.run_plan import metric_name
-from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
-from regard.training.shards.shard_folder import is_shard_folder
+from regard.training.plan import metric_name
+from regard.training.run import run_recipe
+from regard.training.shards.folder import is_shard_folder
+from regard.training.workers import run_torchrun_rank, torchrun_rank
 
 COMMAND_LINE = "the command line"
 

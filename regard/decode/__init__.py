@@ -1,33 +1,5 @@
 """Decoding: greedy search, beam search and sampling, for any model that implements the `Decodable` protocol."""
 
-from regard.decode.decode_config import DecodeConfig
-from regard.decode.engine.engine_runner import decode_all
-from regard.decode.engine_choice import EngineChoice, explain
-from regard.decode.ensemble import Ensemble
-from regard.decode.hypotheses import Hypothesis, NBest, RefusedToken, SearchHistory, SearchStep
-from regard.decode.protocol import SPECIAL, Decodable, SourceBatch, SpecialTokens
-from regard.decode.request import Request
-from regard.decode.rules.lexical_constraints import LexicalConstraints
-from regard.decode.rules.token_texts import TokenTexts
-from regard.decode.shortlist import Shortlist
+from regard.lazy import lazy_names
 
-__all__ = [
-    "SPECIAL",
-    "Decodable",
-    "DecodeConfig",
-    "EngineChoice",
-    "Ensemble",
-    "Hypothesis",
-    "LexicalConstraints",
-    "NBest",
-    "RefusedToken",
-    "Request",
-    "SearchHistory",
-    "SearchStep",
-    "Shortlist",
-    "SourceBatch",
-    "SpecialTokens",
-    "TokenTexts",
-    "decode_all",
-    "explain",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Ensembles of models for decoding."""
+"""Ensembles of models, and of steppers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.decode.protocol import Decodable
-from regard.decode.rules.constraints import log_softmax
+from regard.decode.protocol import Decodable, StepPositions
+from regard.decode.rules import log_softmax
 from regard.errors import RegardError
 
 
@@ -51,6 +51,37 @@ class Ensemble(nn.Module):
 
     def reorder(self, state: list[Any], indices: Int[Tensor, "B2 K2"]) -> list[Any]:
         return [model.reorder(model_state, indices) for model, model_state in zip(self.models, state)]
+
+
+class EnsembleStepper:
+    """Steppers of several models; logits are the logarithm of their weighted mean probability."""
+
+    def __init__(self, members: Sequence[Any], log_weights: Sequence[float]) -> None:
+        self.members, self.log_weights = list(members), list(log_weights)
+        self.device = self.members[0].device
+        self.output_tokens: Int[Tensor, "U"] | None = None
+
+    def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
+        """Return the logits of these tokens only. The probabilities of each model are those over the vocabulary."""
+        self.output_tokens = tokens
+
+    def load(self, slots: list[int], sources: list[list[int]]) -> None:
+        for member in self.members:
+            member.load(slots, sources)
+
+    def step(
+        self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None
+    ) -> Float[Tensor, "B K V"]:
+        logits = mean_log_probs([member.step(last, at, ancestors) for member in self.members], self.log_weights)
+        return logits if self.output_tokens is None else logits[..., self.output_tokens]
+
+    def reorder(self, parents: Int[Tensor, "B K"]) -> None:
+        for member in self.members:
+            member.reorder(parents)
+
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None:
+        for member in self.members:
+            member.select_slots(slots)
 
 
 def mean_log_probs(

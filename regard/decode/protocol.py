@@ -1,7 +1,10 @@
-"""Protocols of decoding: what a model and a source batch must provide."""
+"""Protocols of decoding: what a model, a source batch and a stepper must provide."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -42,6 +45,36 @@ class Decodable(Protocol):
         All beams of a new sentence come from the same old sentence, so tensors that depend only on the source can stay
         shared between beams.
         """
+
+
+@dataclass(frozen=True)
+class StepPositions:
+    """Positions of the slots; the host knows their range, so that no step waits for the device."""
+
+    positions: Int[Tensor, "B"]
+    """cache position of the last token of each slot"""
+    longest: int
+    """number of cache positions in use, the maximum over the slots"""
+    shared: int | None
+    """the position, if it is the same in all slots"""
+    in_use: Sequence[bool] = ()
+    """which slots have a sentence"""
+
+
+class Stepper(Protocol):
+    """Computes the logits of the next tokens of B slots with K hypotheses each."""
+
+    device: torch.device
+
+    def load(self, slots: list[int], sources: list[list[int]]) -> None: ...
+
+    def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None: ...
+
+    def step(self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None) -> Tensor: ...
+
+    def reorder(self, parents: Int[Tensor, "B K"]) -> None: ...
+
+    def select_slots(self, slots: Int[Tensor, "B2"]) -> None: ...
 
 
 def continues_source(model: Any) -> bool:

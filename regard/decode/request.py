@@ -1,16 +1,20 @@
-"""A request: encoded sentences with the options of their decoding. It is made once and passed through."""
+"""What is asked of decoding, and what it answers: a request for encoded sentences, and hypotheses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from jaxtyping import Int
 
-from regard.decode.decode_config import DecodeConfig
+from regard.decode.config import DecodeConfig
+from regard.decode.phrases import LexicalConstraints
 from regard.decode.protocol import SPECIAL, SpecialTokens
-from regard.decode.rules.lexical_constraints import LexicalConstraints
 from regard.decode.shortlist import Shortlist, require_shortlist
+
+if TYPE_CHECKING:
+    from regard.decode.history import SearchHistory
+
 
 T = TypeVar("T")
 
@@ -91,3 +95,25 @@ class Request:
             else shortlist.allowed_tokens(source, self.special, forced.get(i, ()))
             for i, source in enumerate(self.sources)
         ]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output: its ids without `<sos>` and `<eos>`, and its log-probabilities.
+
+    `token_logprobs` are those of the model before temperature, top-k and top-p (but after the repetition penalty, if
+    any), including forced tokens. The last one is that of `<eos>`, so there is one more than ids, except where an
+    output ends without `<eos>`: at the maximum length of a language model, or if every continuation had probability 0.
+    `logprob` is their sum. `score` ranks the hypotheses of a sentence: see `DecodeConfig`.
+    """
+
+    ids: list[int]
+    score: float
+    logprob: float
+    token_logprobs: list[float]
+
+
+class NBest(list[Hypothesis]):
+    """The hypotheses of one sentence, best first, and the history of the search if `history=True`."""
+
+    history: "SearchHistory | None" = None

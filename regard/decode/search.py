@@ -13,13 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode.best_tokens import best_tokens
+from regard.decode.config import DecodeConfig
 from regard.decode.coverage import Coverage
-from regard.decode.decode_config import DecodeConfig
 from regard.decode.history import BeamRecorder, StepwiseRecorder
-from regard.decode.hypotheses import Hypothesis, NBest
-from regard.decode.rules.constraints import Constraints, check_no_nan
-from regard.decode.rules.lexical_constraints import allocate_beam
+from regard.decode.phrases import allocate_beam
+from regard.decode.request import Hypothesis, NBest
+from regard.decode.rules import Constraints, best_tokens, check_no_nan
 from regard.errors import RegardError
 
 

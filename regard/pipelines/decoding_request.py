@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.decode import NBest, Request, decode_all
-from regard.decode.engine.slot_decoder import OnToken
+from regard.decode.slots import OnToken
 from regard.errors import RegardError
 
 R = TypeVar("R")

@@ -16,7 +16,7 @@ from torch import nn
 
 from regard.data.text.examples.questions import Question
 from regard.data.text.language_tokens import LanguageTokens
-from regard.decode.engine.model_precision import copy_modules
+from regard.decode.precision import copy_modules
 from regard.errors import RegardError, did_you_mean
 from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load

@@ -16,11 +16,11 @@ from regard.recipes import find_recipe
 from regard.training.datasets import Dataset, find_rows, write_rows
 from regard.training.fine_tuning import StartFrom, fine_tuning_recipe, origin_config, origin_name
 from regard.training.recipe import Recipe, nest_overrides, recipe_from_dict, recipe_to_dict, resolve_cache_folder
-from regard.training.recipe_run import run_recipe
-from regard.training.run.run_folder import check_run_folder, read_stored_recipe
-from regard.training.runtime.workers import run_torchrun_rank, torchrun_rank
-from regard.training.shards.sharded_dataset import ShardedDataset, shards_task
+from regard.training.resume import check_run_folder, read_stored_recipe
+from regard.training.run import run_recipe
+from regard.training.shards.dataset import ShardedDataset, shards_task
 from regard.training.tasks import check_recipe, read_dataset, restrict_recipe, suggest_recipe
+from regard.training.workers import run_torchrun_rank, torchrun_rank
 
 Data = str | Path | Sequence[str | Path] | Iterable[Any]
 ROWS = "<rows>"

@@ -25,9 +25,9 @@ from regard.ranges import (
     check_value,
     format_value,
 )
-from regard.training.optim.optimizers import OptimizerName
-from regard.training.optim.schedules import ScheduleName, parse_duration
+from regard.training.optimizers import OptimizerName
 from regard.training.registry import TASKS, TaskName, families_for
+from regard.training.schedules import ScheduleName, parse_duration
 
 TokenizerKind = Literal["word", "space", "char", "bpe", "bytes", "sentencepiece"]
 CACHE = "regard-cache"

@@ -13,10 +13,10 @@ from regard.decode import (
     SpecialTokens,
     TokenTexts,
     decode_all,
+    engine,
     explain,
 )
-from regard.decode.engine import engine_runner
-from tests.decode.engine.helpers import VOCAB, make_sources, transformer
+from tests.decode.models import VOCAB, make_sources, transformer
 
 SOURCES = make_sources(3)
 FAST = {"max_len": 4}
@@ -42,8 +42,8 @@ CALLS = {
 @pytest.mark.parametrize("method", ["greedy", "beam"])
 def test_compiled_steps(method, monkeypatch):
     pytest.importorskip("numba")
-    monkeypatch.setattr(engine_runner, "COMPILED_SENTENCES", 3)
-    monkeypatch.setattr(engine_runner, "_decoded", 0)
+    monkeypatch.setattr(engine, "COMPILED_SENTENCES", 3)
+    monkeypatch.setattr(engine, "_decoded", 0)
     with explain() as choices:
         for count in (2, 3):
             decode_all(transformer(), Request(SOURCES[:count], DecodeConfig(method, **FAST)))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from regard.decode import SPECIAL, DecodeConfig, reference
-from tests.decode.engine.helpers import assert_equal_search, gpt, make_sources, seq2seq, special_options, transformer
 from tests.decode.helpers import HistoryModel, beam, exhaustive_search
+from tests.decode.models import assert_equal_search, gpt, make_sources, seq2seq, special_options, transformer
 
 OPTIONS = {
     "greedy": {"method": "greedy"},

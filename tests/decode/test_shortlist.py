@@ -14,13 +14,13 @@ from regard.decode import (
     Shortlist,
     TokenTexts,
     decode_all,
+    engine,
     explain,
 )
-from regard.decode.engine import engine_runner as engine_module
 from regard.decode.protocol import SpecialTokens
 from regard.errors import RegardError
 from regard.layers.packed import pack
-from tests.decode.engine.helpers import (
+from tests.decode.models import (
     CONFIGS,
     VOCAB,
     assert_equal_search,
@@ -61,10 +61,10 @@ def test_engine_equals_plain_search(make, config):
     model = make()
     sources = make_sources(2 if CONFIGS[config].beam > 100 else 9)
     with explain() as choices:
-        engine, plain = decode_both(model, sources, with_shortlist(config), shortlist=SHORTLIST)
+        fast, plain = decode_both(model, sources, with_shortlist(config), shortlist=SHORTLIST)
     assert [choice.stepper == "model" for choice in choices] == [False, True]
-    assert_equal_search(engine, plain)
-    assert_allowed(engine, sources, model)
+    assert_equal_search(fast, plain)
+    assert_allowed(fast, sources, model)
 
 
 def test_models_with_output_bias_and_ensembles():
@@ -73,9 +73,9 @@ def test_models_with_output_bias_and_ensembles():
         biased.output.bias.normal_()
     for model in (biased, Ensemble([transformer(1), seq2seq(3)], weights=[1.0, 2.0]).eval()):
         for name in ("greedy", "beam"):
-            engine, plain = decode_both(model, make_sources(), with_shortlist(name), shortlist=SHORTLIST)
-            assert_equal_search(engine, plain)
-            assert_allowed(engine, make_sources(), model)
+            fast, plain = decode_both(model, make_sources(), with_shortlist(name), shortlist=SHORTLIST)
+            assert_equal_search(fast, plain)
+            assert_allowed(fast, make_sources(), model)
 
 
 def test_log_probabilities_are_normalized_over_the_list_of_the_sentence():
@@ -98,16 +98,16 @@ def test_suppressed_tokens_outside_the_shortlist_have_no_effect(config):
     outside = tuple((token,) for token in range(VOCAB) if token not in allowed)
     assert outside
     suppressed = replace(with_shortlist(config), suppress_sequences=outside)
-    engine, plain = decode_both(model, sources, suppressed, shortlist=SHORTLIST)
-    assert_equal_search(engine, plain)
-    assert engine == decode_both(model, sources, with_shortlist(config), shortlist=SHORTLIST)[0]
+    fast, plain = decode_both(model, sources, suppressed, shortlist=SHORTLIST)
+    assert_equal_search(fast, plain)
+    assert fast == decode_both(model, sources, with_shortlist(config), shortlist=SHORTLIST)[0]
 
 
 @pytest.mark.parametrize("precision", ["auto", "int8"])
 @pytest.mark.parametrize("config", ["greedy", "beam", "samples"])
 def test_results_do_not_depend_on_the_batch(monkeypatch, config, precision):
     """Slots are refilled with other sentences, so the union changes while a sentence is decoded."""
-    monkeypatch.setattr(engine_module, "CPU_ROWS", 12)
+    monkeypatch.setattr(engine, "CPU_ROWS", 12)
     model, sources = transformer(), make_sources(30, longest=14)
     options = {"shortlist": SHORTLIST, **special_options(model)}
     chosen = replace(with_shortlist(config), precision=precision)
@@ -136,10 +136,10 @@ def test_int8_restricts_to_the_shortlist():
 def test_forced_prefixes_are_allowed(config):
     model, sources = transformer(), make_sources()
     prefixes = [[token for token in source[: i % 4] if token != 3] for i, source in enumerate(make_sources(seed=1))]
-    engine, plain = decode_both(model, sources, with_shortlist(config), prefixes=prefixes, shortlist=SHORTLIST)
-    assert_equal_search(engine, plain)
-    assert_allowed(engine, sources, model, prefixes)
-    assert all(h.ids[: len(p)] == p for n_best, p in zip(engine, prefixes) for h in n_best)
+    fast, plain = decode_both(model, sources, with_shortlist(config), prefixes=prefixes, shortlist=SHORTLIST)
+    assert_equal_search(fast, plain)
+    assert_allowed(fast, sources, model, prefixes)
+    assert all(h.ids[: len(p)] == p for n_best, p in zip(fast, prefixes) for h in n_best)
 
 
 def test_history_has_only_tokens_of_the_list():
@@ -170,9 +170,9 @@ def test_lists_without_tokens():
     """Sentences of unknown tokens have only the special tokens."""
     empty = Shortlist(np.full((VOCAB, 1), -1, np.int32), np.zeros(0, np.int32), VOCAB)
     for name in ("greedy", "beam", "samples"):
-        engine, plain = decode_both(transformer(), make_sources(3), with_shortlist(name), shortlist=empty)
-        assert_equal_search(engine, plain)
-        assert all(set(h.ids) <= {1} for n_best in engine for h in n_best)
+        fast, plain = decode_both(transformer(), make_sources(3), with_shortlist(name), shortlist=empty)
+        assert_equal_search(fast, plain)
+        assert all(set(h.ids) <= {1} for n_best in fast for h in n_best)
 
 
 def test_errors():

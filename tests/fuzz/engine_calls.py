@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from regard.decode import DecodeConfig, Request, decode_all
-from regard.decode.engine import engine_runner
+from regard.decode import DecodeConfig, Request, decode_all, engine
 from regard.errors import RegardError
 from regard.models.lengths import length_limit
-from tests.decode.engine.helpers import (
+from tests.decode.models import (
     VOCAB,
     decode_both,
     gpt,
@@ -78,7 +77,7 @@ def decode_call(folder: Path) -> None:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise RegardError(f"no call: {type(error).__name__}") from None
     torch.set_num_threads(1)  # without workers: targets must not start processes
-    engine_runner.COMPILED_SENTENCES = 0
+    engine.COMPILED_SENTENCES = 0
     longest = length_limit(model.config) or LONGEST
     sources = [[4 + (7 * i + n) % (VOCAB - 4) for i in range(min(n, longest) - 1)] + [3] for n in lengths if n]
     prefixes = [[5 + i % (VOCAB - 5) for i in range(n)] for n in prefix_lengths[: len(sources)]]

@@ -16,6 +16,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -33,7 +34,9 @@ with atheris.instrument_imports(include=["regard"]) if atheris else contextlib.n
     from tests.fuzz.targets import TARGETS, forbid_side_effects, limit_memory, prepare, run
 
 TIMEOUT = 60
-"""seconds for one input"""
+"""seconds of CPU time for one input: on a busy machine it may take longer"""
+MAX_WAIT = 600
+"""seconds for one input, waiting included"""
 MAX_SIZE = 200_000
 
 
@@ -119,9 +122,11 @@ def _mutate_randomly(call: Callable[[bytes], str], inputs: Path, running: Path, 
             data = (mutate(data, draw) if draw.random() < 0.9 else None) or _mutate_bytes(data, draw)
         data = data[:MAX_SIZE]
         running.write_bytes(data)
-        faulthandler.dump_traceback_later(TIMEOUT, exit=True)
+        signal.setitimer(signal.ITIMER_PROF, TIMEOUT)  # ends the process
+        faulthandler.dump_traceback_later(MAX_WAIT, exit=True)
         message = re.sub(r"[0-9]+|'.*'", "", call(data))[:200]
         faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_PROF, 0)
         count += 1
         if message not in messages:
             messages.add(message)

@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.cli import main
-from regard.data import (
-    read_documents,
-    read_images,
-    read_labeled_texts,
-    read_pairs,
-    read_squad,
-    read_word_vectors,
-)
+from regard.data import read_documents, read_images, read_labeled_texts, read_pairs, read_squad, read_word_vectors
 from regard.data.images.image_cache import _open_store
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
@@ -32,11 +25,10 @@ from regard.pipelines import ImageModel, TextEncoder, TextGenerator, load, pipel
 from regard.pipelines.large_files.resumable_file import ResumableFile
 from regard.training import TASKS, read_toml, recipe_from_dict
 from regard.training.api import add_shards_task
-from regard.training.checkpoint import restore_state, unique_parameters
-from regard.training.run.checkpoint_store import CheckpointStore
-from regard.training.run.run_folder import read_state, read_stored_recipe
-from regard.training.run.run_log import RunLog, plot_losses, read_metrics
-from regard.training.runtime.sharded_checkpoint import load_like
+from regard.training.checkpoint import CheckpointStore, restore_state, unique_parameters
+from regard.training.log import RunLog, plot_losses, read_metrics
+from regard.training.resume import read_state, read_stored_recipe
+from regard.training.saving import load_like
 from regard.training.tasks import read_dataset, suggest_recipe
 from regard.training.tasks.task import BatchShape
 from tests.fuzz import engine_calls, http_requests, valid_files

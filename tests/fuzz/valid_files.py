@@ -26,12 +26,10 @@ from regard.interop import export_huggingface, write_sentencepiece
 from regard.interop.sentencepiece_files import CONTROL, UNKNOWN, Piece, PieceModel, build_tokenizer
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, save
-from regard.training.checkpoint import Checkpoint, gather_state
+from regard.training.checkpoint import CHECKSUMS, FACTS, Checkpoint, CheckpointStore, TrainState, gather_state
 from regard.training.recipe import Recipe, recipe_to_dict
-from regard.training.run.checkpoint_store import CHECKSUMS, FACTS, CheckpointStore
-from regard.training.run.state import TrainState
+from regard.training.shards.folder import MANIFEST, shard_name, starts_name
 from regard.training.shards.preparation import prepare
-from regard.training.shards.shard_folder import MANIFEST, shard_name, starts_name
 
 TEXT = "one two three four"
 TOKENIZER = Tokenizer.train([TEXT], "word")

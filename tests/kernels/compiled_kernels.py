@@ -13,9 +13,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from regard.attention import Concat, attend, causal, use
-from regard.decode.decode_config import DecodeConfig
+from regard.decode.config import DecodeConfig
 from regard.decode.protocol import SpecialTokens
-from regard.decode.rules.constraints import Constraints
+from regard.decode.rules import Constraints
 from regard.decode.search import BeamSearch, StepwiseSearch
 from regard.kernels.triton import (
     add_norm,

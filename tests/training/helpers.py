@@ -20,15 +20,15 @@ from regard.training import (
     Recipe,
     TokenizerConfig,
     TrainConfig,
+    loop,
     read_dataset,
     recipe_from_dict,
     run_recipe,
     suggest_recipe,
-    trainer,
 )
-from regard.training.run.checkpoint_store import TENSORS, CheckpointStore
-from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
+from regard.training.checkpoint import TENSORS, CheckpointStore
+from regard.training.log import read_metrics
+from regard.training.resume import METRICS
 from regard.training.tasks import restrict_recipe
 
 SMALL = Recipe(
@@ -65,7 +65,7 @@ def error_message(recipe: Recipe, out: Path, **options: Any) -> str:
 
 def interrupt_and_resume(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
     """Call `run` twice: the first call fails before its eighth update, the second one resumes it."""
-    set_learning_rate, calls = trainer.set_learning_rate, []
+    set_learning_rate, calls = loop.set_learning_rate, []
 
     def fail(*arguments: Any) -> None:
         calls.append(None)
@@ -74,7 +74,7 @@ def interrupt_and_resume(monkeypatch: pytest.MonkeyPatch, run: Callable[[], obje
         set_learning_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", fail)
+        patch.setattr(loop, "set_learning_rate", fail)
         with pytest.raises(ConnectionError):
             run()
     run()
@@ -82,7 +82,7 @@ def interrupt_and_resume(monkeypatch: pytest.MonkeyPatch, run: Callable[[], obje
 
 def fail_after(updates: int) -> None:
     """Let every rank stop with an error after this many updates; only for processes that end with the run."""
-    set_learning_rate, calls = trainer.set_learning_rate, []
+    set_learning_rate, calls = loop.set_learning_rate, []
 
     def count_or_fail(*arguments: Any) -> None:
         calls.append(None)
@@ -90,7 +90,7 @@ def fail_after(updates: int) -> None:
             raise RegardError("stopped")
         set_learning_rate(*arguments)
 
-    trainer.set_learning_rate = count_or_fail
+    loop.set_learning_rate = count_or_fail
 
 
 def losses(out: Path) -> list[float]:

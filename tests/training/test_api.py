@@ -11,8 +11,8 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
 from regard.training import Recipe, TrainConfig, read_toml, recipe_from_dict
 from regard.training.api import resolve_recipe
-from regard.training.recipe_run import run_recipe
-from regard.training.run.run_folder import read_stored_recipe
+from regard.training.resume import read_stored_recipe
+from regard.training.run import run_recipe
 from tests.training.helpers import bit_equal, saved_tensors
 
 SMALL = {"limit": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}

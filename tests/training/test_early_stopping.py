@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from regard.errors import RegardError
-from regard.training import recipe_run, run_recipe, trainer
-from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
+from regard.training import loop, run_recipe
+from regard.training.log import read_metrics
+from regard.training.resume import METRICS
 from tests.training.helpers import (
     bit_equal,
     interrupt_and_resume,
@@ -27,7 +27,7 @@ def run(recipe, out):
 @pytest.fixture
 def stalling(monkeypatch):
     """Validation improves up to step 4, independent of the weights."""
-    monkeypatch.setattr(trainer.TrainState, "improves", lambda self, *_: self.step <= 4)
+    monkeypatch.setattr(loop.TrainState, "improves", lambda self, *_: self.step <= 4)
 
 
 def rates(out):
@@ -54,7 +54,7 @@ def test_resume_before_an_early_decay_is_exact(tmp_path, stalling, monkeypatch):
 def test_resume_during_an_early_decay_is_exact(tmp_path, stalling, monkeypatch):
     settings = STALLS | {"save_every": 9}
     run(small_recipe(train=settings), tmp_path / "uninterrupted")
-    set_learning_rate, calls = trainer.set_learning_rate, []
+    set_learning_rate, calls = loop.set_learning_rate, []
 
     def fail(*arguments):
         calls.append(None)
@@ -63,7 +63,7 @@ def test_resume_during_an_early_decay_is_exact(tmp_path, stalling, monkeypatch):
         set_learning_rate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", fail)
+        patch.setattr(loop, "set_learning_rate", fail)
         with pytest.raises(ConnectionError):
             run(small_recipe(train=settings), tmp_path / "resumed")
     run(small_recipe(train=settings), tmp_path / "resumed")
@@ -79,15 +79,15 @@ def test_all_workers_decay_at_the_same_step(tmp_path):
 def clock(monkeypatch, seconds_per_step):
     """Replace the clock of the trainer by one that advances with each update."""
     now = SimpleNamespace(value=0.0)
-    set_learning_rate = trainer.set_learning_rate
+    set_learning_rate = loop.set_learning_rate
 
     def tick(*arguments):
         now.value += seconds_per_step
         set_learning_rate(*arguments)
 
-    monkeypatch.setattr(trainer, "set_learning_rate", tick)
-    for module in (trainer, recipe_run):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.value))
+    monkeypatch.setattr(loop, "set_learning_rate", tick)
+    for module in ("loop", "run"):
+        monkeypatch.setattr(f"regard.training.{module}.time", SimpleNamespace(monotonic=lambda: now.value))
     return now
 
 
@@ -107,14 +107,14 @@ def test_resumed_run_keeps_the_decay_start_of_the_clock(tmp_path, monkeypatch):
         run(settings, tmp_path / "uninterrupted")
     with monkeypatch.context() as patch:
         now = clock(patch, 1.0)
-        tick = trainer.set_learning_rate
+        tick = loop.set_learning_rate
 
         def fail(*arguments):
             if now.value >= 55:
                 raise ConnectionError
             tick(*arguments)
 
-        patch.setattr(trainer, "set_learning_rate", fail)
+        patch.setattr(loop, "set_learning_rate", fail)
         with pytest.raises(ConnectionError):
             run(settings, tmp_path / "resumed")
     with monkeypatch.context() as patch:

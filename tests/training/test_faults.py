@@ -19,14 +19,13 @@ from regard.data.batching.pair_batches import PairBatches
 from regard.data.batching.sequences import Sequences
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.pipelines import load
-from regard.training import list_step_folders, run_recipe, trainer
-from regard.training.run import loss_guard, run_log
-from regard.training.run.checkpoint_store import TENSORS, CheckpointStore, read_checkpoint_facts
-from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
+from regard.training import guards, list_step_folders, log, loop, run_recipe
+from regard.training.checkpoint import TENSORS, CheckpointStore, read_checkpoint_facts
+from regard.training.log import read_metrics
+from regard.training.loop import Trainer
+from regard.training.resume import METRICS
 from regard.training.tasks.task import features_loss
-from regard.training.tasks.translate_task import TranslateTask
-from regard.training.trainer import Trainer
+from regard.training.tasks.translate import TranslateTask
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
 
 # Without dropout and smoothing of gradients, so that split batches have the same gradients to rounding.
@@ -225,7 +224,7 @@ def test_later_failure_is_rolled_back_too(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("skips", [True, False])
 def test_loss_spike_is_skipped(tmp_path, monkeypatch, capsys, skips):
-    monkeypatch.setattr(loss_guard, "MIN_UPDATES", 4)
+    monkeypatch.setattr(guards, "MIN_UPDATES", 4)
     with changed_loss(monkeypatch, scaled(50.0, 10)):
         run(tmp_path, skip_spikes=skips)
     assert state_of(tmp_path)["skipped"] == int(skips)
@@ -255,7 +254,7 @@ def failing_flush(monkeypatch, *names, number=errno.ENOSPC, times=99):
 @contextlib.contextmanager
 def crash_at(monkeypatch, step):
     """The run crashes after a step."""
-    original, calls = trainer.set_learning_rate, []
+    original, calls = loop.set_learning_rate, []
 
     def crash(*arguments):
         calls.append(None)
@@ -264,7 +263,7 @@ def crash_at(monkeypatch, step):
         original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", crash)
+        patch.setattr(loop, "set_learning_rate", crash)
         with pytest.raises(ConnectionError):
             yield
 
@@ -355,7 +354,7 @@ def test_metrics_that_cannot_be_written_are_written_later(plain, tmp_path, monke
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return open(path, *arguments, **options)
 
-    monkeypatch.setattr(run_log, "open", fail, raising=False)
+    monkeypatch.setattr(log, "open", fail, raising=False)
     run(tmp_path)
     assert capsys.readouterr().err.count("metrics.jsonl: cannot be written: No space left on device.") == 1
     assert metric_steps(tmp_path) == metric_steps(plain)
@@ -385,7 +384,7 @@ def test_damaged_checkpoint_resumes_from_the_one_before(plain, tmp_path, capsys)
 
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGUSR1, signal.SIGTERM)])
 def test_signal_of_a_cluster_saves_and_asks_for_a_restart(plain, tmp_path, monkeypatch, numbers):
-    original, calls = trainer.set_learning_rate, []
+    original, calls = loop.set_learning_rate, []
 
     def raise_signals(*arguments):
         calls.append(None)
@@ -395,7 +394,7 @@ def test_signal_of_a_cluster_saves_and_asks_for_a_restart(plain, tmp_path, monke
         original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", raise_signals)
+        patch.setattr(loop, "set_learning_rate", raise_signals)
         with pytest.raises(Preempted, match="everything up to step 6 is saved") as caught:
             run(tmp_path)
     assert caught.value.exit_code == 75
@@ -404,7 +403,7 @@ def test_signal_of_a_cluster_saves_and_asks_for_a_restart(plain, tmp_path, monke
 
 
 def test_interrupted_run_without_space_names_the_last_checkpoint(plain, tmp_path, monkeypatch):
-    original, calls = trainer.set_learning_rate, []
+    original, calls = loop.set_learning_rate, []
 
     def press_ctrl_c(*arguments):
         calls.append(None)
@@ -413,7 +412,7 @@ def test_interrupted_run_without_space_names_the_last_checkpoint(plain, tmp_path
         original(*arguments)
 
     with failing_flush(monkeypatch, "step-00000006"), monkeypatch.context() as patch:
-        patch.setattr(trainer, "set_learning_rate", press_ctrl_c)
+        patch.setattr(loop, "set_learning_rate", press_ctrl_c)
         with pytest.raises(Interrupted, match="Interrupted; everything up to step 4 is saved"):
             run(tmp_path)
     run(tmp_path)

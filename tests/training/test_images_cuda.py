@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from regard.training import run_recipe
-from regard.training.run.run_folder import METRICS
-from regard.training.run.run_log import read_metrics
-from regard.training.runtime.cuda_graphs import GraphedUpdate
+from regard.training.cuda_graphs import GraphedUpdate
+from regard.training.log import read_metrics
+from regard.training.resume import METRICS
 from tests.training.helpers import bit_equal, saved_tensors
 from tests.training.toy_images import EXTRA_METRICS, toy, toy_ragged
 

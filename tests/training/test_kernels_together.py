@@ -13,8 +13,8 @@ from regard.data.batching.sequences import Sequences
 from regard.kernels.triton import add_norm, cross_entropy, linear_relu
 from regard.kernels.triton.support import is_interpreted, triton_available
 from regard.models import TransformerConfig, make_model
+from regard.training import distributed
 from regard.training.losses import token_loss
-from regard.training.runtime import compilation
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 
@@ -59,8 +59,8 @@ def test_kernels_do_not_change_the_update(monkeypatch, compiled, kind):
     features = model.features
     if compiled:
         torch._dynamo.reset()
-        monkeypatch.setattr(compilation.torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-        features = compilation.compiled_features(model)
+        monkeypatch.setattr(distributed.torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+        features = distributed.compiled_features(model)
     with use("varlen_short"):
         torch.testing.assert_close(loss_and_gradients(model, features, batch), expected, atol=1e-4, rtol=1e-4)
 
@@ -86,7 +86,7 @@ def test_cuda_kernels_do_not_change_the_update(monkeypatch, compiled, kind):
 
     exact = over_all_models(model.features)
     with autocast(), explain() as choices:
-        fused = over_all_models(compilation.compiled_features(model) if compiled else model.features)
+        fused = over_all_models(distributed.compiled_features(model) if compiled else model.features)
     assert compiled or {choice.backend for choice in choices} == {"varlen_short"}
     with contextlib.ExitStack() as stack, autocast():
         for kernel in KERNELS:

@@ -7,11 +7,11 @@ import pytest
 from regard.data.text.scripts import bleu_tokenizer_for, is_unsegmented
 from regard.errors import RegardError
 from regard.evaluation import text_scores
-from regard.training import Dataset, run_recipe, suggest_recipe, trainer
+from regard.training import Dataset, loop, run_recipe, suggest_recipe
+from regard.training.log import read_metrics
+from regard.training.plan import metric_name
 from regard.training.recipe import TrainConfig, recipe_from_dict
-from regard.training.run.run_log import read_metrics
-from regard.training.run.run_plan import metric_name
-from regard.training.suggestions import profile_pairs
+from regard.training.suggest import profile_pairs
 from tests.training.helpers import small_dataset, small_recipe
 
 SENTENCES = [("The cat chased the mouse.", "Le chat a chassé la souris.")]
@@ -78,8 +78,8 @@ def test_long_words_are_not_unsegmented_text():
 def test_ties_are_broken_by_the_loss(tmp_path, monkeypatch):
     """BLEU is 0 in every validation: the model with the smallest loss is saved, not the first one."""
     losses = iter([3.0, 2.0, 2.5])
-    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
-    monkeypatch.setattr(trainer.TASKS["translate"], "validation_scores", lambda *_: {"bleu": 0.0}, raising=False)
+    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    monkeypatch.setattr(loop.TASKS["translate"], "validation_scores", lambda *_: {"bleu": 0.0}, raising=False)
     recipe = small_recipe(train={"validate_every": 4, "validate_by": "bleu"})
     translator = run_recipe(recipe, tmp_path, dataset=small_dataset(), quiet=True)
     assert translator.training["step"] == 8
@@ -88,10 +88,8 @@ def test_ties_are_broken_by_the_loss(tmp_path, monkeypatch):
 
 def test_metric_has_priority_over_the_loss(tmp_path, monkeypatch):
     losses, scores = iter([1.0, 2.0, 3.0]), iter([10.0, 30.0, 20.0])
-    monkeypatch.setattr(trainer, "evaluate_loss", lambda *_: {"nll": next(losses)})
-    monkeypatch.setattr(
-        trainer.TASKS["translate"], "validation_scores", lambda *_: {"chrf": next(scores)}, raising=False
-    )
+    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    monkeypatch.setattr(loop.TASKS["translate"], "validation_scores", lambda *_: {"chrf": next(scores)}, raising=False)
     recipe = small_recipe(train={"validate_every": 4, "validate_by": "chrf"})
     assert run_recipe(recipe, tmp_path, dataset=small_dataset(), quiet=True).training["step"] == 8
 

@@ -42,9 +42,6 @@ from regard.cli.common import (
 )
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.evaluation import align, format_links
-from regard.evaluation.alignment import sharpest_layer
-from regard.evaluation.teacher_forcing import require_attention
 from regard.interop.onnx.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
 from regard.pipelines.large_files.input_items import InputItems, find_shards
@@ -123,6 +120,8 @@ def run(argv: list[str]) -> int:
     translators = [translator.with_target(options.to, options.source_language) for translator in translators]
     options = parse_decoding(options, "translate", argv, translators[0].decoding)
     if options.alignments:
+        from regard.evaluation.teacher_forcing import require_attention
+
         require_attention(translators[0])
     limit, max_len = translators[0].max_output_len, options.decode.max_len
     if limit is not None and max_len != translators[0].decoding.max_len and max_len > limit:
@@ -155,7 +154,7 @@ def _translate_stream(options: Options, split: Split, translator: Translator) ->
             results = translator.translate(texts, options.decode, prefixes=prefixes, **inputs, first_index=done)
             column = None
             if options.alignments:
-                layer = layer or sharpest_layer(translator, _pairs(texts, results), truncate=True)
+                layer = layer or _sharpest_layer(translator, texts, results)
                 column = _alignments(translator, texts, results, layer)
             for line in format_translations(results, options.decode, done, scores=options.scores, column=column):
                 print(line, file=stream)
@@ -202,7 +201,7 @@ def _alignment_layer(translator: Translator, source: InputItems[str] | Path, opt
         raise RegardError("--alignments with --output cannot read standard input.", "Pass --input FILE.")
     lines = list(islice(source, BLOCK_SIZE))
     results = translator.translate(lines, options.decode, truncate=True)
-    return sharpest_layer(translator, _pairs(lines, results), truncate=True)
+    return _sharpest_layer(translator, lines, results)
 
 
 def _phrases(options: Options) -> dict[str, Any]:
@@ -213,7 +212,15 @@ def _pairs(lines: Sequence[str], results: Sequence[Sequence[Translation]]) -> li
     return [(line, translation.text) for line, n_best in zip(lines, results) for translation in n_best]
 
 
+def _sharpest_layer(translator: Translator, lines: Sequence[str], results: Sequence[Sequence[Translation]]) -> str:
+    from regard.evaluation.alignment import sharpest_layer
+
+    return sharpest_layer(translator, _pairs(lines, results), truncate=True)
+
+
 def _alignments(
     translator: Translator, lines: Sequence[str], results: Sequence[Sequence[Translation]], layer: str
 ) -> list[str]:
+    from regard.evaluation import align, format_links
+
     return [format_links(links) for links in align(translator, _pairs(lines, results), layer, truncate=True)]

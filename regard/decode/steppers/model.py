@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.decode.coverage import step_with_attention
-from regard.decode.engine.static.static_attention import StepPositions
 from regard.decode.protocol import Decodable, SourceBatch, continues_source
+from regard.decode.steppers.static import StepPositions
 
 # Removing finished sentences from a group copies the caches of the others, which costs about as much as one step. It is
 # done once at most this share of the group is unfinished.

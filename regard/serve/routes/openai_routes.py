@@ -15,8 +15,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from regard.decode import DecodeConfig, Hypothesis
-from regard.decode.rules.constraints import length_limits
-from regard.decode.rules.token_rules import TOKEN_RULES
+from regard.decode.rules import TOKEN_RULES, length_limits
 from regard.pipelines import Continuation, TextGenerator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.text_generator import TokenScores

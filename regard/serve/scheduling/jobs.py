@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regard.decode import DecodeConfig, NBest
-from regard.decode.engine.engine_runner import member_models
-from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape
+from regard.decode.engine import LiveDecoder, member_models
+from regard.decode.slots import LiveSentence, LiveShape
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.ranges import MAX_INT
 

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 
 from regard.decode import NBest
-from regard.decode.engine.live_decoder import LiveDecoder, LiveSentence, LiveShape, needed_shape
+from regard.decode.engine import LiveDecoder
 from regard.decode.interruption import interruptible
+from regard.decode.phrases import check_phrases
 from regard.decode.protocol import continues_source
-from regard.decode.rules.constraints import length_limits
-from regard.decode.rules.lexical_constraints import check_phrases
+from regard.decode.rules import length_limits
+from regard.decode.slots import LiveSentence, LiveShape, needed_shape
 from regard.errors import RegardError
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.serve.scheduling.jobs import CallJob, DecodeJob, Job, Lane, RequestKind, SchedulerCounts, WaitingSentence

@@ -8,18 +8,18 @@ from regard.models import TransformerConfig, ViTConfig
 from regard.progress import show_progress
 from regard.training.recipe import DataConfig, Recipe
 from regard.training.registry import TASKS, TaskName, register_task
-from regard.training.shards.sharded_dataset import check_no_folder, read_shards
-from regard.training.tasks.answer_task import AnswerTask
-from regard.training.tasks.classify_images_task import ClassifyImagesTask
-from regard.training.tasks.classify_task import ClassifyTask
-from regard.training.tasks.image_tasks import ImageTask
-from regard.training.tasks.language_task import LanguageTask
-from regard.training.tasks.mask_images_task import MaskImagesTask
-from regard.training.tasks.mask_task import MaskTask
-from regard.training.tasks.segment_task import SegmentTask
-from regard.training.tasks.tag_task import TagTask
-from regard.training.tasks.text2text_task import Text2TextTask
-from regard.training.tasks.translate_task import TranslateTask
+from regard.training.shards.dataset import check_no_folder, read_shards
+from regard.training.tasks.answer import AnswerTask
+from regard.training.tasks.classify import ClassifyTask
+from regard.training.tasks.classify_images import ClassifyImagesTask
+from regard.training.tasks.images import ImageTask
+from regard.training.tasks.language import LanguageTask
+from regard.training.tasks.mask import MaskTask
+from regard.training.tasks.mask_images import MaskImagesTask
+from regard.training.tasks.segment import SegmentTask
+from regard.training.tasks.tag import TagTask
+from regard.training.tasks.text2text import Text2TextTask
+from regard.training.tasks.translate import TranslateTask
 
 for _name, _task in {
     "translate": TranslateTask(),

@@ -14,7 +14,7 @@ from regard.data.batching.text_batches import EncodedTexts
 from regard.data.batching.token_streams import TokenStreamBatches
 from regard.data.text.examples.labeled_texts import LabeledTextBatches
 from regard.data.text.special_tokens import SpecialTokens
-from regard.training.runtime.cuda_graphs import batch_shape
+from regard.training.cuda_graphs import batch_shape
 
 GENERATOR = np.random.default_rng(0)
 TEXTS = Sequences.from_lists(GENERATOR.integers(5, 99, n).tolist() for n in GENERATOR.integers(2, 30, 60))

@@ -6,9 +6,8 @@ import torch
 from torch.testing import assert_close
 
 from regard.decode import DecodeConfig
-from regard.decode.best_tokens import best_tokens
 from regard.decode.protocol import SpecialTokens
-from regard.decode.rules.constraints import Constraints
+from regard.decode.rules import Constraints, best_tokens
 from regard.kernels.cpu import decode_choice as kernels
 
 CPU = torch.device("cpu")

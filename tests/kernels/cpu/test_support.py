@@ -51,7 +51,7 @@ def test_compilation_is_announced_once():
 def test_one_sentence_does_not_import_numba():
     code = """
 import sys
-from tests.decode.engine.helpers import CONFIGS, decode_both, make_sources, transformer
+from tests.decode.models import CONFIGS, decode_both, make_sources, transformer
 decode_both(transformer(), make_sources(1), CONFIGS["greedy"])
 assert "numba" not in sys.modules
 """

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard.decode.decode_config import DecodeConfig
+from regard.decode.config import DecodeConfig
 from regard.decode.protocol import SpecialTokens
-from regard.decode.rules.constraints import Constraints
+from regard.decode.rules import Constraints
 from regard.decode.search import BeamSearch, StepwiseSearch
 from regard.kernels.triton import search_update
 from regard.kernels.triton.search_update import beam_update, greedy_update

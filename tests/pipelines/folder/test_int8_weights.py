@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
-from regard.decode.engine.model_precision import convert_model
+from regard.decode.precision import convert_model
 from regard.errors import RegardError
 from regard.kernels.cpu.int8_linear import quantize_weight
 from regard.layers.int8_linear import Int8Linear

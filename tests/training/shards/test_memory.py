@@ -14,12 +14,15 @@ import json, re, sys, threading
 from pathlib import Path
 import regard
 from regard.data import read_pairs
-from regard.training.shards import corpus_split, preparation, shard_encoder, text_spool
+from regard.training.shards import preparation
+from regard.training.shards import encoder
+from regard.training.shards import row_file
+from regard.training.shards import preparation
 
-preparation.TOKENIZER_BYTES, shard_encoder.SHARD_BYTES = 200_000, 1 << 20
-preparation.SAMPLE_SIZE, text_spool.RECORD_ROWS, text_spool.BLOCK_ROWS = 500, 8192, 1024
-corpus_split.BUCKET_ROWS = 8192
-shard_encoder._count_cores = lambda: 1
+preparation.TOKENIZER_BYTES, encoder.SHARD_BYTES = 200_000, 1 << 20
+preparation.SAMPLE_SIZE, row_file.RECORD_ROWS, row_file.BLOCK_ROWS = 500, 8192, 1024
+preparation.BUCKET_ROWS = 8192
+encoder._count_cores = lambda: 1
 tiny = dict(width=16, heads=2, feedforward=32, encoder_layers=1, decoder_layers=1, max_len=64)
 folder = sys.argv[1]
 

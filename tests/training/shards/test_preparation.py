@@ -19,10 +19,9 @@ from regard.data import read_pairs
 from regard.data.text import tokenizer
 from regard.errors import RegardError
 from regard.training import DataConfig, read_dataset
-from regard.training.shards import preparation, shard_encoder, shard_folder, text_spool
-from regard.training.shards.preparation import check_shards, prepare
-from regard.training.shards.sharded_dataset import open_shards
-from regard.training.shards.temporary_folder import LOCK
+from regard.training.shards import encoder, folder, preparation, row_file
+from regard.training.shards.dataset import open_shards
+from regard.training.shards.preparation import LOCK, check_shards, prepare
 from tests.training.helpers import bit_equal, interrupt_and_resume, saved_tensors
 
 LONG = "a very long sentence " * 30
@@ -56,8 +55,8 @@ def corpus(tmp_path_factory) -> Path:
 @pytest.fixture
 def small_shards(monkeypatch):
     """Several shards and blocks, although the corpus is small."""
-    monkeypatch.setattr(shard_encoder, "SHARD_BYTES", 3000)
-    monkeypatch.setattr(text_spool, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(encoder, "SHARD_BYTES", 3000)
+    monkeypatch.setattr(row_file, "BLOCK_ROWS", 16)
     monkeypatch.setattr(tokenizer, "PART_CHARS", 1000)
 
 
@@ -93,13 +92,13 @@ def test_shards_train_like_the_files(task, corpus, tmp_path, small_shards, monke
 def shards(corpus, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("shards") / "shards"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_encoder, "SHARD_BYTES", 3000)
+        patch.setattr(encoder, "SHARD_BYTES", 3000)
         prepare_task("translate", corpus, out)
     return out
 
 
 def test_encoder_processes_write_the_same_shards(corpus, shards, tmp_path, small_shards, monkeypatch):
-    monkeypatch.setattr(shard_encoder, "_count_cores", lambda: 2)
+    monkeypatch.setattr(encoder, "_count_cores", lambda: 2)
     prepare_task("translate", corpus, tmp_path / "parallel")
     one, two = ((folder / "dataset.json").read_text() for folder in (shards, tmp_path / "parallel"))
     assert one == two
@@ -180,14 +179,14 @@ def test_many_documents_are_split_by_content(tmp_path):
 
 
 def test_duplicates_are_found_across_buckets(tmp_path, monkeypatch):
-    from regard.training.shards import corpus_split
+    from regard.training.shards import preparation
 
-    monkeypatch.setattr(corpus_split, "BUCKET_ROWS", 10)
+    monkeypatch.setattr(preparation, "BUCKET_ROWS", 10)
     numbers = np.random.default_rng(0).integers(0, 60, 200).tolist()
-    with text_spool.TextSpool(tmp_path, sides=1) as spool:
+    with row_file.RowWriter(tmp_path, sides=1) as writer:
         for number in numbers:
-            spool.append([str(number)])
-    found = corpus_split.find_duplicates(text_spool.SpoolReader(tmp_path, sides=1))
+            writer.append([str(number)])
+    found = preparation.find_duplicates(row_file.RowReader(tmp_path, sides=1))
     assert found.tolist() == [number in numbers[:index] for index, number in enumerate(numbers)]
 
 
@@ -283,7 +282,7 @@ def test_full_disk(place, tmp_path, monkeypatch):
     def fail(*_args, **_options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    owners = {"append": text_spool.TextSpool, "write": shard_encoder._ShardWriter, "save": shard_folder.Manifest}
+    owners = {"append": row_file.RowWriter, "write": encoder._ShardWriter, "save": folder.Manifest}
     monkeypatch.setattr(owners[place], place, fail)
     with pytest.raises(RegardError, match=r"shards: no space left on the device; .* Free some space"):
         prepare(iter(PAIRS), tmp_path / "shards", quiet=True)
@@ -299,7 +298,7 @@ def test_killed_preparation_leaves_no_complete_folder(tmp_path):
     try:
         process.stdin.write(b"A cat.\tUn chat.\n")
         process.stdin.flush()
-        while not (part / text_spool.TEXT).exists():
+        while not (part / row_file.TEXT).exists():
             assert process.poll() is None
         with pytest.raises(RegardError, match=r"shards\.part is in use by another regard prepare"):
             prepare(iter(PAIRS), tmp_path / "shards", quiet=True)
@@ -380,7 +379,7 @@ def test_damage_is_an_error_before_training(damaged, tmp_path, monkeypatch):
 
 def test_damage_in_a_large_folder(damaged, tmp_path, monkeypatch):
     """Only sizes are checked at the start: --check finds the file, and an id outside the vocabulary is an error."""
-    monkeypatch.setattr(shard_folder, "ALWAYS_CHECKED_BYTES", 0)
+    monkeypatch.setattr(folder, "ALWAYS_CHECKED_BYTES", 0)
     flip_bit(damaged / "training-00001.source.bin")
     with pytest.raises(RegardError, match=r"training-00001\.source\.bin: corrupt"):
         check_shards(damaged, quiet=True)
@@ -400,8 +399,8 @@ def test_damage_in_a_large_folder(damaged, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("line", ["[" * 9**5, '["\\ud800", "a"]', '["a"]', "1", '"a"', "\xff"])
 def test_invalid_validation_examples(line, damaged, monkeypatch):
-    monkeypatch.setattr(shard_folder, "check_sizes", lambda *_: None)
-    monkeypatch.setattr(shard_folder, "check_content", lambda *_: None)
+    monkeypatch.setattr(folder, "check_sizes", lambda *_: None)
+    monkeypatch.setattr(folder, "check_content", lambda *_: None)
     (damaged / "validation.jsonl").write_bytes(b'["a", "b"]\n' + line.encode("latin-1"))
     with pytest.raises(RegardError, match=r"validation\.jsonl, line 2: not a valid example"):
         open_shards(damaged)

@@ -1,1 +1,0 @@
-"""Decoding in CUDA graphs of fused kernels."""

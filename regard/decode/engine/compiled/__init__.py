@@ -1,1 +1,0 @@
-"""Decoding with compiled CPU kernels, in several worker processes."""

@@ -1,1 +1,0 @@
-"""Models with static key and value caches, for every device."""

@@ -1,1 +1,0 @@
-"""Rules of a search: required and forbidden phrases, penalties, excluded tokens."""

@@ -1,0 +1,12 @@
+from regard.interop.argos_export import export_argos as export_argos
+from regard.interop.ctranslate2_export import export_ctranslate2 as export_ctranslate2
+from regard.interop.formats import export_model as export_model
+from regard.interop.formats import import_model as import_model
+from regard.interop.gguf.gguf_import import import_gguf as import_gguf
+from regard.interop.huggingface.hf_folder import export_huggingface as export_huggingface
+from regard.interop.huggingface.hf_folder import import_huggingface as import_huggingface
+from regard.interop.llama2c import import_llama2c as import_llama2c
+from regard.interop.onnx.onnx_export import export_onnx as export_onnx
+from regard.interop.onnx.onnx_runner import load_onnx as load_onnx
+from regard.interop.sentencepiece_files import read_sentencepiece as read_sentencepiece
+from regard.interop.sentencepiece_files import write_sentencepiece as write_sentencepiece

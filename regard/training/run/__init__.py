@@ -1,1 +1,0 @@
-"""A training run: its setup, plan, output folder, state and log."""

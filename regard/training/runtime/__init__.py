@@ -1,1 +1,0 @@
-"""How training uses the machine: precision, memory, compilation, CUDA graphs, worker processes."""
