@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from regard.program.entries import _programs
+from regard.graph.entries import _graphs
 from regard.serve.application import make_application
 from regard.serve.model_registry import ModelRegistry
 from tests.serve.test_routes import png
@@ -47,12 +47,12 @@ def bodies() -> dict[str, dict[str, Any]]:
 
 
 def state() -> set[str]:
-    """The modules, compiled kernels and derived programs of this process."""
+    """The modules, compiled kernels and derived graphs of this process."""
     modules = {f"module {name}" for name in sys.modules}
     dispatchers = [one for one in gc.get_objects() if type(one).__name__ == "CPUDispatcher"]
     kernels = {f"kernel {one.__name__} {signature}" for one in dispatchers for signature in one.overloads}
-    programs = {f"program {id(model)} {key}" for model, made in _programs.items() for key in made}
-    return modules | kernels | programs
+    graphs = {f"graph {id(model)} {key}" for model, made in _graphs.items() for key in made}
+    return modules | kernels | graphs
 
 
 def main(count: str, *folders: str) -> None:

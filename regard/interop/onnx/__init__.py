@@ -1,1 +1,1 @@
-"""ONNX: export of programs as graphs, and running them in ONNX Runtime."""
+"""ONNX: export of the graphs of a model, and running them in ONNX Runtime."""

@@ -17,21 +17,19 @@ def export_onnx(pipeline: Pipeline, folder: str | Path) -> None:
     language models   prompt.onnx and decoder_step.onnx
     others            model.onnx
 
-    `regard.program.entries.batch_entries` lists their inputs and outputs.
+    `regard.graph.entries.batch_entries` lists their inputs and outputs.
 
     >>> export_onnx(regard.load("model"), "graphs")  # doctest: +SKIP
     """
     # torch.export and its dependencies take a second to import.
+    from regard.graph import capture
+    from regard.graph.entries import batch_entries
     from regard.interop.onnx.onnx_writer import onnx_model
-    from regard.program import build_program, capture
-    from regard.program.entries import batch_entries
 
     onnx, folder, model = require_package("onnx", "onnx"), Path(folder), pipeline.model
     check_output_folder(folder)
     graphs = {
-        name: onnx_model(
-            onnx, build_program(capture(model, entry.call, entry.inputs, entry.sizes)), model, name, entry.outputs
-        )
+        name: onnx_model(onnx, capture(model, entry.call, entry.inputs, entry.sizes), model, name, entry.outputs)
         for name, entry in batch_entries(model).items()
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""ONNX graphs of programs: one or a few nodes per operation."""
+"""Graphs in ONNX format: one or a few nodes per operation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,8 +8,8 @@ import sympy
 from torch import nn
 
 from regard.errors import RegardError
-from regard.program import Program, Step
-from regard.program.numpy_interpreter import collect_tensors
+from regard.graph import Graph, Step
+from regard.graph.interpreter import collect_tensors
 
 OPSET = 20  # the first version with Gelu
 _TYPES = {"float": np.float32, "double": np.float64, "int": np.int64, "bool": np.bool_}
@@ -47,44 +47,44 @@ _BINARY = {
 }
 
 
-def onnx_model(onnx: Any, program: Program, model: nn.Module, name: str, outputs: Sequence[str]) -> Any:
-    """The graph of a program as an ONNX ModelProto, with the parameters of the model in float32."""
-    writer = _Writer(onnx, program, collect_tensors(program, model))
+def onnx_model(onnx: Any, graph: Graph, model: nn.Module, name: str, outputs: Sequence[str]) -> Any:
+    """A graph as an ONNX ModelProto, with the parameters of the model in float32."""
+    writer = _Writer(onnx, graph, collect_tensors(graph, model))
     helper = onnx.helper
-    graph = helper.make_graph(
-        writer.nodes(program, dict(zip(program.outputs, outputs))),
+    onnx_graph = helper.make_graph(
+        writer.nodes(graph, dict(zip(graph.outputs, outputs))),
         name,
-        [writer.value_info(key, program.kinds[key], program.shapes[key]) for key in program.inputs],
-        [writer.value_info(key, *writer.signatures[step]) for step, key in zip(program.outputs, outputs)],
+        [writer.value_info(key, graph.kinds[key], graph.shapes[key]) for key in graph.inputs],
+        [writer.value_info(key, *writer.signatures[step]) for step, key in zip(graph.outputs, outputs)],
         [onnx.numpy_helper.from_array(array, key) for key, array in writer.weights.items()],
     )
     opset = helper.make_opsetid("", OPSET)
-    return helper.make_model(graph, opset_imports=[opset], ir_version=9, producer_name="regard")
+    return helper.make_model(onnx_graph, opset_imports=[opset], ir_version=9, producer_name="regard")
 
 
 class _Writer:
-    """Collects nodes and weights; tensors keep their names in the program."""
+    """Collects nodes and weights; tensors keep their names in the graph."""
 
-    def __init__(self, onnx: Any, program: Program, tensors: Mapping[str, Any]) -> None:
+    def __init__(self, onnx: Any, graph: Graph, tensors: Mapping[str, Any]) -> None:
         self.onnx, self.tensors = onnx, tensors
         self.weights: dict[str, np.ndarray] = {}
         self.written: list[Any] = []
         self.signatures: dict[str, tuple[str, tuple]] = {
-            name: (program.kinds[name], program.shapes[name]) for name in program.inputs
+            name: (graph.kinds[name], graph.shapes[name]) for name in graph.inputs
         }
         self.count = 0
         # An input and axis for each dynamic size.
         self.sizes = {
             str(size): (name, axis)
-            for name in reversed(program.inputs)
-            for axis, size in enumerate(program.shapes[name])
+            for name in reversed(graph.inputs)
+            for axis, size in enumerate(graph.shapes[name])
             if isinstance(size, sympy.Symbol)
         }
 
-    def nodes(self, program: Program, output_names: Mapping[str, str]) -> list[Any]:
+    def nodes(self, graph: Graph, output_names: Mapping[str, str]) -> list[Any]:
         """Convert all steps to nodes; the outputs are renamed at the end."""
         outer, self.written = self.written, []
-        for step in program:
+        for step in graph:
             self.signatures[step.name] = step.kind, step.shape
             self.write(step)
         for step_name, name in output_names.items():
@@ -115,7 +115,7 @@ class _Writer:
         return name
 
     def input(self, name: str) -> str:
-        """A tensor by its name in the program; a parameter is added to the weights on first use."""
+        """A tensor by its name in the graph; a parameter is added to the weights on first use."""
         if name not in self.signatures and name not in self.weights:
             array = self.tensors[name].detach().cpu().numpy()
             self.weights[name] = array.astype(np.float32) if array.dtype.kind == "f" else array

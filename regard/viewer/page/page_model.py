@@ -1,6 +1,6 @@
-"""The model of a page: programs, rounded weights and tokenizers, with which the page runs new input by itself.
+"""The model of a page: graphs, rounded weights and tokenizers, with which the page runs new input by itself.
 
-The page interprets the programs in a worker (web/engine); it answers the requests that a live page sends to Python.
+The page interprets the graphs in a worker (web/engine); it answers the requests that a live page sends to Python.
 """
 
 import copy
@@ -20,14 +20,13 @@ from regard.attention import Concat, ScaledDot
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.graph import Graph, capture, forward_graph
+from regard.graph.entries import batch_entries, for_single_input
+from regard.graph.interpreter import collect_tensors
+from regard.graph.parts import AttentionSteps, find_parts
+from regard.graph.writer import GraphWriter
 from regard.models import family_name
 from regard.pipelines import TextEncoder
-from regard.program import Program, build_program, capture, forward_program
-from regard.program.attention_steps import AttentionSteps, find_parts
-from regard.program.entries import batch_entries, for_single_input
-from regard.program.numpy_interpreter import collect_tensors
-from regard.program.program_json import ProgramWriter
-from regard.program.stream_steps import find_streams
 from regard.viewer.image_look import ImageLook
 from regard.viewer.outcomes import TOP_K
 from regard.viewer.page.html_page import PageModel
@@ -44,7 +43,7 @@ Precision = Literal["float32", "float16", "int8"]
 MAX_DEFAULT_BYTES, MAX_FLOAT16_BYTES = 4 << 20, 8 << 20
 # Numbers of a row that share a scale (int8).
 GROUP_SIZE = 32
-# Programs of decoding, besides that of `forward`.
+# Graphs of decoding, besides that of `forward`.
 _DECODING = ("encoder", "prompt", "decoder_step")
 
 
@@ -88,7 +87,7 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         images = look.run.images
         if model.config.head not in ("classify", "segment", "none") or not isinstance(images, Tensor):
             raise RegardError("A page cannot contain a model that reconstructs images.", "Use --no-with-model.")
-        programs = {"forward": NamedProgram(forward_program(model, images, forward_all_tokens), ("output",))}
+        graphs = {"forward": NamedGraph(forward_graph(model, images, forward_all_tokens), ("output",))}
         maps: Mapping[str, AttentionMap] = {name: with_axes(one) for name, one in look.maps.items()}
     else:
         model = look.pipeline.model
@@ -96,9 +95,9 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
             raise RegardError("A page cannot contain a tagging model.", "Use --no-with-model.")
         if not look.maps:
             raise RegardError("A page cannot contain a model without attention.", "Use --no-with-model.")
-        programs, maps = page_programs(model), look.maps
+        graphs, maps = page_graphs(model), look.maps
     weights = PageWeights()
-    written = {key: _write_program(named, model, weights) for key, named in programs.items()}
+    written = {key: _write_graph(named, model, weights) for key, named in graphs.items()}
     weights.round(precision)
     names = ("name", "kind", "layer", "heads", "rows", "columns", "score", "mask")
     header = {
@@ -106,14 +105,14 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         "family": family_name(model.config),
         "precision": precision,
         "change": None if precision == "float32" else _largest_change(look, weights),
-        "programs": written,
+        "graphs": written,
         "head": getattr(model.config, "head", ""),
         "labels": list(getattr(model.config, "labels", ())),
         "problem_type": getattr(model.config, "problem_type", "single_label"),
         "attentions": [{name: one[name] for name in names} for one in attention_headers(maps, [])],
     }
     header |= _image_input(look, weights) if isinstance(look, ImageLook) else _text_input(look)
-    forward = collect_tensors(programs["forward"].program, model)
+    forward = collect_tensors(graphs["forward"].graph, model)
     indices = {name: weights.indices[id(tensor)] for name, tensor in forward.items() if id(tensor) in weights.indices}
     return PageModel(header | {"tensors": weights.headers}, bytes(weights.raw), indices)
 
@@ -172,52 +171,52 @@ class PageWeights:
             self.rounded[id(tensor)] = stored.rounded
 
 
-class NamedProgram(NamedTuple):
-    """A program and the names of its outputs."""
+class NamedGraph(NamedTuple):
+    """A graph and the names of its outputs."""
 
-    program: Program
+    graph: Graph
     outputs: Sequence[str]
 
 
-_programs: WeakKeyDictionary[nn.Module, dict[str, NamedProgram]] = WeakKeyDictionary()
+_graphs: WeakKeyDictionary[nn.Module, dict[str, NamedGraph]] = WeakKeyDictionary()
 
 
-def page_programs(model: nn.Module) -> dict[str, NamedProgram]:
-    """The programs of `forward` and of decoding, cached per model."""
-    if model not in _programs:
-        programs = {"forward": NamedProgram(forward_program(model), ("output",))}
+def page_graphs(model: nn.Module) -> dict[str, NamedGraph]:
+    """The graphs of `forward` and of decoding, cached per model."""
+    if model not in _graphs:
+        graphs = {"forward": NamedGraph(forward_graph(model), ("output",))}
         # The example inputs of decoding are on the CPU.
         is_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         on_cpu = model if is_cpu else copy.deepcopy(model).cpu()
         for name, entry in batch_entries(on_cpu).items():
             if name in _DECODING:
                 one = for_single_input(entry)
-                program = build_program(capture(on_cpu, one.call, one.inputs, one.sizes))
-                programs[name] = NamedProgram(program, one.outputs)
-        _programs[model] = programs
-    return _programs[model]
+                graph = capture(on_cpu, one.call, one.inputs, one.sizes)
+                graphs[name] = NamedGraph(graph, one.outputs)
+        _graphs[model] = graphs
+    return _graphs[model]
 
 
-def _write_program(named: NamedProgram, model: nn.Module, weights: PageWeights) -> dict[str, Any]:
-    program, outputs = named
-    parts, streams = find_parts(program, model), find_streams(program)
-    tensors = collect_tensors(program, model)
+def _write_graph(named: NamedGraph, model: nn.Module, weights: PageWeights) -> dict[str, Any]:
+    graph, outputs = named
+    parts = find_parts(graph, model)
+    tensors = collect_tensors(graph, model)
     order = {name: index for index, name in enumerate(tensors)}
-    writer = ProgramWriter(program, order, [name for one in parts.attentions for name in (one.q, one.k)])
+    writer = GraphWriter(graph, order, [name for one in parts.attentions for name in (one.q, one.k)])
     written = writer.write(outputs)
     values = list(tensors.values())
     return written | {
         "tensors": [[slot, weights.add(values[index])] for slot, index in written["tensors"]],
         "attentions": [_write_attention(one, model, writer, weights) for one in parts.attentions],
         "layers": {path: [writer.slot(name) for name in names] for path, names in parts.layers.items()},
-        "embeddings": [writer.slot(name) for name in streams.embeddings],
-        "streams": [writer.slot(name) for name in streams.streams],
+        "embeddings": [writer.slot(name) for name in parts.embeddings],
+        "streams": [writer.slot(name) for name in parts.streams],
         "positions": [[writer.slot(step), writer.slot(value)] for step, value in parts.positions.items()],
     }
 
 
 def _write_attention(
-    one: AttentionSteps, model: nn.Module, writer: ProgramWriter, weights: PageWeights
+    one: AttentionSteps, model: nn.Module, writer: GraphWriter, weights: PageWeights
 ) -> dict[str, Any]:
     def slot(name: str | None) -> int | None:
         return None if name is None else writer.slot(name)

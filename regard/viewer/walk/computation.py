@@ -1,4 +1,4 @@
-"""The computation of one input: the steps of a program with unrolled loops, their values, and additional steps."""
+"""The computation of one input: the steps of a graph with unrolled loops, their values, and additional steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +9,8 @@ import sympy
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from regard.program import Program, Step
-from regard.program.numpy_interpreter import Values, collect_tensors, execute
+from regard.graph import Graph, Step
+from regard.graph.interpreter import Values, collect_tensors, execute
 from regard.viewer.walk import limits
 from regard.viewer.walk.step_labels import ACTIVATIONS, PROBABILITIES, OptionalLabel, StepLabel
 
@@ -54,7 +54,7 @@ class Loop:
 
 @dataclass(eq=False)
 class Node:
-    """A step of an unrolled program, with its label, section and axes."""
+    """A step of an unrolled graph, with its label, section and axes."""
 
     step: Step
     sizes: tuple[str | None, ...]
@@ -91,16 +91,16 @@ class Node:
         return self.step.op
 
 
-def unroll(program: Program, sizes: Mapping[str, int]) -> list[Node]:
-    """The steps of a program for inputs of these sizes, with a copy of a loop body per position."""
+def unroll(graph: Graph, sizes: Mapping[str, int]) -> list[Node]:
+    """The steps of a graph for inputs of these sizes, with a copy of a loop body per position."""
     nodes: list[Node] = []
-    _unroll(program, program.resolve(sizes), {}, nodes)
+    _unroll(graph, graph.resolve(sizes), {}, nodes)
     return nodes
 
 
 def _unroll(
-    program: Program,
-    resolved: Program,
+    graph: Graph,
+    resolved: Graph,
     names: dict[str, str],
     nodes: list[Node],
     module: str = "",
@@ -109,7 +109,7 @@ def _unroll(
 ) -> None:
     suffix = "" if token is None else f"[{token}]"
     current = module
-    for step, real in zip(program.steps, resolved.steps):
+    for step, real in zip(graph.steps, resolved.steps):
         inputs = tuple(None if one is None else names.get(one, one) for one in real.inputs)
         # A recurrent cell inside a loop is not a module call: its parameters identify the module.
         owner = next((one.split(".rnn.")[0] for one in real.inputs if one and ".rnn." in one), None)
@@ -126,7 +126,7 @@ def _unroll(
         node.symbolic = step.attributes
         if loop is not None:
             node.side, node.loop = loop.side, loop
-            node.carried = tuple(i for i, one in enumerate(real.inputs) if one == program.inputs[0])
+            node.carried = tuple(i for i, one in enumerate(real.inputs) if one == graph.inputs[0])
         nodes.append(node)
 
 
@@ -182,19 +182,19 @@ def evaluate(tensors: Mapping[str, Tensor], nodes: Sequence[Node], inputs: Mappi
 
 
 class Computation:
-    """The unrolled program of one input with its values. Steps can be added."""
+    """The unrolled graph of one input with its values. Steps can be added."""
 
-    def __init__(self, model: nn.Module, program: Program, inputs: dict[str, Array]) -> None:
+    def __init__(self, model: nn.Module, graph: Graph, inputs: dict[str, Array]) -> None:
         self.model, self.inputs = model, inputs
-        self.nodes = unroll(program, program.sizes(inputs))
-        self.values: Values = evaluate(collect_tensors(program, model), self.nodes, inputs)
-        self.output = next(node for node in reversed(self.nodes) if node.name == program.outputs[0])
+        self.nodes = unroll(graph, graph.sizes(inputs))
+        self.values: Values = evaluate(collect_tensors(graph, model), self.nodes, inputs)
+        self.output = next(node for node in reversed(self.nodes) if node.name == graph.outputs[0])
         self.labels: dict[str, OptionalLabel] = {}
 
     def add(
         self, name: str, op: str, inputs: Sequence[str], axes: tuple[str, ...], label: OptionalLabel, **options: Any
     ) -> str:
-        """Append a step to the program; returns its name."""
+        """Append a step to the graph; returns its name."""
         step = Step(name, op, tuple(inputs), options, (), "float", "", "")
         execute(step, self.values)
         shape = self.values[name].shape

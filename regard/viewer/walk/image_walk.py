@@ -7,9 +7,9 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
+from regard.graph import forward_graph
 from regard.layers.patches import remove_prefix
 from regard.models import ViT
-from regard.program import forward_program
 from regard.viewer.image_look import BLOCKS, ImageLook
 from regard.viewer.token_axis import TokenAxis
 from regard.viewer.walk import limits
@@ -44,8 +44,8 @@ class ImageWalkBuilder:
         image = look.run.images
         assert isinstance(image, Tensor)
         self.reference = ModuleOutputs(self.model, [self.model, image], forward_all_tokens)
-        program = forward_program(self.model, image, forward_all_tokens)
-        self.computation = Computation(self.model, program, {"image": image.detach().cpu().double().numpy()})
+        graph = forward_graph(self.model, image, forward_all_tokens)
+        self.computation = Computation(self.model, graph, {"image": image.detach().cpu().double().numpy()})
         self.attention: Any = [one for name, one in look.maps.items() if name.startswith(BLOCKS)][-1]
         prefix, rows = self.config.prefix, self.attention.rows
         self.patches = [f"patch {coordinates}" for coordinates in rows[prefix:]]

@@ -1,4 +1,4 @@
-"""Maps the steps of a program to the calls of modules, attentions, blocks and their sublayers."""
+"""Maps the steps of a graph to the calls of modules, attentions, blocks and their sublayers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

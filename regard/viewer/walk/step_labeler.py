@@ -24,12 +24,12 @@ class StepLabeler:
     """Labels steps by the tables of step_labels.py: by the module of a step, or else by its operation.
 
     The key of a step in the table of a module is its operation, preceded by the relative path of its submodule
-    (`query.linear`). Where that is ambiguous, the origin of an input (`add(positions)`) or the index in program order
+    (`query.linear`). Where that is ambiguous, the origin of an input (`add(positions)`) or the index in graph order
     (`select#1`) follows.
     """
 
     def __init__(self, calls: ModuleCalls, added: Mapping[str, OptionalLabel]) -> None:
-        """`added`: labels of steps that were added to the program."""
+        """`added`: labels of steps that were added to the graph."""
         self.calls, self.added = calls, added
 
     def assign(self) -> None:

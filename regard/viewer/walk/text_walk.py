@@ -9,10 +9,10 @@ import torch
 from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
 from regard.evaluation.teacher_forcing import mutual_information
+from regard.graph import forward_graph
 from regard.layers.packed import pack
 from regard.models import Bert, Seq2Seq
 from regard.pipelines import Translator
-from regard.program import forward_program
 from regard.viewer.text_look import Look
 from regard.viewer.token_axis import TokenAxis
 from regard.viewer.walk import limits
@@ -42,11 +42,11 @@ class TextWalkBuilder:
         if look.segments is not None:
             model_inputs.append(torch.tensor(look.segments, device=self.pipeline.device))
         self.reference = ModuleOutputs(self.model, model_inputs)
-        program = forward_program(self.model)
+        graph = forward_graph(self.model)
         # A single text is one segment.
-        inputs = {name: np.array([look.segments or [0] * len(look.ids[0])]) for name in program.inputs}
-        inputs |= {name: np.array([ids]) for name, ids in zip(program.inputs, look.ids)}
-        self.computation = Computation(self.model, program, inputs)
+        inputs = {name: np.array([look.segments or [0] * len(look.ids[0])]) for name in graph.inputs}
+        inputs |= {name: np.array([ids]) for name, ids in zip(graph.inputs, look.ids)}
+        self.computation = Computation(self.model, graph, inputs)
         self.side = "target" if "target" in inputs else "text"
         self.names: dict[int, str] = {}
 

@@ -1,6 +1,6 @@
-"""Traces: the steps of a model's program with values, titles and formulas, grouped in sections, for the page.
+"""Traces: the steps of a model's graph with values, titles and formulas, grouped in sections, for the page.
 
-Nothing here depends on the model family: steps come from the program, labels from step_labels.py, sections from module
+Nothing here depends on the model family: steps come from the graph, labels from step_labels.py, sections from module
 paths. The page computes every step again (web/steps/operations.js).
 """
 
@@ -17,8 +17,8 @@ import numpy as np
 from torch import nn
 
 from regard import version
-from regard.program import Step
-from regard.program.numpy_interpreter import Values
+from regard.graph import Step
+from regard.graph.interpreter import Values
 from regard.viewer.walk.computation import LAYOUT, NORMS, TABLES, Array, Node, SectionKey
 from regard.viewer.walk.module_calls import ModuleCalls, ancestors
 from regard.viewer.walk.module_outputs import ModuleOutputs
@@ -30,14 +30,14 @@ from regard.viewer.walk.walk_template import WalkTemplate
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """The part of a program that a trace contains, and labels that the program does not define."""
+    """The part of a graph that a trace contains, and labels that the graph does not define."""
 
     axes: Mapping[int, str] = field(default_factory=dict)
     """names of axes by static size: tokens of an image"""
     block: str | None = None
     """of a large model: path of the only block whose steps are included; "": none"""
     labels: Mapping[str, OptionalLabel] = field(default_factory=dict)
-    """labels of steps that were added to the program; None: hidden"""
+    """labels of steps that were added to the graph; None: hidden"""
     output: str = "Output"
     """title of the last section"""
     precomputed: Mapping[str, str] = field(default_factory=dict)
@@ -50,13 +50,13 @@ class Trace:
     """Steps and sections of a walk, with their parameters and values.
 
     >>> from torch import ones
-    >>> from regard.program import capture, build_program
-    >>> from regard.program.numpy_interpreter import collect_tensors
+    >>> from regard.graph import capture
+    >>> from regard.graph.interpreter import collect_tensors
     >>> from regard.viewer.walk.computation import evaluate, unroll
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), ones(5, 2)
-    >>> program = build_program(capture(model, lambda model, x: model(x), {"x": ones(4, 2)}, {"x": ("text", None)}))
-    >>> nodes, inputs = unroll(program, {"text": 5}), {"x": x.numpy()}
-    >>> values = evaluate(collect_tensors(program, model), nodes, inputs)
+    >>> graph = capture(model, lambda model, x: model(x), {"x": ones(4, 2)}, {"x": ("text", None)})
+    >>> nodes, inputs = unroll(graph, {"text": 5}), {"x": x.numpy()}
+    >>> values = evaluate(collect_tensors(graph, model), nodes, inputs)
     >>> trace = Trace(model, nodes, inputs, ModuleOutputs(model, [x]), values)
     >>> [step["id"] for step in trace.steps if step["title"]]
     ['0.given', '0', '1']

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from regard.program.program_json import attribute_json
+from regard.graph.writer import attribute_json
 from regard.viewer.walk.computation import Loop, Node
 
 # Stands for the token in the names of a loop's steps.

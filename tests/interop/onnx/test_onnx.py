@@ -6,12 +6,12 @@ import onnxruntime
 import pytest
 import torch
 
+from regard.graph import capture
+from regard.graph.entries import batch_entries
 from regard.interop.onnx.onnx_runner import OnnxDecoder, OnnxEncoder, OnnxImageModel
 from regard.interop.onnx.onnx_writer import onnx_model
 from regard.layers.packed import pack
-from regard.program import build_program, capture
-from regard.program.entries import batch_entries
-from tests.program.helpers import ENCODERS, IMAGES, LANGUAGE_MODELS, TRANSLATORS, model_of, toy_model
+from tests.graph.helpers import ENCODERS, IMAGES, LANGUAGE_MODELS, TRANSLATORS, model_of, toy_model
 
 SOURCES = [[5, 6, 7, 8, 20, 3], [9], [4, 22, 10, 3]]
 TARGETS = [[2, 5, 6, 7], [2], [2, 8, 9, 11, 12, 20]]
@@ -20,8 +20,8 @@ TARGETS = [[2, 5, 6, 7], [2], [2, 8, 9, 11, 12, 20]]
 def load_graphs(model, model_class):
     sessions = {}
     for name, entry in batch_entries(model).items():
-        program = build_program(capture(model, entry.call, entry.inputs, entry.sizes))
-        graph = onnx_model(onnx, program, model, name, entry.outputs)
+        graph = capture(model, entry.call, entry.inputs, entry.sizes)
+        graph = onnx_model(onnx, graph, model, name, entry.outputs)
         onnx.checker.check_model(graph, full_check=True)
         sessions[name] = onnxruntime.InferenceSession(graph.SerializeToString())
     return model_class(model.config, sessions)

@@ -66,7 +66,7 @@ def test_unknown_scores_are_refused():
     for block in pipeline.model.blocks:
         block.attention.score = Distance()
     assert model_for_page(seen) is None
-    with pytest.raises(RegardError, match=r"blocks\.0\.attention cannot be found in the model's program"):
+    with pytest.raises(RegardError, match=r"blocks\.0\.attention cannot be found in the model's graph"):
         model_for_page(seen, True)
 
 

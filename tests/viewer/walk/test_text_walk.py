@@ -16,10 +16,10 @@ from regard.attention import Concat, Cosine, Score
 from regard.attention.recording import record
 from regard.cli.inference.look import run
 from regard.errors import RegardError
+from regard.graph.interpreter import OPERATIONS
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig
 from regard.pipelines import Translator, save
-from regard.program.numpy_interpreter import OPERATIONS
 from regard.viewer import build_walk, look
 from regard.viewer.page.text_scene import build_scene
 from regard.viewer.text_look import Look
@@ -280,7 +280,7 @@ def test_custom_layer_and_score_appear_in_the_walk():
     assert "Decoder, layer 0: feed-forward" in titles
     names = {one["name"] for step in trace.steps for one in step["inputs"] if isinstance(one, dict)}
     assert {"decoder.0.cross.score.factor", "decoder.0.feedforward.gate.map.weight"} <= names
-    # The program is captured again after a module has been replaced.
+    # The graph is captured again after a module has been replaced.
     pipeline.model.decoder[0].cross.score = Cosine(2.0)
     assert max_difference(build_walk(make_look(pipeline)).trace, pipeline, seen.ids) < 1e-5
 

@@ -1,12 +1,12 @@
-/** Decoders of one input: with cached keys and values (programs of decoding), or without (the program of `forward`). */
+/** Decoders of one input: with cached keys and values (graphs of decoding), or without (the graph of `forward`). */
 
 /**
  * @typedef {import("./fast_operations.js").Tensor} Tensor
- * @typedef {import("./program_runner.js").ProgramRunner} ProgramRunner
- * @typedef {import("./program_runner.js").Edits} Edits
+ * @typedef {import("./graph_runner.js").GraphRunner} GraphRunner
+ * @typedef {import("./graph_runner.js").Edits} Edits
  * @typedef {import("./interventions.js").PartsJson} PartsJson
- * @typedef {Record<string, {runner: ProgramRunner, parts: PartsJson}>} Programs
- * @typedef {(name: string) => Edits | undefined} EditsOf the changes of a program
+ * @typedef {Record<string, {runner: GraphRunner, parts: PartsJson}>} Graphs
+ * @typedef {(name: string) => Edits | undefined} EditsOf the changes of a graph
  */
 
 /** @param {number[]} ids @returns {Tensor} a batch of one sequence */
@@ -36,18 +36,18 @@ function selectRows({ data, shape }, rows) {
   return { data: out, shape: [rows.length, ...shape.slice(1)] };
 }
 
-/** Decodes with the programs `encoder` or `prompt`, and `decoder_step`. */
+/** Decodes with the graphs `encoder` or `prompt`, and `decoder_step`. */
 export class CachedDecoder {
-  /** @param {Programs} programs @param {number[]} source @param {EditsOf} editsOf */
-  constructor(programs, source, editsOf) {
-    const { runner, parts } = programs.decoder_step;
+  /** @param {Graphs} graphs @param {number[]} source @param {EditsOf} editsOf */
+  constructor(graphs, source, editsOf) {
+    const { runner, parts } = graphs.decoder_step;
     this.runner = runner;
     this.edits = editsOf("decoder_step");
     this.attentions = parts.attentions.filter(({ kind }) => kind === "cross");
     this.recorded = new Set(this.attentions.map(({ weights }) => weights));
-    const first = programs.encoder ? "encoder" : "prompt";
+    const first = graphs.encoder ? "encoder" : "prompt";
     const mask = { data: new Float32Array(source.length).fill(1), shape: [1, source.length] };
-    const { outputs } = programs[first].runner.run({ ids: idsTensor(source), mask }, new Set(), editsOf(first));
+    const { outputs } = graphs[first].runner.run({ ids: idsTensor(source), mask }, new Set(), editsOf(first));
     /** Tensors of the source, shared by all hypotheses, and of each hypothesis. @type {Record<string, Tensor>} */
     this.shared = { mask };
     /** @type {Record<string, Tensor>} */
@@ -81,7 +81,7 @@ export class CachedDecoder {
   }
 }
 
-/** Decodes with the program of `forward`: every step runs the model on all tokens, so that all rows are computed again. */
+/** Decodes with the graph of `forward`: every step runs the model on all tokens, so that all rows are computed again. */
 export class UncachedDecoder {
   /** @param {(ids: number[]) => Float32Array[]} forward logits of the token after each token of an output @param {number[]} prompt */
   constructor(forward, prompt) {

@@ -186,7 +186,7 @@ function shownMap(engine, look, shown) {
 
 /** @param {PageEngine} engine @param {Intervention[]} changes */
 function checkInterventions(engine, changes) {
-  const { attentions, layers, positions } = engine.header.programs.forward;
+  const { attentions, layers, positions } = engine.header.graphs.forward;
   for (const { change, attention, head, layer, weights } of changes) {
     if (change === "positions" && !positions.length) throw new Error("This model has no positional encodings to remove.");
     if (change === "layer" && !Object.keys(layers).some((path) => path === layer || path.startsWith(`${layer}.`))) throw new Error(`The model has no layer ${layer}.`);

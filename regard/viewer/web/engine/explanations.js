@@ -6,7 +6,7 @@ import { topIndices } from "./search.js";
  * @typedef {import("./page_engine.js").PageEngine} PageEngine
  * @typedef {import("./page_engine.js").Look} Look
  * @typedef {import("./fast_operations.js").Tensor} Tensor
- * @typedef {import("./program_runner.js").Edits} Edits
+ * @typedef {import("./graph_runner.js").Edits} Edits
  * @typedef {[number, number, number]} ExplainedStep index of the input, row of the logits, id of the token or label
  * @typedef {{inputs: number[][][], steps: ExplainedStep[]}} ExplainedOutput
  */
@@ -23,7 +23,7 @@ const SIDES = { 1: ["text"], 2: ["source", "target"] };
  */
 export function explainOutput(engine, look, output, generated) {
   const { head, labels } = engine.header;
-  const { streams } = engine.header.programs.forward;
+  const { streams } = engine.header.graphs.forward;
   const tokens = output.steps.map(({ token }) => token);
   /** @param {number[][][]} inputs @param {ExplainedStep[]} steps @param {string[]} tokens */
   const explained = (inputs, steps, tokens) => {
@@ -82,7 +82,7 @@ function logSum(logits) {
 
 /** Effects of the heads of an attention on each step. @param {PageEngine} engine @param {ExplainedOutput} output @param {string} attention @returns {number[][]} */
 function headEffects(engine, { inputs, steps }, attention) {
-  const { attentions } = engine.header.programs.forward;
+  const { attentions } = engine.header.graphs.forward;
   const one = engine.maps.get(attention) ?? attentions.find((/** @type {any} */ part) => part.attention === attention);
   if (!one) throw new Error(`The model has no attention ${attention}.`);
   const run = (/** @type {import("./interventions.js").Intervention[]} */ changes) => {
@@ -95,7 +95,7 @@ function headEffects(engine, { inputs, steps }, attention) {
 
 /** @param {PageEngine} engine @param {ExplainedOutput} output */
 function logitLens(engine, { inputs, steps }) {
-  const { streams } = engine.header.programs.forward;
+  const { streams } = engine.header.graphs.forward;
   if (!streams.length) throw new Error("The logit lens needs a model with a residual stream.");
   if (engine.isGenerator) {
     const [[ids]] = inputs;
@@ -140,7 +140,7 @@ function logitLens(engine, { inputs, steps }) {
 function attribution(engine, { inputs, steps, side: onlySide, tokens: range, method }) {
   if (method === "integrated_gradients") throw new Error("A page does not compute integrated gradients. Use Python.");
   const factors = method === "occlusion" ? [1, 0] : [1 + EPSILON, 1 - EPSILON];
-  const { embeddings } = engine.header.programs.forward;
+  const { embeddings } = engine.header.graphs.forward;
   const names = SIDES[embeddings.length];
   const gates = inputs.map((ids) => (method === "occlusion" ? { replaced: new Map(), bypassed: new Map() } : reluGates(engine, ids)));
   /** @type {Record<string, number[][]>} */
@@ -166,11 +166,11 @@ function attribution(engine, { inputs, steps, side: onlySide, tokens: range, met
 }
 
 /**
- * Changes of the program by which every ReLU keeps the units of the unchanged input, so that differences do not cross its kink.
+ * Changes of the graph by which every ReLU keeps the units of the unchanged input, so that differences do not cross its kink.
  * @param {PageEngine} engine @param {number[][]} ids @returns {Edits}
  */
 function reluGates(engine, ids) {
-  const steps = engine.programs.forward.runner.json.steps.filter(({ op }) => op === "relu");
+  const steps = engine.graphs.forward.runner.json.steps.filter(({ op }) => op === "relu");
   const { values } = engine.forward(ids, new Set(steps.map(({ out }) => out)), []);
   /** @type {Edits} */
   const edits = { replaced: new Map(), bypassed: new Map(steps.map((step) => [step.out, step.in[0]])) };

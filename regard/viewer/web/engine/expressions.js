@@ -1,4 +1,4 @@
-/** Dynamic sizes of a program: a number, a name, or a list of an operator and its operands. */
+/** Dynamic sizes of a graph: a number, a name, or a list of an operator and its operands. */
 
 /** @typedef {number | string | any[]} Expression */
 

@@ -1,5 +1,5 @@
 /**
- * Operations of programs on typed arrays. Every operation is defined in steps/operations.js, its plain twin, which also
+ * Operations of graphs on typed arrays. Every operation is defined in steps/operations.js, its plain twin, which also
  * computes the operations that have no faster form here.
  */
 

@@ -1,13 +1,13 @@
-/** Interventions on a program: regard/viewer/interventions.py. */
+/** Interventions on a graph: regard/viewer/interventions.py. */
 
 /**
  * @typedef {import("./fast_operations.js").Tensor} Tensor
- * @typedef {import("./program_runner.js").ProgramJson} ProgramJson
- * @typedef {import("./program_runner.js").Edits} Edits
+ * @typedef {import("./graph_runner.js").GraphJson} GraphJson
+ * @typedef {import("./graph_runner.js").Edits} Edits
  * @typedef {{attention: string, kind: string, heads: number, q: number, k: number, w: number | null, scale: number | null,
  *   isScaledDot: boolean, bias: number | null, biasValue: number | null, masks: number[], weights: number, context: number}} AttentionPart
  * @typedef {{attentions: AttentionPart[], layers: Record<string, number[]>, positions: [number, number][]}} PartsJson
- * the slots of attentions, of the outputs of layers, and of positional encodings (regard/program/attention_steps.py)
+ * the slots of attentions, of the outputs of layers, and of positional encodings (regard/graph/parts.py)
  * @typedef {{change: string, attention?: string, head?: number, layer?: string, row?: number, weights?: number[]}} Intervention
  */
 
@@ -20,13 +20,13 @@ export const needsForward = (changes) => changes.some(({ change }) => NEEDS_FORW
 /** The name of an attention's module: calls of a shared module are recorded as name.0, name.1, … @param {string} name @param {{attention: string}[]} attentions */
 const moduleOf = (name, attentions) => (attentions.some((one) => one.attention === name) ? name : name.replace(/\.\d+$/, ""));
 
-/** The changes of a program. @param {ProgramJson & PartsJson} program @param {Intervention[]} changes @returns {Edits | undefined} */
-export function makeEdits(program, changes) {
+/** The changes of a graph. @param {GraphJson & PartsJson} graph @param {Intervention[]} changes @returns {Edits | undefined} */
+export function makeEdits(graph, changes) {
   if (!changes.length) return undefined;
-  const { attentions, layers, positions } = program;
+  const { attentions, layers, positions } = graph;
   /** @type {Edits} */
   const edits = { replaced: new Map(), bypassed: new Map() };
-  const inputs = new Map(allSteps(program.steps).map((step) => [step.out, step.in[0]]));
+  const inputs = new Map(allSteps(graph.steps).map((step) => [step.out, step.in[0]]));
   /** @param {number} slot @param {(value: Tensor, iteration: number) => Tensor} f */
   const replace = (slot, f) => {
     const before = edits.replaced.get(slot);
@@ -49,7 +49,7 @@ export function makeEdits(program, changes) {
   return edits;
 }
 
-/** @param {import("./program_runner.js").Step[]} steps @returns {import("./program_runner.js").Step[]} */
+/** @param {import("./graph_runner.js").Step[]} steps @returns {import("./graph_runner.js").Step[]} */
 const allSteps = (steps) => steps.flatMap((step) => (step.body ? [step, ...allSteps(step.body.steps)] : [step]));
 
 /** @param {Tensor} value @returns {Tensor} */

@@ -1,9 +1,9 @@
-/** The model of a page: runs programs on new input, and answers the requests of a page like regard/viewer/page. */
+/** The model of a page: runs graphs on new input, and answers the requests of a page like regard/viewer/page. */
 
 import { CachedDecoder, UncachedDecoder, idsTensor, meanOverHeads, rowsOf } from "./decoders.js";
 import { makeEdits, needsForward } from "./interventions.js";
 import { MatrixKernel } from "./matrix_kernel.js";
-import { ProgramRunner } from "./program_runner.js";
+import { GraphRunner } from "./graph_runner.js";
 import { buildWalk } from "./walks.js";
 import { lookAtQuestion, sharpestQuestionHead } from "./questions.js";
 import { TokenConstraints, beamSearch, seededRandom, stepwiseSearch } from "./search.js";
@@ -39,8 +39,8 @@ export class PageEngine {
     this.special = /** @type {import("./search.js").SpecialTokens} */ (header.special);
     this.tensors = readTensors(header.tensors, weights);
     const kernel = new MatrixKernel(fast);
-    /** @type {import("./decoders.js").Programs} */
-    this.programs = Object.fromEntries(Object.entries(header.programs).map(([name, program]) => [name, { runner: new ProgramRunner(program, this.tensors, kernel), parts: program }]));
+    /** @type {import("./decoders.js").Graphs} */
+    this.graphs = Object.fromEntries(Object.entries(header.graphs).map(([name, graph]) => [name, { runner: new GraphRunner(graph, this.tensors, kernel), parts: graph }]));
     const tokenizers = header.tokenizers.map((/** @type {any} */ one) => new PageTokenizer(one));
     this.sourceTokenizer = tokenizers[0];
     this.targetTokenizer = tokenizers[tokenizers.length - 1];
@@ -48,7 +48,7 @@ export class PageEngine {
     this.isGenerator = header.kind === "TextGenerator";
     /** The input of an image model: the image of the page, or the last one that the reader opened. @type {Tensor | null} */
     this.image = header.image === undefined ? null : this.tensors[header.image];
-    const { attentions } = header.programs.forward;
+    const { attentions } = header.graphs.forward;
     /** Slots of each map: the calls of a module that layers share are separate maps. @type {Map<string, import("./interventions.js").AttentionPart>} */
     this.maps = new Map();
     for (const part of attentions) {
@@ -116,9 +116,9 @@ export class PageEngine {
     return { source: name, target: "", ids: [], axes, pass, search: null, options: this.header.search };
   }
 
-  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @param {import("./program_runner.js").Edits} [edits] other changes of the program @returns {Pass} */
+  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @param {import("./graph_runner.js").Edits} [edits] other changes of the graph @returns {Pass} */
   forward(ids, recorded, changes, edits) {
-    const { runner, parts } = this.programs.forward;
+    const { runner, parts } = this.graphs.forward;
     /** @type {Record<string, Tensor>} */
     const inputs = {};
     if (this.image) inputs.image = this.image;
@@ -138,9 +138,9 @@ export class PageEngine {
   /** @param {number[]} source ids @param {Intervention[]} changes @param {SearchOptions} options @param {number[]} prefix forced beginning @returns {import("./search.js").SearchResult} */
   search(source, changes, options, prefix) {
     const { constraints } = this.searchInput(source, options, prefix);
-    const editsOf = (/** @type {string} */ name) => makeEdits(/** @type {any} */ (this.programs[name].parts), changes);
+    const editsOf = (/** @type {string} */ name) => makeEdits(/** @type {any} */ (this.graphs[name].parts), changes);
     const forward = (/** @type {number[]} */ ids) => this.forward(this.isTranslator ? [source, ids] : [ids], new Set(), changes).logits;
-    const decoder = needsForward(changes) ? new UncachedDecoder(forward, this.isTranslator ? [] : source) : new CachedDecoder(this.programs, source, editsOf);
+    const decoder = needsForward(changes) ? new UncachedDecoder(forward, this.isTranslator ? [] : source) : new CachedDecoder(this.graphs, source, editsOf);
     if (options.method === "beam") return beamSearch(decoder, options, constraints);
     return stepwiseSearch(decoder, options, constraints, seededRandom(options.seed));
   }

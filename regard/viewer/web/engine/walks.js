@@ -16,7 +16,7 @@ const [MAX_TOKENS, TOP_TOKENS] = [64, 10];
 export function buildWalk(engine, look) {
   const template = engine.header.walk;
   if (!template || look.ids.some((ids) => ids.length > MAX_TOKENS)) return null;
-  const names = engine.programs.forward.runner.json.inputs.map(({ name }) => name);
+  const names = engine.graphs.forward.runner.json.inputs.map(({ name }) => name);
   /** @type {Record<string, number[]>} */
   const inputs = Object.fromEntries(names.map((name, i) => [name, look.ids[i] ?? look.ids[0].map(() => 0)]));
   const sizes = Object.fromEntries(Object.entries(inputs).map(([name, ids]) => [name, ids.length]));

@@ -1,5 +1,5 @@
 /**
- * Interpreter of programs: the operations of regard/program/numpy_interpreter.py. No DOM: this also runs under node.
+ * Interpreter of graphs: the operations of regard/graph/interpreter.py. No DOM: this also runs under node.
  */
 
 /**

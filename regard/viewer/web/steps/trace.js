@@ -1,5 +1,5 @@
 /**
- * The steps of a program, computed on demand, and the derivation of single numbers from the inputs of their step. No DOM:
+ * The steps of a graph, computed on demand, and the derivation of single numbers from the inputs of their step. No DOM:
  * this also runs under node.
  */
 
@@ -46,7 +46,7 @@ function isSum(text) {
   return false;
 }
 
-/** The steps of a program, computed on demand. */
+/** The steps of a graph, computed on demand. */
 export class Trace {
   /**
    * @param {{steps: Step[], inputs?: Record<string, number[]> | null}} walk @param {Float32Array} params

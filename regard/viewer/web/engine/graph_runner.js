@@ -1,4 +1,4 @@
-/** Runs a program (regard/program/program_json.py) on new inputs. No DOM: this runs in a worker, and under node. */
+/** Runs a graph (regard/graph/writer.py) on new inputs. No DOM: this runs in a worker, and under node. */
 
 import { isDynamic, resolveSizes } from "./expressions.js";
 import { compute } from "./fast_operations.js";
@@ -11,13 +11,13 @@ import { MatrixKernel } from "./matrix_kernel.js";
  * @typedef {{inputs: number[], steps: Step[], outputs: number[]}} Body
  * @typedef {{inputs: {name: string, slot: number, shape: any[]}[], tensors: [number, number][], steps: Step[],
  *   outputs: Record<string, number>, slots: number, positions?: [number, number][], layers?: Record<string, number[]>,
- *   attentions?: import("./interventions.js").AttentionPart[]}} ProgramJson
+ *   attentions?: import("./interventions.js").AttentionPart[]}} GraphJson
  * @typedef {{replaced: Map<number, (value: Tensor, iteration: number) => Tensor>, bypassed: Map<number, number>}} Edits
  * changes of a run, by slot: functions of a step's value, and slots whose value replaces that of a step
  */
 
-export class ProgramRunner {
-  /** @param {ProgramJson} json @param {Tensor[]} tensors parameters and constants @param {MatrixKernel} kernel */
+export class GraphRunner {
+  /** @param {GraphJson} json @param {Tensor[]} tensors parameters and constants @param {MatrixKernel} kernel */
   constructor(json, tensors, kernel) {
     this.json = json;
     this.kernel = kernel;

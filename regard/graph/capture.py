@@ -1,123 +1,106 @@
-"""A model as a list of primitive operations over named tensors, translated from an exported `forward`.
-
-Each step names its operation, its inputs and its module. The step-by-step view, the JavaScript engine of a page and the
-ONNX export interpret programs; `regard.program.numpy_interpreter` defines the operations.
-"""
+"""Capture a call of a model as a graph: torch.export, with reference attention and dynamic sizes, as steps."""
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import sympy
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram, export
 from torch.export.graph_signature import InputKind
 
 from regard import version
+from regard.attention.dispatch import use
 from regard.errors import RegardError
-from regard.program.capture import CapturedCall
-
-Size = Any  # int | sympy.Expr
-"""an integer, or an expression of dynamic sizes: T, S + 1"""
+from regard.graph.steps import Graph, Size, Step
 
 
-@dataclass(frozen=True)
-class Step:
-    """One operation: `name = op(*inputs, **attributes)`."""
+def capture(
+    model: nn.Module,
+    call: Callable[..., Any],
+    inputs: Mapping[str, Tensor],
+    sizes: Mapping[str, Sequence[str | None]],
+) -> Graph:
+    """The graph of `call(model, *inputs)` in evaluation mode, with reference attention instead of kernels.
 
-    name: str
-    op: str
-    inputs: tuple[str | None, ...]
-    attributes: Mapping[str, Any]
-    shape: tuple[Size, ...]
-    kind: str
-    """element type: float (the dtype of the parameters), double, int or bool"""
-    module: str
-    """path of the module whose forward contains it"""
-    source: str
-    """file and function of that forward: regard/layers/multihead.py · forward"""
-    body: "Program | None" = None
-    """of a scan: the program of one iteration, from (state, element, *shared) to (state, output)"""
+    `sizes` names the dynamic axes of each input (None: static); axes with the same name have the same size.
 
-
-@dataclass(frozen=True)
-class Program:
-    """Steps in order. They read inputs, parameters (by their names in the model), constants, and outputs of steps."""
-
-    steps: tuple[Step, ...]
-    inputs: tuple[str, ...]
-    constants: Mapping[str, Tensor] = field(repr=False)
-    outputs: tuple[str, ...]
-    shapes: Mapping[str, tuple[Size, ...]] = field(repr=False)
-    """shape of each input"""
-    kinds: Mapping[str, str] = field(repr=False)
-    """element type of each input"""
-
-    def __iter__(self) -> Iterator[Step]:
-        return iter(self.steps)
-
-    def sizes(self, inputs: Mapping[str, Any]) -> dict[str, int]:
-        """Dynamic sizes by name, from the shapes of inputs."""
-        pairs = [(name, *pair) for name, shape in self.shapes.items() for pair in zip(shape, inputs[name].shape)]
-        sizes = {str(size): int(actual) for _, size, actual in pairs if isinstance(size, sympy.Symbol)}
-        for name, size, actual in pairs:
-            if _resolve(size, sizes) != actual:
-                raise RegardError(
-                    f"{name} has shape {tuple(inputs[name].shape)}; expected {tuple(map(str, self.shapes[name]))}.",
-                    "Pass an input of that shape, or capture the program with inputs of the actual shape.",
-                )
-        return sizes
-
-    def resolve(self, sizes: Mapping[str, int]) -> "Program":
-        """The same program with integers in place of dynamic sizes."""
-
-        steps = tuple(
-            replace(
-                step,
-                attributes={key: _resolve(value, sizes) for key, value in step.attributes.items()},
-                shape=tuple(_resolve(step.shape, sizes)),
-                body=None if step.body is None else step.body.resolve(sizes),
-            )
-            for step in self.steps
-        )
-        return replace(
-            self, steps=steps, shapes={key: tuple(_resolve(shape, sizes)) for key, shape in self.shapes.items()}
-        )
-
-
-def _resolve(value: Any, sizes: Mapping[str, int]) -> Any:
-    """Replace dynamic sizes in an attribute or shape."""
-    if isinstance(value, sympy.Expr):
-        return int(value.subs(sizes))
-    return [_resolve(item, sizes) for item in value] if isinstance(value, list | tuple) else value
-
-
-def build_program(captured: CapturedCall) -> Program:
-    """Translate a captured call of a model to a program.
-
-    >>> from regard.program.capture import capture
-    >>> layer = torch.nn.Linear(2, 3)
-    >>> program = build_program(capture(layer, lambda layer, x: layer(x), {"x": torch.zeros(4, 2)}, {"x": ("T", None)}))
-    >>> [(step.op, step.module, step.shape) for step in program]
+    >>> layer = nn.Linear(2, 3)
+    >>> graph = capture(layer, lambda layer, x: layer(x), {"x": torch.zeros(4, 2)}, {"x": ("T", None)})
+    >>> [(step.op, step.module, step.shape) for step in graph]
     [('linear', '', (T, 3))]
     """
-    exported, input_names, sizes = captured
-    names, constants, inputs = {}, {}, iter(input_names)
+    exported = _export(model, call, inputs, sizes)
+    symbols = _dynamic_sizes(exported, inputs, sizes)
+    names, constants, input_names = {}, {}, iter(inputs)
     for spec in exported.graph_signature.input_specs:
         name = spec.arg.name
         if spec.kind == InputKind.USER_INPUT:
-            names[name] = next(inputs)
+            names[name] = next(input_names)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target is not None:
             names[name] = spec.target.removeprefix("model.")
         elif spec.target is not None:
             names[name] = name
             constants[name] = exported.constants[spec.target]
-    program = _GraphTranslator(exported.graph_module, sizes, names).program()
-    shapes = {name: program.shapes[name] for name in input_names}
-    return replace(program, inputs=input_names, constants=constants, shapes=shapes)
+    graph = _Translator(exported.graph_module, symbols, names).graph()
+    shapes = {name: graph.shapes[name] for name in inputs}
+    return replace(graph, inputs=tuple(inputs), constants=constants, shapes=shapes)
+
+
+class _Call(nn.Module):
+    """Wraps a call of a model in a module, as torch.export requires."""
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.call(self.model, *inputs)
+
+
+def _export(
+    model: nn.Module,
+    call: Callable[..., Any],
+    inputs: Mapping[str, Tensor],
+    sizes: Mapping[str, Sequence[str | None]],
+) -> ExportedProgram:
+    # torch infers relations between sizes (R = B · K), and which sizes are static, which `_dynamic_sizes` refuses.
+    dynamic = tuple(
+        {axis: Dim.AUTO for axis, name in enumerate(sizes.get(key, ())) if name is not None} for key in inputs
+    )
+    training = model.training
+    model.eval()
+    try:
+        from torch._dynamo import config as dynamo_config  # slow to import
+
+        # Comparing symbolic sizes in the cache of fake tensors costs more than the cache saves: 30% of the time.
+        without_cache = dynamo_config.patch(fake_tensor_cache_enabled=False)
+        with torch.no_grad(), use("reference"), without_cache:
+            return export(_Call(model, call), tuple(inputs.values()), dynamic_shapes=(dynamic,), strict=False)
+    finally:
+        model.train(training)
+
+
+def _dynamic_sizes(
+    exported: ExportedProgram, inputs: Mapping[str, Tensor], sizes: Mapping[str, Sequence[str | None]]
+) -> dict[str, str]:
+    """The name of each dynamic size, by torch's symbol for it."""
+    nodes = [node for node in exported.graph.nodes if node.op == "placeholder"][-len(inputs) :]
+    symbols: dict[str, str] = {}
+    for node, key in zip(nodes, inputs):
+        for axis, (size, name) in enumerate(zip(node.meta["val"].shape, sizes.get(key, ()))):
+            if name is not None and not isinstance(size, torch.SymInt):
+                raise RegardError(
+                    f"The size {name} (axis {axis} of input {key}) was specialized to {size} by the model.",
+                    "Change the layer so that it does not convert the size to a Python integer.",
+                )
+            if name is not None and size.node.expr.is_Symbol:
+                symbols.setdefault(str(size.node.expr), name)
+    return symbols
 
 
 # Operations without effect on values.
@@ -135,20 +118,20 @@ _RENAMED = {
 _KINDS = {torch.bool: "bool", torch.int64: "int", torch.int32: "int", torch.uint8: "int", torch.float64: "double"}
 
 
-class _GraphTranslator:
-    """Translates the nodes of one graph to steps."""
+class _Translator:
+    """Translates the nodes of an exported module to steps."""
 
     def __init__(
-        self, graph: fx.GraphModule, sizes: Mapping[str, str], names: dict[str, str], prefix: str = ""
+        self, module: fx.GraphModule, sizes: Mapping[str, str], names: dict[str, str], prefix: str = ""
     ) -> None:
-        self.graph, self.sizes, self.prefix = graph, sizes, prefix
+        self.module, self.sizes, self.prefix = module, sizes, prefix
         # Node name → name of its output tensor, or a list of names if it has several.
         self.names: dict[str, Any] = dict(names)
         self.steps: list[Step] = []
 
-    def program(self) -> Program:
+    def graph(self) -> Graph:
         inputs, shapes, kinds, outputs = [], {}, {}, []
-        for node in self.graph.graph.nodes:
+        for node in self.module.graph.nodes:
             if node.op == "placeholder":
                 name = self.names.setdefault(node.name, self.prefix + node.name)
                 inputs.append(name)
@@ -157,7 +140,7 @@ class _GraphTranslator:
                 outputs = [self.names[output.name] for output in node.args[0]]
             elif node.op == "call_function":
                 self.visit(node)
-        return Program(tuple(self.steps), tuple(inputs), {}, tuple(outputs), shapes, kinds)
+        return Graph(tuple(self.steps), tuple(inputs), {}, tuple(outputs), shapes, kinds)
 
     def visit(self, node: fx.Node) -> None:
         if node.target is not operator.getitem and not isinstance(node.meta.get("val"), Tensor | tuple | list):
@@ -296,14 +279,14 @@ class _GraphTranslator:
 
     def scan(self, node: fx.Node) -> None:
         body, init, xs, shared = node.args
-        graph = getattr(self.graph, body.target)  # type: ignore[union-attr,arg-type]
-        placeholders = [child.name for child in graph.graph.nodes if child.op == "placeholder"]
+        module = getattr(self.module, body.target)  # type: ignore[union-attr,arg-type]
+        placeholders = [child.name for child in module.graph.nodes if child.op == "placeholder"]
         outer = [self.names[value.name] for value in (*init, *xs, *shared)]  # type: ignore[misc]
         # Tensors shared by all iterations keep their names in the body.
         first = len(init) + len(xs)  # type: ignore[arg-type]
         names = dict(zip(placeholders[first:], outer[first:]))
         prefix = f"{self.prefix}{node.name}."
-        inner = _GraphTranslator(graph, self.sizes, names, prefix).program()
+        inner = _Translator(module, self.sizes, names, prefix).graph()
         inner = replace(inner, inputs=tuple(inner.inputs[:first]))
         name = prefix + "outputs"
         value = node.meta["val"][1]
@@ -321,7 +304,7 @@ class _GraphTranslator:
         *,
         name: str | None = None,
         value: Tensor | None = None,
-        body: Program | None = None,
+        body: Graph | None = None,
     ) -> None:
         if name is None:
             name = self.names[node.name] = self.prefix + node.name

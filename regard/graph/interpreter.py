@@ -1,4 +1,4 @@
-"""Reference interpreter of programs in NumPy, in float64."""
+"""Reference interpreter of graphs in NumPy, in float64."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,33 +9,33 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.program.program_steps import Program, Step
+from regard.graph.steps import Graph, Step
 
 Array = Shaped[np.ndarray, "..."]
 
 
-def run(program: Program, model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Array]:
-    """Run a program and return the value of every step by name. Steps inside a scan are named `name[3]` at index 3.
+def run(graph: Graph, model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Run a graph and return the value of every step by name. Steps inside a scan are named `name[3]` at index 3.
 
     >>> import torch
-    >>> from regard.program import capture, build_program
+    >>> from regard.graph import capture
     >>> layer, x = nn.Linear(2, 3), torch.ones(4, 2)
-    >>> program = build_program(capture(layer, lambda layer, x: layer(x), {"x": x}, {"x": ("T", None)}))
-    >>> run(program, layer, {"x": torch.ones(7, 2)})[program.outputs[0]].shape
+    >>> graph = capture(layer, lambda layer, x: layer(x), {"x": x}, {"x": ("T", None)})
+    >>> run(graph, layer, {"x": torch.ones(7, 2)})[graph.outputs[0]].shape
     (7, 3)
     """
     arrays = {name: _array(value) for name, value in inputs.items()}
-    values = Values(collect_tensors(program, model))
+    values = Values(collect_tensors(graph, model))
     values.update(arrays)
-    for step in program.resolve(program.sizes(arrays)):
+    for step in graph.resolve(graph.sizes(arrays)):
         execute(step, values)
     return values
 
 
-def collect_tensors(program: Program, model: nn.Module) -> dict[str, Tensor]:
+def collect_tensors(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
     """Tensors that steps read in addition to inputs: parameters and buffers of the model, and constants."""
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return dict(named) | dict(program.constants)
+    return dict(named) | dict(graph.constants)
 
 
 class Values(dict[str, Array]):
@@ -59,7 +59,7 @@ def execute(step: Step, values: dict[str, Array]) -> None:
     if step.op not in OPERATIONS:
         raise RegardError(
             f"Unsupported operation {step.op} (in {step.module or 'the model'}).",
-            "Add the operation to regard/program/numpy_interpreter.py.",
+            "Add the operation to regard/graph/interpreter.py.",
         )
     values[step.name] = np.asarray(OPERATIONS[step.op](*inputs, **step.attributes))
 

@@ -1,4 +1,4 @@
-"""The page's interpreter of programs agrees with NumPy's, operation by operation, on random inputs."""
+"""The page's interpreter of graphs agrees with NumPy's, operation by operation, on random inputs."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from regard.program.numpy_interpreter import OPERATIONS
+from regard.graph.interpreter import OPERATIONS
 from tests.viewer.browser import bundle_script, node_program
 
 ROUNDS = 12

@@ -1,4 +1,4 @@
-"""Entry points of each model family that are captured as programs: `forward`, and the steps of decoding."""
+"""Entry points of each model family that are captured as graphs: `forward`, and the steps of decoding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.graph.capture import capture
+from regard.graph.steps import Graph
 from regard.layers.kv_cache import CrossAttentionCache, FunctionalKVCache
 from regard.layers.packed import Padded
 from regard.layers.recurrent import PARTS
@@ -15,8 +17,6 @@ from regard.models import FAMILIES, GPT, Bert, Seq2Seq, Transformer, ViT, family
 from regard.models.gpt import GPTState
 from regard.models.seq2seq import Seq2SeqState
 from regard.models.transformer import TransformerState
-from regard.program.capture import capture
-from regard.program.program_steps import Program, build_program
 
 
 class EntryPoint(NamedTuple):
@@ -42,7 +42,7 @@ def forward_entry(model: Any, image: Tensor | None = None) -> EntryPoint:
             return EntryPoint(_forward_pair, dict(zip(sizes, tokens)), sizes)
         case "image_model":
             if image is None:
-                raise RegardError("The program of an image model needs an image.", "Pass image=…")
+                raise RegardError("The graph of an image model needs an image.", "Pass image=…")
             return EntryPoint(_forward_image, {"image": image}, {})
     if getattr(model.config, "segments", 0) > 1:
         inputs = {"text": tokens[0], "segments": torch.zeros_like(tokens[0])}
@@ -62,27 +62,27 @@ def _forward_image(model: Any, image: Tensor) -> Tensor:
     return model(image)
 
 
-_programs: WeakKeyDictionary[nn.Module, dict[Any, Program]] = WeakKeyDictionary()
+_graphs: WeakKeyDictionary[nn.Module, dict[Any, Graph]] = WeakKeyDictionary()
 
 
-def forward_program(model: nn.Module, image: Tensor | None = None, call: Callable[..., Any] | None = None) -> Program:
-    """The program of a model's `forward`, cached per model (for image models: per image size).
+def forward_graph(model: nn.Module, image: Tensor | None = None, call: Callable[..., Any] | None = None) -> Graph:
+    """The graph of a model's `forward`, cached per model (for image models: per image size).
 
     `call`, a function of the model and the inputs, replaces `forward`.
 
     >>> from regard.models.gpt import GPTConfig
     >>> model = GPT(GPTConfig(width=8, heads=2, layers=1, feedforward=16, vocab=11))
-    >>> program = forward_program(model)
-    >>> program.inputs, program.steps[-1].module, program is forward_program(model)
+    >>> graph = forward_graph(model)
+    >>> graph.inputs, graph.steps[-1].module, graph is forward_graph(model)
     (('text',), 'output', True)
     """
-    programs = _programs.setdefault(model, {})
-    # Replacing a submodule invalidates the cached program.
+    graphs = _graphs.setdefault(model, {})
+    # Replacing a submodule invalidates the cached graph.
     key = None if image is None else tuple(image.shape), call, tuple(map(id, model.modules()))
-    if key not in programs:
+    if key not in graphs:
         entry = forward_entry(model, image)
-        programs[key] = build_program(capture(model, call or entry.call, entry.inputs, entry.sizes))
-    return programs[key]
+        graphs[key] = capture(model, call or entry.call, entry.inputs, entry.sizes)
+    return graphs[key]
 
 
 # -- batches and decoding ----------------------------------------------------------------------------------------------

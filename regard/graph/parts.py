@@ -1,8 +1,12 @@
-"""The steps of attentions, layers and positional encodings in a program, by which engines record and change them."""
+"""The parts of a model in its graph, by which engines record, change and explain it.
 
+Attentions, layers, positional encodings, embeddings and the residual stream.
+"""
+
+import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -10,8 +14,12 @@ from torch import nn
 from regard.attention import Concat, SoftCap
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
+from regard.graph.steps import Graph, Step, all_steps
 from regard.layers.feedforward import FeedForward
-from regard.program.program_steps import Program, Step
+
+# The last module of a block: the norm of a post-norm block, the residual connection of a pre-norm block.
+_LAST_NORM, _LAST_RESIDUAL = "feedforward_norm", "feedforward_residual"
+_TEXT_INPUTS = ("source", "target", "text")
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,8 @@ class AttentionSteps:
 
 
 @dataclass(frozen=True)
-class ProgramParts:
-    """Steps of a program that an engine can record or change."""
+class GraphParts:
+    """Names of steps of a graph, first to last, that an engine can record or change."""
 
     attentions: list[AttentionSteps]
     """one entry per call, in order"""
@@ -49,41 +57,38 @@ class ProgramParts:
     """outputs of attentions and feed-forward networks, by module path"""
     positions: dict[str, str]
     """steps that apply positional encodings, and the value that each would have without them"""
+    embeddings: list[str]
+    """embeddings of the input tokens (without positions) per text, or of the patches"""
+    streams: list[str]
+    """the residual stream: the input of the first block and the output of each block before the output layer; empty for
+    recurrent models"""
 
 
-def find_parts(program: Program, model: nn.Module) -> ProgramParts:
-    """Find the attentions, layers and positional encodings of a model in its program.
+def find_parts(graph: Graph, model: nn.Module) -> GraphParts:
+    """Find the attentions, layers, positional encodings, embeddings and the residual stream of a model in its graph.
 
     >>> from regard.models.gpt import GPT, GPTConfig
-    >>> from regard.program.entries import forward_program
+    >>> from regard.graph.entries import forward_graph
     >>> model = GPT(GPTConfig(width=8, heads=2, layers=1, feedforward=16, vocab=11))
-    >>> parts = find_parts(forward_program(model), model)
-    >>> [one.attention for one in parts.attentions], list(parts.layers), len(parts.positions)
-    (['blocks.0.attention'], ['blocks.0.attention', 'blocks.0.feedforward'], 2)
+    >>> parts = find_parts(forward_graph(model), model)
+    >>> [calls.attention for calls in parts.attentions], list(parts.layers), len(parts.positions), len(parts.streams)
+    (['blocks.0.attention'], ['blocks.0.attention', 'blocks.0.feedforward'], 2, 2)
     """
-    return _PartFinder(program, model).find()
-
-
-def all_steps(program: Program) -> Iterator[Step]:
-    """The steps of a program and of its loops."""
-    for step in program.steps:
-        yield step
-        if step.body is not None:
-            yield from all_steps(step.body)
+    return _PartFinder(graph, model).find()
 
 
 class _PartFinder:
-    def __init__(self, program: Program, model: nn.Module) -> None:
-        self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.steps = {step.name: step for step in all_steps(program)}
+    def __init__(self, graph: Graph, model: nn.Module) -> None:
+        self.graph, self.modules = graph, dict(model.named_modules(remove_duplicate=False))
+        self.steps = {step.name: step for step in all_steps(graph)}
         self.readers: dict[str, list[Step]] = defaultdict(list)
         for step in self.steps.values():
             for name in step.inputs:
                 if name is not None:
                     self.readers[name].append(step)
-        self.outputs = {*program.outputs, *(name for s in self.steps.values() if s.body for name in s.body.outputs)}
+        self.outputs = {*graph.outputs, *(name for s in self.steps.values() if s.body for name in s.body.outputs)}
 
-    def find(self) -> ProgramParts:
+    def find(self) -> GraphParts:
         attentions = [
             self._attention(step)
             for step in self.steps.values()
@@ -96,7 +101,8 @@ class _PartFinder:
             if isinstance(module, FeedForward) and (outputs := self._module_outputs(path)):
                 layers[path] = outputs
         positions = {one.bias: str(self.steps[one.bias].inputs[0]) for one in attentions if one.bias is not None}
-        return ProgramParts(attentions, layers, positions | self._added_positions() | self._rotations())
+        positions |= self._added_positions() | self._rotations()
+        return GraphParts(attentions, layers, positions, self._embeddings(), self._streams())
 
     def _attention(self, softmax: Step) -> AttentionSteps:
         path, score = softmax.module, f"{softmax.module}.score"
@@ -123,7 +129,7 @@ class _PartFinder:
             q, k = str(self.steps[name].inputs[0]), self._input(str(self.steps[name].inputs[1]))
         else:
             raise RegardError(
-                f"The queries and keys of {path} cannot be found in the model's program.",
+                f"The queries and keys of {path} cannot be found in the model's graph.",
                 "Use a score that is a dot product of folded queries and keys, or concat.",
             )
         weights = softmax.name
@@ -180,6 +186,25 @@ class _PartFinder:
                     found[step.name] = self._input(half)
         return found
 
+    def _embeddings(self) -> list[str]:
+        steps = self.graph.steps
+        texts = [step.name for step in steps if step.op == "embedding" and step.inputs[1] in _TEXT_INPUTS]
+        return texts or [step.name for step in steps if f"{step.module}.".startswith("embedding.patches.")][-1:]
+
+    def _streams(self) -> list[str]:
+        # The blocks whose output the output layer reads: those of the decoder, if there is one.
+        blocks = "decoder" if any(step.module.startswith("decoder.0.") for step in self.graph.steps) else "blocks"
+        inside = [step for step in self.graph.steps if re.match(rf"{blocks}\.\d+\.", step.module)]
+        first = next((step for step in inside if _is_sum(step, "attention_residual")), None)
+        if first is None:
+            return []
+        streams = [str(first.inputs[0])]
+        for i, step in enumerate(inside):
+            if _is_sum(step, _LAST_RESIDUAL):
+                norm = list(takewhile(lambda later: later.module.rpartition(".")[2] == _LAST_NORM, inside[i + 1 :]))
+                streams.append((norm or [step])[-1].name)
+        return streams
+
     def _op(self, name: Any) -> str:
         return self.steps[name].op if name in self.steps else ""
 
@@ -192,3 +217,7 @@ class _PartFinder:
 
 def _is_inside(module: str, path: str) -> bool:
     return module == path or module.startswith(f"{path}.")
+
+
+def _is_sum(step: Step, module: str) -> bool:
+    return step.op == "add" and step.module.rpartition(".")[2] == module

@@ -1,6 +1,6 @@
-"""Programs as JSON, for engines in other languages.
+"""Graphs as JSON, for engines in other languages.
 
-Every tensor of a program has a slot: inputs, parameters and outputs of steps. Dynamic sizes are expressions:
+Every tensor of a graph has a slot: inputs, parameters and outputs of steps. Dynamic sizes are expressions:
 `{"size": ["-", "source", "target"]}`.
 """
 
@@ -11,8 +11,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod
 
 from regard.errors import RegardError
-from regard.program.attention_steps import all_steps
-from regard.program.program_steps import Program, Step
+from regard.graph.steps import Graph, Step, all_steps
 
 _OPERATORS: dict[type, str] = {sympy.Add: "+", sympy.Mul: "*", sympy.Max: "max", sympy.Min: "min"}
 _OPERATORS |= {FloorDiv: "//", Mod: "%"}
@@ -20,38 +19,38 @@ _OPERATORS |= {FloorDiv: "//", Mod: "%"}
 _IGNORED = {"padding_idx", "scale_grad_by_freq", "sparse", "sparse_grad", "half_to_float", "inplace"}
 
 
-class ProgramWriter:
-    """Writes a program as JSON, without the steps that neither its outputs nor `keep` need.
+class GraphWriter:
+    """Writes a graph as JSON, without the steps that neither its outputs nor `keep` need.
 
     `tensors` maps the names of parameters and constants to their indices in the engine's table of tensors.
 
     >>> import torch
-    >>> from regard.program import build_program, capture
+    >>> from regard.graph import capture
     >>> layer = torch.nn.Linear(2, 3)
-    >>> program = build_program(capture(layer, lambda layer, x: layer(x), {"x": torch.ones(4, 2)}, {"x": ("T", None)}))
-    >>> writer = ProgramWriter(program, {"weight": 0, "bias": 1})
+    >>> graph = capture(layer, lambda layer, x: layer(x), {"x": torch.ones(4, 2)}, {"x": ("T", None)})
+    >>> writer = GraphWriter(graph, {"weight": 0, "bias": 1})
     >>> writer.write()["steps"]
     [{'op': 'linear', 'in': [0, 1, 2], 'out': 3}]
     """
 
-    def __init__(self, program: Program, tensors: Mapping[str, int], keep: Iterable[str] = ()) -> None:
-        self.program, self.tensors = program, tensors
-        self.needed = _needed_steps(program, keep)
+    def __init__(self, graph: Graph, tensors: Mapping[str, int], keep: Iterable[str] = ()) -> None:
+        self.graph, self.tensors = graph, tensors
+        self.needed = _needed_steps(graph, keep)
         self.slots: dict[str, int] = {}
         self.tensor_slots: list[list[int]] = []
 
     def write(self, outputs: Iterable[str] = ("output",)) -> dict[str, Any]:
-        """The program as JSON; `outputs` names its outputs."""
+        """The graph as JSON; `outputs` names its outputs."""
         inputs = [
-            {"name": name, "slot": self.slot(name), "shape": [_expression(size) for size in self.program.shapes[name]]}
-            for name in self.program.inputs
+            {"name": name, "slot": self.slot(name), "shape": [_expression(size) for size in self.graph.shapes[name]]}
+            for name in self.graph.inputs
         ]
-        steps = self._steps(self.program)
+        steps = self._steps(self.graph)
         return {
             "inputs": inputs,
             "tensors": self.tensor_slots,
             "steps": steps,
-            "outputs": {name: self.slot(value) for name, value in zip(outputs, self.program.outputs)},
+            "outputs": {name: self.slot(value) for name, value in zip(outputs, self.graph.outputs)},
             "slots": len(self.slots),
         }
 
@@ -62,8 +61,8 @@ class ProgramWriter:
                 self.tensor_slots.append([self.slots[name], self.tensors[name]])
         return self.slots[name]
 
-    def _steps(self, program: Program) -> list[dict[str, Any]]:
-        return [self._step(step) for step in program.steps if step.name in self.needed]
+    def _steps(self, graph: Graph) -> list[dict[str, Any]]:
+        return [self._step(step) for step in graph.steps if step.name in self.needed]
 
     def _step(self, step: Step) -> dict[str, Any]:
         inputs = [None if name is None else self.slot(name) for name in step.inputs]
@@ -83,10 +82,10 @@ class ProgramWriter:
         return written
 
 
-def _needed_steps(program: Program, keep: Iterable[str]) -> set[str]:
-    steps = {step.name: step for step in all_steps(program)}
+def _needed_steps(graph: Graph, keep: Iterable[str]) -> set[str]:
+    steps = {step.name: step for step in all_steps(graph)}
     needed: set[str] = set()
-    waiting = [*program.outputs, *keep]
+    waiting = [*graph.outputs, *keep]
     while waiting:
         name = waiting.pop()
         if name in steps and name not in needed:
@@ -119,4 +118,4 @@ def _expression(size: Any) -> Any:
     operator = next((name for kind, name in _OPERATORS.items() if isinstance(size, kind)), None)
     if operator is not None:
         return [operator, *(_expression(operand) for operand in size.args)]
-    raise RegardError(f"Unsupported size {size}.", "Add its operator to regard/program/program_json.py.")
+    raise RegardError(f"Unsupported size {size}.", "Add its operator to regard/graph/writer.py.")

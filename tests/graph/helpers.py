@@ -1,4 +1,4 @@
-"""Small models of every family, score and positional encoding, for tests of programs and exports."""
+"""Small models of every family, score and positional encoding, for tests of graphs and exports."""
 
 from collections.abc import Callable
 from functools import cache
