@@ -30,7 +30,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.interop import export_ctranslate2, export_huggingface, export_onnx, import_huggingface, load_onnx
-from regard.interop.ctranslate2_layers import token_names
+from regard.interop.ctranslate2 import token_names
 from tests.interop.huggingface.architecture_comparison import (
     Inputs,
     Outputs,

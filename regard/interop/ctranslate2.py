@@ -1,66 +1,67 @@
-"""Export of Transformers to CTranslate2, which runs them on CPU and GPU without PyTorch."""
+"""Export to CTranslate2, which runs models on CPU and GPU without PyTorch: translators, language models, encoders."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError, require_package
 from regard.files import check_output_folder
-from regard.interop.ctranslate2_layers import (
-    ACTIVATIONS,
-    NORM_EPS,
-    add_positions,
-    attention_rows,
-    check_config,
-    feedforward_rows,
-    linear_rows,
-    norm_rows,
-    set_weights,
-    token_names,
-)
-from regard.interop.ctranslate2_single_stack import decoder_specification, encoder_specification
-from regard.interop.weight_mapping import MappingRow, MappingTable
+from regard.interop.foreign_config import describe_unsupported, unsupported_fields
+from regard.interop.weight_mapping import CONCATENATED, FUSED_QKV, MappingRow, MappingTable, write_weights
+from regard.layers.positions import Sinusoidal
+from regard.models.bert import BertConfig
+from regard.models.gpt import GPTConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pipelines import Pipeline, TextEncoder, TextGenerator, Translator, check_storable, write_tokenizers
 from regard.pipelines.language_choice import language_tokens_of
 
-# -- mapping tables: parameter names, and paths in the specification of CTranslate2 -----------------------------------
+# Activations of Regard: their name in CTranslate2, and whether they are gated.
+ACTIVATIONS = {
+    "relu": ("RELU", False),
+    "gelu": ("GELU", False),
+    "gelu_tanh": ("GELUTanh", False),
+    "silu": ("SWISH", False),
+    "swiglu": ("SWISH", True),
+    "geglu": ("GELUTanh", True),
+}
+NORM_EPS = {"layer": 1e-5, "rms": 1e-6}  # defaults of CTranslate2
 
 
-def _mapping_table(is_gated: bool) -> MappingTable:
-    rows = [
-        MappingRow("source_embedding.tokens.weight", "encoder/embeddings_0/weight"),
-        MappingRow("source_embedding.positions.weight", "encoder/position_encodings/encodings"),
-        *norm_rows("source_embedding.norm", "encoder/layernorm_embedding"),
-        *norm_rows("encoder_norm", "encoder/layer_norm"),
-        MappingRow("target_embedding.tokens.weight", "decoder/embeddings/weight"),
-        MappingRow("target_embedding.positions.weight", "decoder/position_encodings/encodings"),
-        *norm_rows("target_embedding.norm", "decoder/layernorm_embedding"),
-        *norm_rows("decoder_norm", "decoder/layer_norm"),
-        *linear_rows("output", "decoder/projection"),
-    ]
-    encoder = [
-        *attention_rows("encoder.{i}.attention", "encoder/layer_{i}/self_attention"),
-        *norm_rows("encoder.{i}.attention_norm", "encoder/layer_{i}/self_attention/layer_norm"),
-        *feedforward_rows("encoder.{i}.feedforward", "encoder/layer_{i}/ffn", is_gated),
-        *norm_rows("encoder.{i}.feedforward_norm", "encoder/layer_{i}/ffn/layer_norm"),
-        MappingRow("encoder_bias.table.weight", "encoder/layer_{i}/self_attention/relative_attention_bias"),
-    ]
-    decoder = [
-        *attention_rows("decoder.{i}.attention", "decoder/layer_{i}/self_attention"),
-        *norm_rows("decoder.{i}.attention_norm", "decoder/layer_{i}/self_attention/layer_norm"),
-        *attention_rows("decoder.{i}.cross", "decoder/layer_{i}/attention", is_cross=True),
-        *norm_rows("decoder.{i}.cross_norm", "decoder/layer_{i}/attention/layer_norm"),
-        *feedforward_rows("decoder.{i}.feedforward", "decoder/layer_{i}/ffn", is_gated),
-        *norm_rows("decoder.{i}.feedforward_norm", "decoder/layer_{i}/ffn/layer_norm"),
-        MappingRow("decoder_bias.table.weight", "decoder/layer_{i}/self_attention/relative_attention_bias"),
-    ]
-    return MappingTable(rows, {"encoder": encoder, "decoder": decoder})
+_SCORES = ("scaled_dot", "dot")
+# The supported values of fields that CTranslate2 supports in part.
+DECODER_VALUES: dict[str, tuple] = {
+    "norm": ("pre",),
+    "norm_kind": ("layer", "rms"),
+    "activation": tuple(ACTIVATIONS),
+    "score": _SCORES,
+    "rotary_factor": (1.0,),
+    "rotary_share": (1.0,),
+    "qk_norm_joint": (False,),
+    "parallel": (False,),
+    **dict.fromkeys(("unrotated_layers", "sliding_windows"), ((),)),
+    **dict.fromkeys(("score_width", "score_cap", "logit_cap"), (0.0,)),
+}
+ENCODER_VALUES: dict[str, tuple] = {
+    "norm_kind": ("layer", "rms"),
+    "first_norm": (True,),
+    "activation": tuple(ACTIVATIONS),
+    "bias": ("all",),
+    "relative": ("none",),
+    "rotary_base": (10000.0,),
+    "sliding_windows": ((),),
+    "score": _SCORES,
+    "qk_norm": (False,),
+    "pooling": ("first",),
+    "head": ("none", "mask"),
+    **dict.fromkeys(("embedding_width", "groups"), (0,)),
+}
+_HINT = "Export to onnx."
+_POOLERS = {"tanh": "Tanh", "relu": "RELU", "gelu": "GELU"}
 
-
-_PLAIN, _GATED = _mapping_table(is_gated=False), _mapping_table(is_gated=True)
 
 # The supported values of fields that CTranslate2 supports in part. It has QK-norm, but normalizes the queries of the
 # cross-attention over all heads at once instead of per head.
@@ -125,7 +126,7 @@ def _translator_specification(library: Any, translator: Translator) -> Any:
             "CTranslate2 ends a source with the same token as a target; this model does not.", "Export to onnx."
         )
     spec = _specification(library.specs, config)
-    table = _GATED if ACTIVATIONS[config.activation][1] else _PLAIN
+    table = _translator_table(ACTIVATIONS[config.activation][1])
     counts = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     set_weights(library, spec, table, counts, _weights(model))
     names = token_names(translator.target_tokenizer, config.target_vocab)
@@ -181,3 +182,209 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
     for side in ("source", "target"):
         add_positions(model.config, weights, f"{side}_embedding.positions.weight")
     return weights
+
+
+def decoder_specification(library: Any, generator: TextGenerator) -> Any:
+    """The specification of a language model, with its weights and vocabulary, for `ctranslate2.Generator`."""
+    config, special, specs = generator.model.config, generator.special, library.specs
+    check_config(config, DECODER_VALUES, _HINT)
+    if special.other_eos:
+        raise RegardError(
+            f"CTranslate2 supports one end token; this model has {len(special.ends)}: {special.ends}.", _HINT
+        )
+    if config.qk_norm and config.norm_kind != "rms":
+        raise RegardError("CTranslate2 does not support qk_norm = True with norm_kind = 'layer'.", _HINT)
+    decoder = specs.transformer_spec.TransformerDecoderSpec(
+        config.layers,
+        **_common_options(specs, config),
+        num_heads_kv=config.kv_heads if config.kv_heads not in (0, config.heads) else None,
+        head_dim=config.head_width or None,
+        rotary_base=config.rotary_base,
+        qk_norm=config.qk_norm,
+        with_encoder_attention=False,
+    )
+    spec = specs.TransformerDecoderModelSpec(decoder)
+    decoder.scale_embeddings = config.width**0.5 if config.embedding_scale else 1.0
+    _set_stack(library, spec, decoder.layer, generator.model, "decoder")
+    names = token_names(generator.tokenizer, config.vocab)
+    spec.register_vocabulary(names)
+    spec.config.bos_token = names[special.sos if special.begin is None else special.begin]
+    spec.config.eos_token, spec.config.unk_token = names[special.eos], names[special.unk]
+    return spec
+
+
+def encoder_specification(library: Any, encoder: TextEncoder) -> Any:
+    """The specification of a text encoder, with its weights and vocabulary, for `ctranslate2.Encoder`.
+
+    Its outputs are those of `encode`, and the pooler's if the model has one. The head of a masked language model is
+    left out.
+    """
+    config, special, specs = encoder.model.config, encoder.special, library.specs
+    check_config(config, ENCODER_VALUES, _HINT)
+    stack = specs.transformer_spec.TransformerEncoderSpec(
+        config.layers,
+        **_common_options(specs, config),
+        layernorm_embedding=True,
+        num_source_embeddings=2 if config.segments else 1,
+        embeddings_merge=specs.EmbeddingsMerge.ADD,
+    )
+    pooler = _POOLERS.get(config.pooler)
+    activation = {} if pooler is None else {"pooling_activation": getattr(specs.Activation, pooler)}
+    spec = specs.TransformerEncoderModelSpec(stack, pooling_layer=pooler is not None, **activation)
+    stack.scale_embeddings = 1.0
+    _set_stack(library, spec, stack.layer, encoder.model, "encoder")
+    names = token_names(encoder.tokenizer, config.vocab)
+    spec.register_vocabulary(names)
+    spec.config.unk_token = names[special.unk]
+    return spec
+
+
+def _common_options(specs: Any, config: GPTConfig | BertConfig) -> dict[str, Any]:
+    activation, is_gated = ACTIVATIONS[config.activation]
+    return dict(
+        num_heads=config.heads,
+        pre_norm=config.norm == "pre",
+        rms_norm=config.norm_kind == "rms",
+        activation=getattr(specs.Activation, activation),
+        ffn_glu=is_gated,
+        rotary_dim=0 if config.positions == "rotary" else None,  # 0: all channels of a head
+        rotary_interleave=False,
+    )
+
+
+def _set_stack(library: Any, spec: Any, layers: Any, model: nn.Module, scope: str) -> None:
+    """Set the weights, the scale of the scores and the epsilon of the norms."""
+    config: Any = model.config
+    weights: dict[str, Tensor] = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    add_positions(config, weights, "embedding.positions.weight")
+    table = _stack_table(scope, ACTIVATIONS[config.activation][1])
+    set_weights(library, spec, table, {"blocks": config.layers}, weights)
+    if config.score == "dot":
+        for layer in layers:
+            layer.self_attention.queries_scale = 1.0
+    if config.norm_eps != NORM_EPS[config.norm_kind]:
+        spec.config.layer_norm_epsilon = config.norm_eps
+
+
+def _stack_table(scope: str, is_gated: bool) -> MappingTable:
+    """Parameter names, and paths in the specification of CTranslate2."""
+    is_decoder, attention, layer = scope == "decoder", "blocks.{i}.attention", f"{scope}/layer_{{i}}"
+    ends = linear_rows("output", "decoder/projection") if is_decoder else linear_rows("pooler", "pooler_dense")
+    rows = [
+        MappingRow("embedding.tokens.weight", f"{scope}/embeddings{'' if is_decoder else '_0'}/weight"),
+        MappingRow("embedding.segments.weight", f"{scope}/embeddings_1/weight"),
+        MappingRow("embedding.positions.weight", f"{scope}/position_encodings/encodings"),
+        *norm_rows("embedding.norm", f"{scope}/layernorm_embedding"),
+        *norm_rows("norm", f"{scope}/layer_norm"),
+        *ends,
+    ]
+    block = [
+        *attention_rows(attention, f"{layer}/self_attention"),
+        MappingRow(f"{attention}.query_norm.weight", f"{layer}/self_attention/q_norm/gamma"),
+        MappingRow(f"{attention}.key_norm.weight", f"{layer}/self_attention/k_norm/gamma"),
+        *norm_rows("blocks.{i}.attention_norm", f"{layer}/self_attention/layer_norm"),
+        *feedforward_rows("blocks.{i}.feedforward", f"{layer}/ffn", is_gated),
+        *norm_rows("blocks.{i}.feedforward_norm", f"{layer}/ffn/layer_norm"),
+    ]
+    return MappingTable(rows, {"blocks": block})
+
+
+def _translator_table(is_gated: bool) -> MappingTable:
+    """Parameter names, and paths in the specification of CTranslate2."""
+    rows = [
+        MappingRow("source_embedding.tokens.weight", "encoder/embeddings_0/weight"),
+        MappingRow("source_embedding.positions.weight", "encoder/position_encodings/encodings"),
+        *norm_rows("source_embedding.norm", "encoder/layernorm_embedding"),
+        *norm_rows("encoder_norm", "encoder/layer_norm"),
+        MappingRow("target_embedding.tokens.weight", "decoder/embeddings/weight"),
+        MappingRow("target_embedding.positions.weight", "decoder/position_encodings/encodings"),
+        *norm_rows("target_embedding.norm", "decoder/layernorm_embedding"),
+        *norm_rows("decoder_norm", "decoder/layer_norm"),
+        *linear_rows("output", "decoder/projection"),
+    ]
+    encoder = [
+        *attention_rows("encoder.{i}.attention", "encoder/layer_{i}/self_attention"),
+        *norm_rows("encoder.{i}.attention_norm", "encoder/layer_{i}/self_attention/layer_norm"),
+        *feedforward_rows("encoder.{i}.feedforward", "encoder/layer_{i}/ffn", is_gated),
+        *norm_rows("encoder.{i}.feedforward_norm", "encoder/layer_{i}/ffn/layer_norm"),
+        MappingRow("encoder_bias.table.weight", "encoder/layer_{i}/self_attention/relative_attention_bias"),
+    ]
+    decoder = [
+        *attention_rows("decoder.{i}.attention", "decoder/layer_{i}/self_attention"),
+        *norm_rows("decoder.{i}.attention_norm", "decoder/layer_{i}/self_attention/layer_norm"),
+        *attention_rows("decoder.{i}.cross", "decoder/layer_{i}/attention", is_cross=True),
+        *norm_rows("decoder.{i}.cross_norm", "decoder/layer_{i}/attention/layer_norm"),
+        *feedforward_rows("decoder.{i}.feedforward", "decoder/layer_{i}/ffn", is_gated),
+        *norm_rows("decoder.{i}.feedforward_norm", "decoder/layer_{i}/ffn/layer_norm"),
+        MappingRow("decoder_bias.table.weight", "decoder/layer_{i}/self_attention/relative_attention_bias"),
+    ]
+    return MappingTable(rows, {"encoder": encoder, "decoder": decoder})
+
+
+def linear_rows(name: str, path: str) -> list[MappingRow]:
+    return [MappingRow(f"{name}.{part}", f"{path}/{part}") for part in ("weight", "bias")]
+
+
+def norm_rows(name: str, path: str) -> list[MappingRow]:
+    return [MappingRow(f"{name}.weight", f"{path}/gamma"), MappingRow(f"{name}.bias", f"{path}/beta")]
+
+
+def attention_rows(name: str, path: str, is_cross: bool = False) -> list[MappingRow]:
+    if is_cross:
+        inputs = [
+            *linear_rows(f"{name}.query", f"{path}/linear_0"),
+            *linear_rows(f"{name}.key_value", f"{path}/linear_1"),
+        ]
+    else:
+        inputs = [
+            MappingRow((f"{name}.query.{part}", f"{name}.key_value.{part}"), f"{path}/linear_0/{part}", FUSED_QKV)
+            for part in ("weight", "bias")
+        ]
+    return [
+        *inputs,
+        *linear_rows(f"{name}.out", f"{path}/linear_{2 if is_cross else 1}"),
+    ]
+
+
+def feedforward_rows(name: str, path: str, is_gated: bool) -> list[MappingRow]:
+    inner = [
+        MappingRow(f"{name}.inner.{part}", (f"{path}/linear_0_noact/{part}", f"{path}/linear_0/{part}"), CONCATENATED)
+        for part in ("weight", "bias")
+    ]
+    if not is_gated:
+        inner = linear_rows(f"{name}.inner", f"{path}/linear_0")
+    return [*inner, *linear_rows(f"{name}.outer", f"{path}/linear_1")]
+
+
+def token_names(tokenizer: Tokenizer, size: int) -> list[str]:
+    """The token of each id; ids without a token get placeholder names."""
+    count = tokenizer.vocab_size
+    names = (tokenizer.backend_tokenizer.id_to_token(i) for i in range(count))
+    return [*map(str, names), *(f"<unused {i}>" for i in range(count, size))]
+
+
+def set_weights(
+    library: Any, spec: Any, table: MappingTable, counts: dict[str, int], weights: dict[str, Tensor]
+) -> None:
+    """Store the weights in the specification, at the paths of the mapping table."""
+    for path, tensor in write_weights(table, counts, weights).items():
+        scope, _, name = path.rpartition("/")
+        setattr(library.specs.model_spec.index_spec(spec, scope), name, tensor.numpy())
+
+
+def check_config(config: Any, supported: dict[str, tuple], hint: str) -> None:
+    """Raise an error that names the fields of a config that CTranslate2 does not support."""
+    if fields := unsupported_fields(config, supported):
+        raise RegardError(f"CTranslate2 does not support {describe_unsupported(config, fields)}.", hint)
+
+
+def add_positions(config: Any, weights: dict[str, Tensor], name: str) -> None:
+    """Set the table of positions, of any kind that is added to the embeddings, under this name."""
+    if config.positions == "learned":
+        weights[name] = weights[name][config.position_offset :]
+    elif config.positions in ("sinusoidal", "sinusoidal_halves"):
+        weights[name] = Sinusoidal(config.width, config.max_len, config.positions == "sinusoidal_halves").table
+    elif config.positions == "none":
+        weights[name] = torch.zeros(config.max_len, config.width)
+    elif config.positions not in ("rotary", "relative"):
+        raise RegardError(f"CTranslate2 does not support the positions {config.positions}.", "Export to onnx.")

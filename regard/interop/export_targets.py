@@ -4,8 +4,7 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 from regard.errors import RegardError
-from regard.interop.ctranslate2 import CTRANSLATE2_VALUES
-from regard.interop.ctranslate2_single_stack import DECODER_VALUES, ENCODER_VALUES
+from regard.interop.ctranslate2 import CTRANSLATE2_VALUES, DECODER_VALUES, ENCODER_VALUES
 from regard.interop.foreign_config import describe_unsupported, unsupported_fields
 from regard.interop.huggingface.encoder_decoders import BART_VARIANTS, nearest_translator
 from regard.interop.huggingface.gpt import GPT_CLASSES

@@ -25,7 +25,7 @@ from regard.decode import DecodeConfig
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.interop import export_argos, export_ctranslate2, export_huggingface
-from regard.interop.ctranslate2_layers import add_positions
+from regard.interop.ctranslate2 import add_positions
 from regard.layers import POSITIONS, PositionalEncoding, register_positions
 from regard.layers.packed import pack
 from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
