@@ -2,7 +2,7 @@ from regard.interop.argos import export_argos as export_argos
 from regard.interop.ctranslate2 import export_ctranslate2 as export_ctranslate2
 from regard.interop.formats import export_model as export_model
 from regard.interop.formats import import_model as import_model
-from regard.interop.gguf.import_file import import_gguf as import_gguf
+from regard.interop.gguf import import_gguf as import_gguf
 from regard.interop.huggingface.folder import export_huggingface as export_huggingface
 from regard.interop.huggingface.folder import import_huggingface as import_huggingface
 from regard.interop.llama2c import import_llama2c as import_llama2c

@@ -49,7 +49,7 @@ def import_model(path: str | Path, *, tokenizer: str | Path | None = None) -> Pi
             "hf download sentence-transformers/all-MiniLM-L6-v2 --local-dir all-MiniLM-L6-v2",
         )
     if path.suffix == ".gguf":
-        return _function("gguf.import_file", "import_gguf")(path)
+        return _function("gguf", "import_gguf")(path)
     if path.is_file() and path.suffix != ".safetensors":
         if tokenizer is None:
             raise RegardError(

@@ -1,1 +1,0 @@
-"""Import of GGUF files, the format of llama.cpp."""
