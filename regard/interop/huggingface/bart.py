@@ -5,15 +5,16 @@ under another name is the same embedding.
 """
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from regard.errors import RegardError
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, read_fields, replace_defaults, write_fields
-from regard.interop.huggingface.m2m100_sinusoids import M2M100, m2m100_positions
 from regard.interop.huggingface.single_stack import ACTIVATIONS, Weights
-from regard.interop.huggingface.tied_embeddings import OUTPUT, drop_copy, require_output
 from regard.interop.weight_mapping import (
     Conversion,
     MappingRow,
@@ -25,6 +26,11 @@ from regard.interop.weight_mapping import (
 from regard.layers.blocks import NormPlacement
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import TransformerConfig
+
+OUTPUT = "lm_head.weight"
+# Saved without its output layer, which is tied to the embedding, and with shorter names.
+BARE_CLASSES = {"BartModel": "BartForConditionalGeneration"}
+M2M100 = "M2M100ForConditionalGeneration"
 
 
 class BartVariant(NamedTuple):
@@ -157,6 +163,21 @@ def _common_value(settings: ForeignConfig, key: str, other: str, default: int) -
     return value
 
 
+def require_output(settings: ForeignConfig, tensors: Weights) -> None:
+    """Raise an error if the output layer is missing, and is not the embedding."""
+    has_head = settings.get("architectures") not in [[name] for name in BARE_CLASSES]
+    if has_head and OUTPUT not in tensors and not settings.get_bool("tie_word_embeddings", True):
+        raise settings.unsupported("tie_word_embeddings", f"{OUTPUT} is missing")
+
+
+def drop_copy(tensors: Weights, copy: str, original: str) -> bool:
+    """Remove `copy` if it equals `original`; whether it is absent now."""
+    if copy in tensors and not (original in tensors and torch.equal(tensors[copy], tensors[original])):
+        return False
+    tensors.pop(copy, None)
+    return True
+
+
 def _bart_embeddings(settings: ForeignConfig, tensors: Weights) -> tuple[bool, bool]:
     """Whether encoder and decoder share an embedding, and whether the output is tied to it; copies are removed."""
     if _SHARED not in tensors and _SOURCE in tensors and _TARGET in tensors:
@@ -169,6 +190,22 @@ def _bart_embeddings(settings: ForeignConfig, tensors: Weights) -> tuple[bool, b
     if not tied and _SHARED in tensors:
         tensors |= {_SOURCE: tensors[_SHARED], _TARGET: tensors[_SHARED]}
     return True, tied
+
+
+def m2m100_positions(width: int, length: int, pad: int) -> Tensor:
+    """The sinusoids of M2M100: all sines, then all cosines. The last rate is 1/10000, the first position pad + 1."""
+    half = width // 2
+    rates = torch.exp(torch.arange(half).float() * -(math.log(10000.0) / max(half - 1, 1)))
+    angles = torch.arange(pad + 1, pad + 1 + length).float()[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos(), torch.zeros(length, width % 2)), dim=1)
+
+
+def is_m2m100(config: TransformerConfig, pad: int, weights: Mapping[str, Tensor]) -> bool:
+    """Whether M2M100 computes the same as a model of learned positions: they are its sinusoids, without output bias."""
+    if config.positions != "learned" or config.position_offset or not config.bias or config.output_bias:
+        return False
+    table = m2m100_positions(config.width, config.max_len, pad)
+    return all(torch.equal(weights[f"{side}_embedding.positions.weight"], table) for side in ("source", "target"))
 
 
 def _drop_sinusoids(tensors: Weights, width: int, origin: str) -> None:

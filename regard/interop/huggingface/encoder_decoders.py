@@ -9,16 +9,18 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.interop.foreign_config import ForeignConfig, describe_unsupported, unsupported_fields
 from regard.interop.huggingface.bart import (
+    BARE_CLASSES,
     BART_SEPARATE,
     BART_SHARED,
     BART_SHARED_UNTIED,
     BART_VARIANTS,
+    M2M100,
     SINUSOIDS,
     conform,
+    is_m2m100,
     read_bart_config,
     write_bart_config,
 )
-from regard.interop.huggingface.m2m100_sinusoids import M2M100, is_m2m100
 from regard.interop.huggingface.single_stack import ACTIVATIONS, GATED_ACTIVATIONS, Weights
 from regard.interop.huggingface.t5 import (
     MT5,
@@ -28,7 +30,6 @@ from regard.interop.huggingface.t5 import (
     read_t5_config,
     write_t5_config,
 )
-from regard.interop.huggingface.tied_embeddings import BARE_CLASSES
 from regard.interop.weight_mapping import MappingTable, read_model_weights, write_weights
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import TransformerConfig

@@ -33,6 +33,7 @@ from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import check_output_folder, write_atomically
 from regard.interop.foreign_config import ForeignConfig
+from regard.interop.huggingface.bart import M2M100
 from regard.interop.huggingface.encoder_decoders import (
     ENCODER_DECODER_CLASSES,
     read_encoder_decoder,
@@ -43,7 +44,6 @@ from regard.interop.huggingface.gpt import GPT_CLASSES, read_gpt_model, write_gp
 from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing, write_resizing
 from regard.interop.huggingface.language_export import with_default_languages, write_language_tokenizer
 from regard.interop.huggingface.lora import check_adapter, read_merged_tensors
-from regard.interop.huggingface.m2m100_sinusoids import M2M100
 from regard.interop.huggingface.model_card import make_model_card
 from regard.interop.huggingface.sentence_modules import (
     MODULES_FILE,
