@@ -16,7 +16,7 @@ import torch
 
 from regard.cli import main
 from regard.data import read_documents, read_images, read_labeled_texts, read_pairs, read_squad
-from regard.data.images.cache import _open_store
+from regard.data.images.sets import _open_store
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import read_links

@@ -28,7 +28,7 @@ from safetensors.torch import save as weights_to_bytes
 from torch import Tensor, nn
 
 from regard.config_reader import fill_config, json_bytes, read_json
-from regard.data.images.resizing import Resizing
+from regard.data.images.decoding import Resizing
 from regard.data.text.languages import (
     LanguagePair,
     LanguageTokens,
