@@ -26,7 +26,7 @@ from regard.decode.config import TokenIds, TokenSequences
 from regard.devices import Device
 from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout
-from regard.interop.onnx.onnx_runner import is_onnx_folder, load_onnx
+from regard.interop.onnx_runner import is_onnx_folder, load_onnx
 from regard.kernels.cpu.support import Compilation, compilation
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
 from regard.pipelines.files import FileProgress, FileSummary

@@ -8,9 +8,9 @@ from torch import Tensor
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.huggingface.encoders.bert_models import BERT_LIKE_CLASSES
-from regard.interop.huggingface.encoders.modernbert_models import MODERNBERT_CLASSES
-from regard.interop.huggingface.encoders.relative_encoders import RELATIVE_CLASSES
+from regard.interop.huggingface.bert import BERT_LIKE_CLASSES
+from regard.interop.huggingface.modernbert import MODERNBERT_CLASSES
+from regard.interop.huggingface.relative_encoders import RELATIVE_CLASSES
 from regard.interop.huggingface.single_stack import Weights, read_single_stack, write_single_stack
 from regard.models.bert import BertConfig
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from regard.errors import RegardError
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.gguf.gguf_file import GgufFile
+from regard.interop.gguf.file import GgufFile
 from regard.interop.sentencepiece_files import (
     BPE,
     BYTE,

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from regard.cli import main
 from regard.errors import RegardError
 from regard.interop import export_huggingface, import_huggingface
-from regard.interop.huggingface.vision.timm_models import timm_table
-from regard.interop.huggingface.vision.vit_models import PATCH_WEIGHT
+from regard.interop.huggingface.timm import timm_table
+from regard.interop.huggingface.vit import PATCH_WEIGHT
 from regard.interop.weight_mapping import write_weights
 from regard.models.vit import ViT, ViTConfig
 from regard.pipelines import load

@@ -9,8 +9,8 @@ from torch import Tensor
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, read_fields, write_fields
-from regard.interop.huggingface.decoders.llama_models import LLAMA_CLASSES, OUTPUT
-from regard.interop.huggingface.decoders.rope_settings import read_rope, write_rope
+from regard.interop.huggingface.llama import LLAMA_CLASSES, OUTPUT
+from regard.interop.huggingface.rope import read_rope, write_rope
 from regard.interop.huggingface.single_stack import (
     ACTIVATIONS,
     ForeignClass,

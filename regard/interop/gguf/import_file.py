@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
-from regard.interop.gguf.gguf_file import read_gguf
-from regard.interop.gguf.gguf_models import read_architecture, read_config, read_tensors
-from regard.interop.gguf.gguf_tokenizer import read_gguf_tokenizer
-from regard.interop.huggingface.decoders.gpt_models import read_gpt_model
-from regard.interop.huggingface.hf_folder import check_vocabulary, describe_special_tokens, read_special_tokens
+from regard.interop.gguf.file import read_gguf
+from regard.interop.gguf.models import read_architecture, read_config, read_tensors
+from regard.interop.gguf.tokenizer import read_gguf_tokenizer
+from regard.interop.huggingface.folder import check_vocabulary, describe_special_tokens, read_special_tokens
+from regard.interop.huggingface.gpt import read_gpt_model
 from regard.interop.tokenizer_files import ROLES, ImportedTokenizer
 from regard.pipelines import TextGenerator, model_from_weights
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.gguf.gguf_file import GgufFile
+from regard.interop.gguf.file import GgufFile
 from regard.interop.llama2c import to_half_split
 from regard.layers.positions import HIGH_FREQ_FACTOR, LOW_FREQ_FACTOR, Rotary
 

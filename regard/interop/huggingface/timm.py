@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.interop.foreign_config import ForeignConfig
 from regard.interop.huggingface.single_stack import Weights, read_exclusive_labels
-from regard.interop.huggingface.vision.vit_models import DEFAULT_PIXEL_STATISTICS, to_linear_patches
+from regard.interop.huggingface.vit import DEFAULT_PIXEL_STATISTICS, to_linear_patches
 from regard.interop.weight_mapping import (
     MappingRow,
     MappingTable,

@@ -22,7 +22,7 @@ from regard.interop.huggingface.single_stack import (
     write_labels,
     write_single_stack,
 )
-from regard.interop.huggingface.vision.vision_towers import DINOV2_MASK_TOKEN, TOWER_CLASSES
+from regard.interop.huggingface.vision_towers import DINOV2_MASK_TOKEN, TOWER_CLASSES
 from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, token_sequence, weight_and_bias
 from regard.models.vit import VisionHead, ViTConfig
 

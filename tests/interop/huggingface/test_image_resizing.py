@@ -10,7 +10,7 @@ from PIL import Image
 from regard.data.images.resizing import Resizing
 from regard.interop import export_huggingface, import_huggingface
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.huggingface.vision.image_resizing import read_resizing, read_timm_resizing
+from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing
 from regard.models import ViTConfig
 from regard.pipelines import load
 from tests.interop.image_model_comparison import MEAN, STD, make_hf_model

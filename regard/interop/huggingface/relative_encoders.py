@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from regard.interop.foreign_config import ForeignConfig, replace_defaults
-from regard.interop.huggingface.encoders.bert_models import (
+from regard.interop.huggingface.bert import (
     BERT_KEYS,
     CLASSIFIER,
     EMBEDDINGS,

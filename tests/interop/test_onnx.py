@@ -8,8 +8,8 @@ import torch
 
 from regard.graph import capture
 from regard.graph.entries import batch_entries
-from regard.interop.onnx.onnx_runner import OnnxDecoder, OnnxEncoder, OnnxImageModel
-from regard.interop.onnx.onnx_writer import onnx_model
+from regard.interop.onnx_runner import OnnxDecoder, OnnxEncoder, OnnxImageModel
+from regard.interop.onnx_writer import onnx_model
 from regard.layers.packed import pack
 from tests.graph.helpers import ENCODERS, IMAGES, LANGUAGE_MODELS, TRANSLATORS, model_of, toy_model
 

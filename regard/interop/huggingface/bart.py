@@ -11,9 +11,9 @@ import torch
 
 from regard.errors import RegardError
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, read_fields, replace_defaults, write_fields
-from regard.interop.huggingface.encoder_decoders.m2m100_sinusoids import M2M100, m2m100_positions
-from regard.interop.huggingface.encoder_decoders.tied_embeddings import OUTPUT, drop_copy, require_output
+from regard.interop.huggingface.m2m100_sinusoids import M2M100, m2m100_positions
 from regard.interop.huggingface.single_stack import ACTIVATIONS, Weights
+from regard.interop.huggingface.tied_embeddings import OUTPUT, drop_copy, require_output
 from regard.interop.weight_mapping import (
     Conversion,
     MappingRow,

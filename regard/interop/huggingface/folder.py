@@ -33,17 +33,17 @@ from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import check_output_folder, write_atomically
 from regard.interop.foreign_config import ForeignConfig
-from regard.interop.huggingface.decoders.gpt_models import GPT_CLASSES, read_gpt_model, write_gpt_model
-from regard.interop.huggingface.encoder_decoders.encoder_decoder_models import (
+from regard.interop.huggingface.encoder_decoders import (
     ENCODER_DECODER_CLASSES,
     read_encoder_decoder,
     write_encoder_decoder,
 )
-from regard.interop.huggingface.encoder_decoders.language_export import with_default_languages, write_language_tokenizer
-from regard.interop.huggingface.encoder_decoders.m2m100_sinusoids import M2M100
-from regard.interop.huggingface.encoders.encoder_models import ENCODER_CLASSES, read_encoder_model, write_encoder_model
 from regard.interop.huggingface.generation_settings import read_chat_template, read_generation_settings
+from regard.interop.huggingface.gpt import GPT_CLASSES, read_gpt_model, write_gpt_model
+from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing, write_resizing
+from regard.interop.huggingface.language_export import with_default_languages, write_language_tokenizer
 from regard.interop.huggingface.lora import check_adapter, read_merged_tensors
+from regard.interop.huggingface.m2m100_sinusoids import M2M100
 from regard.interop.huggingface.model_card import make_model_card
 from regard.interop.huggingface.sentence_modules import (
     MODULES_FILE,
@@ -52,9 +52,9 @@ from regard.interop.huggingface.sentence_modules import (
     transformer_folder,
     write_sentence_modules,
 )
-from regard.interop.huggingface.vision.image_resizing import read_resizing, read_timm_resizing, write_resizing
-from regard.interop.huggingface.vision.timm_models import read_timm_model
-from regard.interop.huggingface.vision.vit_models import VIT_CLASSES, read_vit_model, write_vit_model
+from regard.interop.huggingface.text_encoders import ENCODER_CLASSES, read_encoder_model, write_encoder_model
+from regard.interop.huggingface.timm import read_timm_model
+from regard.interop.huggingface.vit import VIT_CLASSES, read_vit_model, write_vit_model
 from regard.interop.joint_vocabulary import join_config, join_special, join_tokenizers, join_weights
 from regard.interop.language_tokenizers import move_default_target
 from regard.interop.tensor_files import SAFETENSORS_FILE, read_json, read_tensor_file

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, read_fields, replace_defaults, write_fields
-from regard.interop.huggingface.decoders.rope_settings import (
+from regard.interop.huggingface.rope import (
     layer_windows,
     read_layer_types,
     read_rope,

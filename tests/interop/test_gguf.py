@@ -14,11 +14,11 @@ from regard.cli.import_model import run as run_import
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.interop import import_gguf
-from regard.interop.gguf.gguf_file import read_gguf
+from regard.interop.gguf.file import read_gguf
 from regard.interop.sentencepiece_files import BPE, Piece, PieceModel, write_pieces
 from regard.layers.packed import pack
 from regard.pipelines import load
-from tests.interop.gguf.gguf_files import (
+from tests.interop.gguf_files import (
     CONTROL,
     MERGES,
     PIECES,

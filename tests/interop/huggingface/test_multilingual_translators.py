@@ -17,7 +17,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation import align
 from regard.interop import export_argos, export_ctranslate2, export_huggingface, export_onnx, import_huggingface
-from regard.interop.onnx.onnx_runner import load_onnx
+from regard.interop.onnx_runner import load_onnx
 from regard.interop.tokenizer_files import read_tokenizer
 from regard.layers.packed import pack
 from regard.pipelines import Translator, load

@@ -24,7 +24,7 @@ def export_onnx(pipeline: Pipeline, folder: str | Path) -> None:
     # torch.export and its dependencies take a second to import.
     from regard.graph import capture
     from regard.graph.entries import batch_entries
-    from regard.interop.onnx.onnx_writer import onnx_model
+    from regard.interop.onnx_writer import onnx_model
 
     onnx, folder, model = require_package("onnx", "onnx"), Path(folder), pipeline.model
     check_output_folder(folder)

@@ -11,8 +11,8 @@ from regard.interop.foreign_config import (
     replace_defaults,
     write_fields,
 )
-from regard.interop.huggingface.encoder_decoders.tied_embeddings import OUTPUT, drop_copy, require_output
 from regard.interop.huggingface.single_stack import ACTIVATIONS, GATED_ACTIVATIONS, Weights
+from regard.interop.huggingface.tied_embeddings import OUTPUT, drop_copy, require_output
 from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows
 from regard.models.transformer import TransformerConfig
 

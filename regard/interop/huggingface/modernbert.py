@@ -3,13 +3,13 @@
 from typing import Any
 
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, foreign_value, read_fields, write_fields
-from regard.interop.huggingface.decoders.rope_settings import (
+from regard.interop.huggingface.bert import CLASSIFIER, encoder_classes, write_label_keys
+from regard.interop.huggingface.rope import (
     layer_windows,
     read_layer_types,
     read_rope_by_layer_type,
     write_rope_by_layer_type,
 )
-from regard.interop.huggingface.encoders.bert_models import CLASSIFIER, encoder_classes, write_label_keys
 from regard.interop.huggingface.single_stack import ACTIVATIONS, read_labels, read_problem_type
 from regard.interop.weight_mapping import (
     SWAPPED_HALVES,

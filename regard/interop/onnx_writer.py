@@ -171,7 +171,7 @@ class _Writer:
             if method is None:
                 raise RegardError(
                     f"ONNX: unsupported operation {step.op} (in {step.module or 'the model'}).",
-                    "Add it to regard/interop/onnx/onnx_writer.py.",
+                    "Add it to regard/interop/onnx_writer.py.",
                 )
             method(step.name, *inputs, **step.attributes)
 

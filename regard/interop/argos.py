@@ -17,7 +17,7 @@ from regard.data.text.special_tokens import SPECIAL_TOKEN_NAMES
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
 from regard.errors import RegardError
 from regard.files import check_output_file, write_atomically
-from regard.interop.ctranslate2_export import export_ctranslate2
+from regard.interop.ctranslate2 import export_ctranslate2
 from regard.interop.sentencepiece_files import UNIGRAM, UNKNOWN, Piece, PieceModel, to_piece_model, write_pieces
 from regard.pipelines import Translator, check_storable
 

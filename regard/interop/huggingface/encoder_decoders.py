@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.interop.foreign_config import ForeignConfig, describe_unsupported, unsupported_fields
-from regard.interop.huggingface.encoder_decoders.bart_models import (
+from regard.interop.huggingface.bart import (
     BART_SEPARATE,
     BART_SHARED,
     BART_SHARED_UNTIED,
@@ -18,8 +18,9 @@ from regard.interop.huggingface.encoder_decoders.bart_models import (
     read_bart_config,
     write_bart_config,
 )
-from regard.interop.huggingface.encoder_decoders.m2m100_sinusoids import M2M100, is_m2m100
-from regard.interop.huggingface.encoder_decoders.t5_models import (
+from regard.interop.huggingface.m2m100_sinusoids import M2M100, is_m2m100
+from regard.interop.huggingface.single_stack import ACTIVATIONS, GATED_ACTIVATIONS, Weights
+from regard.interop.huggingface.t5 import (
     MT5,
     T5,
     T5_GATED,
@@ -27,8 +28,7 @@ from regard.interop.huggingface.encoder_decoders.t5_models import (
     read_t5_config,
     write_t5_config,
 )
-from regard.interop.huggingface.encoder_decoders.tied_embeddings import BARE_CLASSES
-from regard.interop.huggingface.single_stack import ACTIVATIONS, GATED_ACTIVATIONS, Weights
+from regard.interop.huggingface.tied_embeddings import BARE_CLASSES
 from regard.interop.weight_mapping import MappingTable, read_model_weights, write_weights
 from regard.layers.positions import Sinusoidal
 from regard.models.transformer import TransformerConfig
