@@ -44,8 +44,8 @@ from regard.decode import DecodeConfig, Request, decode_all
 from regard.decode.engine import COMPILED_SENTENCES
 from regard.devices import find_device
 from regard.interop import export_ctranslate2
-from regard.interop.huggingface.decoders.gpt_models import write_gpt_model
-from regard.interop.huggingface.encoder_decoders.encoder_decoder_models import write_encoder_decoder
+from regard.interop.huggingface.encoder_decoders import write_encoder_decoder
+from regard.interop.huggingface.gpt import write_gpt_model
 from regard.models import GPT, Transformer, TransformerConfig, make_model
 from regard.models.gpt import GPTConfig, gpt2
 from regard.pipelines import Translator

@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 from regard.errors import RegardError
-from regard.interop.gguf.gguf_file import read_gguf
-from regard.interop.gguf.gguf_tokenizer import read_gguf_tokenizer
+from regard.interop.gguf.file import read_gguf
+from regard.interop.gguf.tokenizer import read_gguf_tokenizer
 
 SEPARATOR = "\n__ggml_vocab_test__\n"
 

@@ -4,14 +4,14 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 from regard.errors import RegardError
-from regard.interop.ctranslate2_export import CTRANSLATE2_VALUES
+from regard.interop.ctranslate2 import CTRANSLATE2_VALUES
 from regard.interop.ctranslate2_single_stack import DECODER_VALUES, ENCODER_VALUES
 from regard.interop.foreign_config import describe_unsupported, unsupported_fields
-from regard.interop.huggingface.decoders.gpt_models import GPT_CLASSES
-from regard.interop.huggingface.encoder_decoders.encoder_decoder_models import BART_VARIANTS, nearest_translator
-from regard.interop.huggingface.encoders.encoder_models import WRITTEN_ENCODERS
+from regard.interop.huggingface.encoder_decoders import BART_VARIANTS, nearest_translator
+from regard.interop.huggingface.gpt import GPT_CLASSES
 from regard.interop.huggingface.single_stack import nearest_class
-from regard.interop.huggingface.vision.vit_models import VIT_CLASSES, exported_config
+from regard.interop.huggingface.text_encoders import WRITTEN_ENCODERS
+from regard.interop.huggingface.vit import VIT_CLASSES, exported_config
 from regard.interop.joint_vocabulary import join_config
 from regard.models import BertConfig, GPTConfig, TransformerConfig, ViTConfig, family_name
 

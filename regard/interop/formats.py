@@ -21,13 +21,13 @@ class _Exporter(NamedTuple):
 
 
 _EXPORTERS = {
-    "huggingface": _Exporter("huggingface.hf_folder", "export_huggingface", "a folder for transformers"),
-    "ctranslate2": _Exporter("ctranslate2_export", "export_ctranslate2", "a CTranslate2 model with its tokenizer"),
+    "huggingface": _Exporter("huggingface.folder", "export_huggingface", "a folder for transformers"),
+    "ctranslate2": _Exporter("ctranslate2", "export_ctranslate2", "a CTranslate2 model with its tokenizer"),
     "onnx": _Exporter(
-        *("onnx.onnx_export", "export_onnx"),
+        *("onnx_export", "export_onnx"),
         "graphs for ONNX Runtime, which the commands that run a model accept; look and info do not",
     ),
-    "argos": _Exporter("argos_export", "export_argos", "a package for argospm install"),
+    "argos": _Exporter("argos", "export_argos", "a package for argospm install"),
 }
 
 
@@ -49,7 +49,7 @@ def import_model(path: str | Path, *, tokenizer: str | Path | None = None) -> Pi
             "hf download sentence-transformers/all-MiniLM-L6-v2 --local-dir all-MiniLM-L6-v2",
         )
     if path.suffix == ".gguf":
-        return _function("gguf.gguf_import", "import_gguf")(path)
+        return _function("gguf.import_file", "import_gguf")(path)
     if path.is_file() and path.suffix != ".safetensors":
         if tokenizer is None:
             raise RegardError(
@@ -64,7 +64,7 @@ def import_model(path: str | Path, *, tokenizer: str | Path | None = None) -> Pi
                 f"{path} has no config.json; {checkpoint.name} may be a llama2.c checkpoint.",
                 f"Pass the file: regard import {file} --tokenizer {quote(str(path / 'tokenizer.bin'))} --out …",
             )
-    return _function("huggingface.hf_folder", "import_huggingface")(path)
+    return _function("huggingface.folder", "import_huggingface")(path)
 
 
 def export_model(pipeline: Pipeline, to: ExportFormat, out: str | Path) -> str:

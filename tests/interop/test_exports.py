@@ -18,10 +18,10 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.interop.ctranslate2_export import export_ctranslate2
-from regard.interop.huggingface.hf_folder import export_huggingface
-from regard.interop.onnx.onnx_export import export_onnx
-from regard.interop.onnx.onnx_runner import load_onnx
+from regard.interop.ctranslate2 import export_ctranslate2
+from regard.interop.huggingface.folder import export_huggingface
+from regard.interop.onnx_export import export_onnx
+from regard.interop.onnx_runner import load_onnx
 from regard.layers.packed import pack
 from regard.models import GPT, Bert, ViT
 from regard.models.bert import BertConfig

@@ -12,7 +12,7 @@ from regard.data.text.languages import LanguagePair, files_per_pair, parse_langu
 from regard.errors import RegardError
 from regard.evaluation import align
 from regard.interop import export_ctranslate2, export_onnx
-from regard.interop.onnx.onnx_runner import load_onnx
+from regard.interop.onnx_runner import load_onnx
 from regard.training import DataConfig, read_dataset
 from regard.viewer import look
 

@@ -42,9 +42,9 @@ from regard.cli.common import (
 )
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.interop.onnx.onnx_runner import is_onnx_folder
+from regard.interop.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
-from regard.pipelines.large_files.input_items import InputItems, find_shards
+from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.translation import Split, format_translations
 
 PROMPT = "Type lines to translate"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported, foreign_value
-from regard.interop.huggingface.decoders.rope_settings import layer_windows, rotary_fields
+from regard.interop.huggingface.rope import layer_windows, rotary_fields
 from regard.interop.weight_mapping import MappingTable, parameter_shapes, read_model_weights, write_weights
 from regard.models.bert import BertConfig, ProblemType
 from regard.models.gpt import GPTConfig

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from regard.errors import RegardError
 from regard.interop import export_huggingface, import_huggingface
 from regard.pipelines import load, save
-from tests.interop.huggingface.encoders.test_bert_models import make_hf_model
+from tests.interop.huggingface.test_bert import make_hf_model
 
 TEXTS = ["w5 w9 w17 w33 w8", "w7 w21", "w30 w31 w32 w6 w10 w11 w12 w13 w14 w15"]
 MAX_LEN = 8

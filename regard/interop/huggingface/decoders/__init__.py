@@ -1,1 +1,0 @@
-"""Decoder-only models of transformers."""

@@ -1,1 +1,0 @@
-"""Encoder-only models of transformers."""

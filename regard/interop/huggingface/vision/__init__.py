@@ -1,1 +1,0 @@
-"""Image models of transformers and timm."""
