@@ -23,7 +23,7 @@ from regard.data import read_pairs
 from regard.data.text.readers import read_lines
 from regard.decode import DecodeConfig
 from regard.pipelines import Translator, load
-from regard.pipelines.large_files.file_processing import FileProgress
+from regard.pipelines.files import FileProgress
 
 HEADER = ["lines", "lines/s", "words/s", "seconds", "peak MiB", "peak MiB of the GPU"]
 # Seconds between two lines of progress.

@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 
 import regard
 from regard.pipelines import Translator
-from regard.pipelines.large_files.file_processing import FileProgress
+from regard.pipelines.files import FileProgress
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf", "dix"]

@@ -29,10 +29,10 @@ from regard.files import STDOUT, is_stdout
 from regard.interop.onnx_runner import is_onnx_folder, load_onnx
 from regard.kernels.cpu.support import Compilation, compilation
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
-from regard.pipelines.large_files.file_processing import FileProgress, FileSummary
-from regard.pipelines.large_files.input_items import InputItems, find_shards, is_pattern
-from regard.pipelines.large_files.ray_workers import Cluster
-from regard.pipelines.large_files.resumable_file import check_output
+from regard.pipelines.files import FileProgress, FileSummary
+from regard.pipelines.input_items import InputItems, find_shards, is_pattern
+from regard.pipelines.ray_workers import Cluster
+from regard.pipelines.resumable_file import check_output
 from regard.progress import OnProgress, progress_bar, show_progress, show_status
 
 TEST_SIZE = 1000

@@ -8,7 +8,7 @@ import tyro
 from regard.cli.common import Columns, Model, Quiet, batch_progress, parse, print_note
 from regard.data.text.readers import read_pairs
 from regard.pipelines import Translator, load
-from regard.pipelines.folder.shortlist_file import SHORTLIST_FILE, write_shortlist
+from regard.pipelines.shortlist import SHORTLIST_FILE, write_shortlist
 from regard.pipelines.translator import FREQUENT_TOKENS, TOKENS_PER_SOURCE_TOKEN
 
 TrainingData = Annotated[

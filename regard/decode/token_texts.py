@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 from tokenizers import pre_tokenizers
 
-from regard.data.text.scripts import UNSEGMENTED_BLOCKS
+from regard.data.text.languages import UNSEGMENTED_BLOCKS
 from regard.data.text.tokenizer import SPACE, Tokenizer
 
 # A token for one byte, in tokenizers with byte fallback.

@@ -14,7 +14,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from regard.data import Question
 from regard.data.batching.batch import IGNORE_INDEX
-from regard.data.text.scripts import bleu_tokenizer_for
+from regard.data.text.languages import bleu_tokenizer_for
 from regard.errors import RegardError
 
 # Articles are ignored in answers. English as in SQuAD, German as in MLQA (which has no French).

@@ -13,8 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from regard.data.batching.images import pixels_to_float
-from regard.data.images.decoding import ResizeRule, image_errors, load_image, to_pixel_array
-from regard.data.images.resizing import Resizing
+from regard.data.images.decoding import ResizeRule, Resizing, image_errors, load_image, to_pixel_array
 from regard.data.images.sets import ImageSet
 from regard.errors import RegardError
 from regard.layers.patches import PackedImages, pack_images

@@ -15,7 +15,7 @@ from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 from regard.models import family_name
 from regard.models.lengths import length_limit
-from regard.pipelines.large_files.resumable_file import AllowedChange
+from regard.pipelines.resumable_file import AllowedChange
 
 logger = logging.getLogger("regard")
 
@@ -80,7 +80,7 @@ class Pipeline(_Stored):
 
         The folder must not contain another model.
         """
-        from regard.pipelines.folder.model_folder import save  # imports every pipeline
+        from regard.pipelines.folder import save  # imports every pipeline
 
         save(path, self, precision=precision)
 

@@ -23,7 +23,7 @@ from regard.data.text.tagged_texts import TaggingWindows, join_words, split_word
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert
-from regard.pipelines.large_files.file_processing import (
+from regard.pipelines.files import (
     BlockOutput,
     FileProgress,
     FileSummary,
@@ -31,9 +31,9 @@ from regard.pipelines.large_files.file_processing import (
     process_file,
     process_shards,
 )
-from regard.pipelines.large_files.input_items import InputItems, find_shards
-from regard.pipelines.large_files.ray_workers import Cluster, make_processors
+from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.pipeline import TextPipeline
+from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import Classification, TaggedWord, format_classification
 from regard.pipelines.sentence_embedding import SentenceEmbedding
 from regard.ranges import MAX_INT

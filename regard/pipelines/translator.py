@@ -18,13 +18,13 @@ from regard.decode import DecodeConfig, Ensemble, Hypothesis, LexicalConstraints
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
+from regard.pipelines import translation_files
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.pipelines.folder.shortlist_file import learn_shortlist
 from regard.pipelines.language_choice import select_languages
-from regard.pipelines.large_files import translation_files
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import TextPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
+from regard.pipelines.shortlist import learn_shortlist
 from regard.pipelines.translation import Split, Translation, join_translations
 
 # Offset between the sampling indices of consecutive sentences of one line.

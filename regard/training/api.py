@@ -11,7 +11,7 @@ from regard.config_reader import read_toml
 from regard.errors import RegardError
 from regard.interop.export_targets import ExportTarget
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
-from regard.pipelines.folder.model_folder import AnyPipeline
+from regard.pipelines.folder import AnyPipeline
 from regard.recipes import find_recipe
 from regard.training.datasets import Dataset, find_rows, write_rows
 from regard.training.fine_tuning import StartFrom, fine_tuning_recipe, origin_config, origin_name

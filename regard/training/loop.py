@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from regard.data.batching.batch import WHOLE, Batch, RankSlice, prefetch
-from regard.data.batching.micro_batches import split_batch
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig, make_model
@@ -283,7 +282,7 @@ class Trainer:
     def _apply_batches(self, batches: list[Batch]) -> LossParts:
         """Forward and backward passes of this worker's batches, and the optimizer step, without GPU synchronization."""
         totals = [torch.zeros((), device=self.device) for _ in LossParts._fields]
-        parts = [part for batch in batches for part in split_batch(batch, self.state.batch_parts)]
+        parts = [part for batch in batches for part in batch.split(self.state.batch_parts)]
         for index, part in enumerate(parts, 1):
             for total, value in zip(totals, self._backward(part, is_last=index == len(parts))):
                 total += value

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.pipelines.folder.model_folder import write_model
+from regard.pipelines.folder import write_model
 from regard.training.checkpoint import (
     FACTS,
     Checkpoint,

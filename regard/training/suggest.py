@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
 
-from regard.data.text.scripts import is_unsegmented
+from regard.data.text.languages import is_unsegmented
 from regard.evaluation.text_metrics import METRIC_FORMATS
 from regard.models import TransformerConfig
 from regard.training.recipe import Recipe, TokenizerConfig, TokenizerKind, TrainConfig

@@ -14,8 +14,7 @@ from regard.cli import main
 from regard.data import Tokenizer
 from regard.models import Bert
 from regard.models.bert import BertConfig
-from regard.pipelines import TextEncoder, save
-from regard.pipelines.large_files import file_processing
+from regard.pipelines import TextEncoder, files, save
 from tests.conftest import number_pairs
 
 LINES = [source for source, _ in number_pairs(100, seed=11)]
@@ -25,7 +24,7 @@ LONG = " ".join(["one"] * 30)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(file_processing, "BLOCK_ITEMS", 16)
+    monkeypatch.setattr(files, "BLOCK_ITEMS", 16)
 
 
 @pytest.fixture

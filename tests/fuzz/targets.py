@@ -16,13 +16,13 @@ import torch
 
 from regard.cli import main
 from regard.data import read_documents, read_images, read_labeled_texts, read_pairs, read_squad
-from regard.data.images.cache import _open_store
+from regard.data.images.sets import _open_store
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import read_links
 from regard.interop import import_huggingface, import_llama2c
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, load, pipeline_kind
-from regard.pipelines.large_files.resumable_file import ResumableFile
+from regard.pipelines.resumable_file import ResumableFile
 from regard.training import TASKS, read_toml, recipe_from_dict
 from regard.training.api import add_shards_task
 from regard.training.checkpoint import CheckpointStore, restore_state, unique_parameters

@@ -18,8 +18,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.models import Bert, Seq2SeqConfig
 from regard.models.bert import BertConfig
-from regard.pipelines import TextEncoder, Translator, load
-from regard.pipelines.large_files import file_processing
+from regard.pipelines import TextEncoder, Translator, files, load
 from regard.pipelines.scoring import format_score
 from regard.pipelines.translation import format_translations
 from tests.conftest import number_pairs, train_numbers
@@ -33,7 +32,7 @@ SAMPLE = DecodeConfig(method="sample", n_best=2, seed=3)
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(file_processing, "BLOCK_ITEMS", 32)
+    monkeypatch.setattr(files, "BLOCK_ITEMS", 32)
 
 
 @pytest.fixture
@@ -150,7 +149,7 @@ def test_truncate_changes_lines_of_models_without_a_limit(transformer, corpus, t
 
 
 def _translate_in_process(folder: Path, source: Path, output: Path) -> None:
-    file_processing.BLOCK_ITEMS = 64
+    files.BLOCK_ITEMS = 64
     torch.set_num_threads(1)
     load(folder, "cpu").translate_file(source, output, DecodeConfig(method="sample", seed=5))
 
@@ -247,7 +246,7 @@ def test_embed_file(classifier, corpus, tmp_path, name):
         vectors = np.load(output, mmap_mode="r")
         assert vectors.shape == (150, 16)
     else:
-        rows = [json.loads(line) for line in file_processing.InputItems.from_lines(output)]
+        rows = [json.loads(line) for line in files.InputItems.from_lines(output)]
         assert [row["text"] for row in rows] == LINES
         vectors = np.array([row["vector"] for row in rows])
     np.testing.assert_allclose(vectors, classifier.embed(LINES), atol=1e-6)

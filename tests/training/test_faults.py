@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.data.batching.micro_batches import split_batch
 from regard.data.batching.pairs import PairBatches
 from regard.data.batching.sequences import Sequences
 from regard.errors import Interrupted, Preempted, RegardError
@@ -120,7 +119,7 @@ def test_gradients_of_parts_add_up(plain):
     totals = []
     for parts in (1, 2, 3):
         model.zero_grad()
-        for piece in split_batch(batch, parts):
+        for piece in batch.split(parts):
             features_loss(model, model.features, piece, recipe.train).loss.backward()
         totals.append([p.grad.clone() for p in model.parameters()])
     for other in totals[1:]:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from regard.data.text.scripts import bleu_tokenizer_for, is_unsegmented
+from regard.data.text.languages import bleu_tokenizer_for, is_unsegmented
 from regard.errors import RegardError
 from regard.evaluation import text_scores
 from regard.training import Dataset, loop, run_recipe, suggest_recipe

@@ -27,7 +27,7 @@ from regard.cli.common import (
 )
 from regard.errors import RegardError
 from regard.pipelines import Classification, ImageModel, TextEncoder, pipeline_kind, read_config
-from regard.pipelines.large_files.file_processing import BlockOutput, ProcessItems, process_file
+from regard.pipelines.files import BlockOutput, ProcessItems, process_file
 from regard.pipelines.scoring import format_classification
 from regard.pipelines.text_encoder import split_pair
 

@@ -30,7 +30,7 @@ from regard.cli.common import (
 from regard.data.text.readers import uncompressed_suffix
 from regard.errors import RegardError
 from regard.pipelines import TextEncoder
-from regard.pipelines.large_files.input_items import is_pattern
+from regard.pipelines.input_items import is_pattern
 from regard.pipelines.text_encoder import format_embedding
 
 PROMPT = "Type texts"

@@ -27,7 +27,7 @@ from regard.cli.common import (
 from regard.data.text.readers import built_in_part, read_pairs
 from regard.errors import RegardError
 from regard.pipelines import Translator
-from regard.pipelines.large_files.input_items import InputItems
+from regard.pipelines.input_items import InputItems
 from regard.pipelines.scoring import format_score
 
 

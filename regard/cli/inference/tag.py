@@ -25,7 +25,7 @@ from regard.cli.common import (
 )
 from regard.evaluation.tag_metrics import find_entities
 from regard.pipelines import TaggedWord, TextEncoder
-from regard.pipelines.large_files.file_processing import BlockOutput, process_file
+from regard.pipelines.files import BlockOutput, process_file
 
 PROMPT = "Type texts"
 

@@ -44,7 +44,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.interop.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
-from regard.pipelines.large_files.input_items import InputItems, find_shards
+from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.translation import Split, format_translations
 
 PROMPT = "Type lines to translate"

@@ -7,13 +7,15 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, TypeVar, overload
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.attention.offsets import Offsets
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 
@@ -50,6 +52,66 @@ class Batch:
     def pin_memory(self) -> "Batch":
         inputs = tuple(x.pin_memory() for x in self.inputs)
         return replace(self, inputs=inputs, targets=self.targets.pin_memory())
+
+    def split(self, parts: int) -> "list[Batch]":
+        """Split a batch into at most `parts` batches with about as many tokens each, for a device whose memory is too
+        small for the whole; no sequence is divided.
+
+        The sum of the losses of the parts is the loss of the batch, to rounding. On a GPU, this synchronizes.
+
+        >>> from regard.layers.packed import pack
+        >>> texts = pack([[5, 6], [7], [8, 9, 10]])
+        >>> [part.inputs[0].ids.tolist() for part in Batch((texts,), texts.ids, 3, 6).split(2)]
+        [[5, 6, 7], [8, 9, 10]]
+        """
+        if parts == 1:
+            return [self]
+        packed = [x for x in self.inputs if isinstance(x, Packed)]
+        starts = [x.offsets.starts.tolist() for x in packed]
+        count = len(starts[0]) - 1 if packed else len(self.targets)
+        # Tokens before each sequence, on all sides together.
+        before = [sum(column) for column in zip(*starts)] if packed else list(range(count + 1))
+        pieces: list[Batch] = []
+        for begin, end in pairwise(split_points(before, parts)):
+            # A tensor has a row for each sequence, or for each token; targets belong to the tokens of the last side.
+            rows = {count: slice(begin, end)}
+            rows |= {len(x.ids): slice(start[begin], start[end]) for x, start in zip(packed, starts)}
+            sentences = max(0, min(end, self.sentences) - begin)
+            pieces.append(
+                replace(
+                    self,
+                    inputs=tuple(_slice(x, begin, end, rows) for x in self.inputs),
+                    targets=_slice(self.targets, begin, end, rows),
+                    sentences=sentences,
+                    tokens=round(self.tokens * sentences / max(1, self.sentences)),
+                )
+            )
+        return pieces
+
+
+def split_points(before: list[int], parts: int) -> list[int]:
+    """Indices at which to split sequences with this many tokens before each, and in all.
+
+    >>> split_points([0, 2, 3, 6, 6], 2)
+    [0, 2, 4]
+    """
+    total, count = before[-1], len(before) - 1
+    boundaries = [0]
+    for part in range(1, parts):
+        target = total * part / parts
+        nearest = min(range(count + 1), key=lambda i: (abs(before[i] - target), i))
+        if boundaries[-1] < nearest < count:
+            boundaries.append(nearest)
+    return [*boundaries, count]
+
+
+def _slice(x: Any, begin: int, end: int, rows: dict[int, slice]) -> Any:
+    if isinstance(x, Packed):
+        starts = x.offsets.starts[begin : end + 1]
+        first, last = int(starts[0]), int(starts[-1])
+        offsets = Offsets(starts - first, last - first, x.offsets.max_len)
+        return Packed(x.ids[first:last], offsets, x.positions[first:last])
+    return x[rows[len(x)]]
 
 
 def prefetch(items: Iterable[T], depth: int = 4) -> Iterator[T]:

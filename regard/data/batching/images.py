@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -13,9 +13,8 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from regard.attention.offsets import Offsets
-from regard.data.batching.batch import WHOLE, Batch, BatchSampler, RankSlice
-from regard.data.images.augmentation import AugmentConfig, augment
-from regard.data.images.ops import Masks
+from regard.data.batching.batch import WHOLE, Batch, BatchSampler, RankSlice, split_points
+from regard.data.images.augmentation import AugmentConfig, Masks, augment
 from regard.data.images.sets import ImageSet, RaggedImages
 from regard.errors import RegardError
 from regard.layers.patches import PackedImages, patch_coordinates, split_patches
@@ -159,6 +158,36 @@ class RaggedImageBatch(Batch):
         max_len = max(rows * columns for rows, columns in grids)
         offsets = Offsets(starts, len(coordinates), max_len)
         return PackedImages(torch.cat(patches), offsets, coordinates, sizes, grids), masks
+
+    def split(self, parts: int) -> list[Batch]:
+        """Split the batch between images: see `Batch.split`."""
+        if parts == 1:
+            return [self]
+        flat, starts, coordinates, sizes = (x for x in self.inputs if isinstance(x, Tensor))
+        heights = torch.tensor([[group.height, group.width] for group in self.groups for _ in range(group.images)])
+        areas = heights.prod(1).cumsum(0).tolist()
+        pixels = [0, *areas]
+        channels, patches = len(flat) // pixels[-1], starts.tolist()
+        has_masks = len(self.targets) != len(heights)
+        pieces: list[Batch] = []
+        for begin, end in pairwise(split_points(patches, parts)):
+            patch_rows, pixel_rows = slice(patches[begin], patches[end]), slice(pixels[begin], pixels[end])
+            groups: list[SizeGroup] = []
+            for height, width in heights[begin:end].tolist():
+                if groups and groups[-1][1:] == (height, width):
+                    groups[-1] = groups[-1]._replace(images=groups[-1].images + 1)
+                else:
+                    groups.append(SizeGroup(1, height, width))
+            inputs = (
+                flat[channels * pixels[begin] : channels * pixels[end]],
+                starts[begin : end + 1] - patches[begin],
+                coordinates[patch_rows],
+                sizes[patch_rows],
+            )
+            targets = self.targets[pixel_rows if has_masks else slice(begin, end)]
+            sentences = max(0, min(end, self.sentences) - begin)
+            pieces.append(RaggedImageBatch(inputs, targets, sentences, len(inputs[2]), tuple(groups), self.augment))
+        return pieces
 
 
 class RaggedImageBatches:

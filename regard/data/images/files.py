@@ -333,7 +333,7 @@ def _to_uint8(file: Path, images: np.ndarray) -> np.ndarray:
             f"{file}: an array of shape {shape} does not hold images.",
             "The axes must be images, rows, columns and optionally 1, 3 or 4 channels.",
         )
-    if images.dtype.kind == "f" and images.min() >= 0 and images.max() <= 1:
+    if np.issubdtype(images.dtype, np.floating) and images.min() >= 0 and images.max() <= 1:
         images = np.rint(images * 255).astype(np.uint8)
     if images.dtype != np.uint8:
         values = f" with values from {images.min()} to {images.max()}" if images.dtype.kind in "biuf" else ""
@@ -350,7 +350,7 @@ def _label_names(file: Path, labels: np.ndarray, names: np.ndarray | None, count
             "Store one label per image, as an integer or text.",
         )
     flat = labels.reshape(-1)
-    if names is None or flat.dtype.kind == "U":
+    if names is None or np.issubdtype(flat.dtype, np.str_):
         return [str(label) for label in flat.tolist()]
     if names.ndim != 1:
         raise RegardError(f"{file}: {_NAMES} has {names.ndim} axes.", "Store a list of names, one per label.")

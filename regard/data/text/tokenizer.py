@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -41,16 +42,76 @@ def _word_pre_tokenizer(*parts: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), split])
 
 
-# Pre-tokenizer of each kind. They are all different, so that the kind can be inferred from a saved file.
-_PRE_TOKENIZERS: dict[str, pre_tokenizers.PreTokenizer] = {
-    "word": _word_pre_tokenizer(_LETTER, _ENTITY),
-    "space": pre_tokenizers.Metaspace(SPACE),
-    "char": pre_tokenizers.Split(Regex(r"(?m)."), "isolated"),  # (?m) means here that a dot also matches a newline
-    "bpe": _word_pre_tokenizer(_LETTER, _ENTITY, _HYPHEN),  # t-shirt becomes one token if it is frequent
-    "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False),
-    "sentencepiece": pre_tokenizers.Split(SPACE, "merged_with_next"),
+def _replace_all(*rules: tuple[str | Regex, str]) -> tuple[normalizers.Normalizer, ...]:
+    return tuple(normalizers.Replace(pattern, text) for pattern, text in rules)
+
+
+_ONE_SPACE = (*_replace_all((Regex(rf"[\s{SPACE}]+"), " ")), normalizers.Strip())
+# ^ and $ match at every line: spaces at both ends of a line are removed. A space is added after each newline, so that
+# the first word of a line is the same token as elsewhere; the decoder removes it.
+_ONE_SPACE_OR_NEWLINES = _replace_all(
+    *((Regex(rf"[^\S\n]+|{SPACE}+"), " "), (Regex("^ +| +$"), ""), (Regex(r"\n"), "\n "), (Regex(r" +\z"), ""))
+)
+_DECODE_NEWLINES = decoders.Sequence([decoders.Metaspace(SPACE), decoders.Fuse(), decoders.Replace("\n ", "\n")])
+# The steps that the files of sentencepiece can express.
+_SENTENCEPIECE_SPACES = (
+    *_replace_all((Regex(" +"), " "), (Regex(r"\A "), "")),
+    normalizers.Prepend(SPACE),
+    *_replace_all((" ", SPACE), (Regex(rf"{SPACE}+\z"), "")),
+)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The steps of all tokenizers of a kind. Pre-tokenizers differ, so that the kind can be inferred from a file."""
+
+    pre_tokenizer: pre_tokenizers.PreTokenizer
+    form: tuple[normalizers.Normalizer, ...] = ()
+    """Unicode normalization"""
+    spaces: tuple[normalizers.Normalizer, ...] = _ONE_SPACE
+    decoder: decoders.Decoder = field(default_factory=lambda: decoders.Metaspace(SPACE))
+    bpe: dict[str, Any] | None = None
+    """arguments of `models.BPE`; None: whole words"""
+    alphabet: Sequence[str] = ()
+    """entries that the vocabulary has in any case"""
+    all_merges: bool = False
+    """whether every pair whose result is an entry is merged, and not only the pairs of the training"""
+
+    def normalizer(self, lowercase: bool, exact: bool, keep_newlines: bool) -> normalizers.Normalizer | None:
+        if exact:
+            return normalizers.Lowercase() if lowercase else None
+        lower = (normalizers.Lowercase(),) if lowercase else ()
+        steps = [*self.form, *lower, *(_ONE_SPACE_OR_NEWLINES if keep_newlines else self.spaces)]
+        return normalizers.Sequence(steps) if steps else None
+
+
+_UNK_TOKEN = {"unk_token": SPECIAL_TOKEN_NAMES[UNK]}
+_KINDS = {
+    "word": _Kind(_word_pre_tokenizer(_LETTER, _ENTITY), (normalizers.NFC(),)),
+    "space": _Kind(pre_tokenizers.Metaspace(SPACE)),  # not composed: symbols must not change
+    # Characters are decomposed: accents become separate, and thousands of Hangul syllables become a few letters.
+    # (?m) means here that a dot also matches a newline.
+    "char": _Kind(pre_tokenizers.Split(Regex(r"(?m)."), "isolated"), (normalizers.NFD(),), decoder=decoders.Fuse()),
+    # t-shirt becomes one token if it is frequent
+    "bpe": _Kind(_word_pre_tokenizer(_LETTER, _ENTITY, _HYPHEN), (normalizers.NFC(),), bpe=_UNK_TOKEN),
+    "bytes": _Kind(
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        spaces=(),
+        decoder=decoders.ByteLevel(),
+        bpe={},
+        alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    ),
+    "sentencepiece": _Kind(
+        pre_tokenizers.Split(SPACE, "merged_with_next"),
+        spaces=_SENTENCEPIECE_SPACES,
+        decoder=decoders.Sequence(
+            [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Replace(Regex(r"\A +"), "")]
+        ),
+        bpe=_UNK_TOKEN | {"fuse_unk": True},
+        all_merges=True,
+    ),
 }
-TOKENIZER_KINDS = tuple(_PRE_TOKENIZERS)
+TOKENIZER_KINDS = tuple(_KINDS)
 # Tokenizer of an imported model, not trained with Regard.
 FOREIGN_KIND = "foreign"
 _RESTORE = "Restore the tokenizer from a good copy."
@@ -59,40 +120,6 @@ _RESTORE = "Restore the tokenizer from a good copy."
 PART_CHARS, MAX_PART_CHARS, MAX_PIECE_CHARS = 1 << 15, 1 << 16, 1 << 10
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
 _LONG_PIECE = re.compile(rf"(?<!\S)\S{{{MAX_PIECE_CHARS},}}|(?<!\s)\s{{{MAX_PIECE_CHARS},}}")
-
-
-def _make_decoder(kind: str, keep_newlines: bool = False) -> decoders.Decoder:
-    if keep_newlines:
-        return decoders.Sequence([decoders.Metaspace(SPACE), decoders.Fuse(), decoders.Replace("\n ", "\n")])
-    if kind == "sentencepiece":
-        return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Replace(Regex(r"\A +"), "")])
-    return {"char": decoders.Fuse(), "bytes": decoders.ByteLevel()}.get(kind, decoders.Metaspace(SPACE))
-
-
-def _make_normalizer(
-    kind: str, lowercase: bool, exact: bool = False, keep_newlines: bool = False
-) -> normalizers.Normalizer | None:
-    steps: list[normalizers.Normalizer] = []
-    if exact:
-        return normalizers.Lowercase() if lowercase else None
-    if kind == "sentencepiece":  # the steps that its files can express
-        steps = [normalizers.Lowercase()] if lowercase else []
-        steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A "), "")]
-        steps += [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
-        return normalizers.Sequence([*steps, normalizers.Replace(Regex(rf"{SPACE}+\z"), "")])
-    if kind not in ("bytes", "space"):  # bytes are exact; with "space", symbols must not be recomposed
-        # Characters are decomposed: accents become separate, and thousands of Hangul syllables become a few letters.
-        steps.append(normalizers.NFD() if kind == "char" else normalizers.NFC())
-    if lowercase:
-        steps.append(normalizers.Lowercase())
-    if keep_newlines:
-        # ^ and $ match at every line: spaces at both ends of a line are removed. A space is added after each newline,
-        # so that the first word of a line is the same token as elsewhere; the decoder removes it.
-        rules = ((rf"[^\S\n]+|{SPACE}+", " "), ("^ +| +$", ""), (r"\n", "\n "), (r" +\z", ""))
-        steps += [normalizers.Replace(Regex(pattern), text) for pattern, text in rules]
-    elif kind != "bytes":
-        steps += [normalizers.Replace(Regex(rf"[\s{SPACE}]+"), " "), normalizers.Strip()]
-    return normalizers.Sequence(steps) if steps else None
 
 
 class Tokenizer:
@@ -161,28 +188,27 @@ class Tokenizer:
         file, byte for byte. With `bpe` every character that occurs (with `bytes` every byte) has an entry, even if
         `vocab_size` is smaller.
         """
-        if kind not in TOKENIZER_KINDS:
+        if kind not in _KINDS:
             raise RegardError(f"Unknown tokenizer kind {kind!r}.", hint=f"Choose one of {', '.join(TOKENIZER_KINDS)}.")
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
             "special_tokens": [*SPECIAL_TOKEN_NAMES, *[MASK_TOKEN] * mask, *tags],
             "show_progress": False,
         }
+        style = _KINDS[kind]
         library: tokenizers.Tokenizer
         trainer: trainers.Trainer
-        if kind in ("bpe", "bytes", "sentencepiece"):
-            unknown = None if kind == "bytes" else SPECIAL_TOKEN_NAMES[UNK]
-            library = tokenizers.Tokenizer(models.BPE(unk_token=unknown, fuse_unk=kind == "sentencepiece"))
-            alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else []
-            trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **common)
+        if style.bpe is not None:
+            library = tokenizers.Tokenizer(models.BPE(**style.bpe))
+            trainer = trainers.BpeTrainer(initial_alphabet=list(style.alphabet), **common)
         else:
-            library = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKEN_NAMES[UNK]))
+            library = tokenizers.Tokenizer(models.WordLevel(**_UNK_TOKEN))
             trainer = trainers.WordLevelTrainer(**common)
-        library.normalizer = _make_normalizer(kind, lowercase, exact, keep_newlines)
-        library.pre_tokenizer = _PRE_TOKENIZERS[kind]
-        library.decoder = _make_decoder(kind, keep_newlines)
+        library.normalizer = style.normalizer(lowercase, exact, keep_newlines)
+        library.pre_tokenizer = style.pre_tokenizer
+        library.decoder = _DECODE_NEWLINES if keep_newlines else style.decoder
         library.train_from_iterator((part for text in texts for part in _training_parts(text)), trainer)
-        if kind == "sentencepiece":
+        if style.all_merges:
             _add_all_merges(library)
         return Tokenizer(library, kind)
 
@@ -349,8 +375,8 @@ class Tokenizer:
                 library.decode(library.encode(*inputs).ids)
         if foreign:
             return Tokenizer(library, FOREIGN_KIND)
-        for kind in TOKENIZER_KINDS:
-            if _has_pre_tokenizer(library, _PRE_TOKENIZERS[kind]) and all(
+        for kind, style in _KINDS.items():
+            if _has_pre_tokenizer(library, style.pre_tokenizer) and all(
                 library.token_to_id(name) == index for index, name in enumerate(SPECIAL_TOKEN_NAMES)
             ):
                 tokenizer = Tokenizer(library, kind)

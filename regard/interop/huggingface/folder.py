@@ -26,7 +26,7 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from regard.config_reader import json_bytes
-from regard.data.images.resizing import Resizing
+from regard.data.images.decoding import Resizing
 from regard.data.text.languages import LanguagePair, LanguageTokens, format_language_pairs, parse_language_pairs
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from regard.data.images.resizing import Resample, Resizing
+from regard.data.images.decoding import Resample, Resizing
 from regard.errors import RegardError
 from regard.interop.foreign_config import ForeignConfig
 from regard.models import ViTConfig

@@ -1,15 +1,19 @@
 """The task `mask`: masked language modeling (BERT, Devlin et al. 2019)."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from regard.data import read_documents
-from regard.data.batching.batch import IGNORE_INDEX, Batch
-from regard.data.batching.masked import MaskedBatches
+from regard.data.batching.batch import IGNORE_INDEX, WHOLE, Batch, RankSlice
 from regard.data.batching.sequences import Sequences
+from regard.data.batching.texts import EncodedTexts, LengthGroupedBatches, max_text_tokens
 from regard.data.text.special_tokens import SpecialTokens
+from regard.errors import RegardError
+from regard.layers.packed import Packed, pack
 from regard.models.bert import bert_tiny
 from regard.training.datasets import Dataset, count_units, split_dataset
 from regard.training.losses import LossParts, token_loss
@@ -120,3 +124,106 @@ def _lines(files: tuple[str, ...], columns: tuple[str, ...]) -> list[str]:
     if not files:
         return []
     return [line for document in read_documents(files, columns) for line in document.split("\n") if line.strip()]
+
+
+# Of the selected tokens, this share becomes the mask token and this share a random token; the rest stay unchanged.
+MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
+
+
+class MaskedBatches:
+    """Texts in batches of similar length, in which `mask_fraction` of the tokens are selected as targets.
+
+    Texts longer than `max_len` are split, and special tokens are added to each part. Of the selected tokens, 80% are
+    replaced by `special.mask`, 10% by a random id that is not special, and 10% stay unchanged. Epoch e depends on
+    (seed, e) alone: use the same epoch for every validation.
+
+    >>> texts = Sequences.from_lists([[5, 6, 7], [8, 9, 10]])
+    >>> special = SpecialTokens(begin=2, end=3, mask=4)
+    >>> options = dict(vocab=20, special=special, budget=16, max_len=16, seed=0)
+    >>> [batch] = MaskedBatches(texts, **options, mask_fraction=0.5).epoch(0)
+    >>> batch.inputs[0].ids, batch.targets
+    (tensor([2, 5, 4, 7, 3, 2, 8, 4, 4, 3]), tensor([-1, -1,  6, -1, -1, -1, -1,  9, 10, -1]))
+    """
+
+    def __init__(
+        self,
+        texts: Sequences,
+        *,
+        vocab: int,
+        special: SpecialTokens,
+        budget: int,
+        max_len: int,
+        seed: int,
+        constant_shapes: bool = False,
+        mask_fraction: float = 0.15,
+    ) -> None:
+        if special.mask is None:
+            raise RegardError(
+                "The model has no mask token.", hint="Train a tokenizer with <mask>, or import another model."
+            )
+        if not 0 < mask_fraction <= 1:
+            raise RegardError(f"mask_fraction must be greater than 0 and at most 1 (got {mask_fraction}).", "Use 0.15.")
+        parts = _split_texts(texts, max_text_tokens(special, 1, max_len))
+        if not len(parts):
+            raise RegardError("All texts are empty: there are no tokens to mask.", hint="Provide other texts.")
+        self.seed, self.mask_fraction, self.mask = seed, mask_fraction, special.mask
+        self._special = np.array(special.ids)
+        options: dict[str, Any] = dict(vocab=vocab, special=special, budget=budget, max_len=max_len, seed=seed)
+        options |= dict(constant_shapes=constant_shapes, mask_fraction=mask_fraction)
+        self._arguments = texts, options
+        self._ordinary = np.setdiff1d(np.arange(vocab), self._special)
+        self._texts = LengthGroupedBatches(
+            EncodedTexts(parts),
+            budget=budget,
+            max_len=max_len,
+            seed=seed,
+            constant_shapes=constant_shapes,
+            begin=special.begin,
+            end=special.end,
+        )
+
+    def epoch(self, number: int, start: int = 0, part: RankSlice = WHOLE) -> Iterator[Batch]:
+        """The batches of an epoch from index `start` on, or a part of each. Skipped batches are not built."""
+        for index, (rows, inputs) in enumerate(self._texts.epoch(number, start), start):
+            # index + 1: NumPy seeds [seed, number, 0] like [seed, number], which already sampled the batches.
+            batch = self._make_batch(rows, inputs[0], np.random.default_rng([self.seed, number, index + 1]))
+            yield batch if part == WHOLE else self._take_part(batch, part)
+
+    def __reduce__(self) -> Any:
+        """Pickle the arguments: memory-mapped texts are pickled by path, and their parts are computed again."""
+        texts, options = self._arguments
+        return functools.partial(MaskedBatches, **options), (texts,)
+
+    def _make_batch(self, rows: list[int], packed: Packed, generator: np.random.Generator) -> Batch:
+        tokens = int(packed.offsets.starts[len(rows)])  # without padding
+        ids, targets = packed.ids.numpy(), np.full(len(packed.ids), IGNORE_INDEX)
+        candidates = np.flatnonzero(~np.isin(ids[:tokens], self._special))
+        selected = generator.permutation(candidates)[: max(1, round(self.mask_fraction * len(candidates)))]
+        targets[selected] = ids[selected]
+        draw = generator.random(len(selected))
+        is_random = (draw >= MASK_SHARE) & (draw < MASK_SHARE + RANDOM_SHARE)
+        ids[selected[draw < MASK_SHARE]] = self.mask
+        ids[selected[is_random]] = generator.choice(self._ordinary, is_random.sum())
+        return Batch((packed,), torch.from_numpy(targets), sentences=len(rows), tokens=tokens)
+
+    def _take_part(self, batch: Batch, part: RankSlice) -> Batch:
+        """The part of a masked batch, so that the masked tokens do not depend on the number of ranks."""
+        packed: Any = batch.inputs[0]
+        lengths = packed.offsets.lengths[: batch.sentences].tolist()
+        selected, count = part.select(lengths)
+        options = self._texts.pack_options(np.array(lengths), part)
+        ids, targets = (
+            pack([rows[i].numpy() for i in selected], **options, fill=fill)
+            for rows, fill in (
+                (x[: batch.tokens].split(lengths), fill) for x, fill in ((packed.ids, 0), (batch.targets, IGNORE_INDEX))
+            )
+        )
+        return Batch((ids,), targets.ids, sentences=count, tokens=sum(lengths[i] for i in selected[:count]))
+
+
+def _split_texts(texts: Sequences, max_tokens: int) -> Sequences:
+    """Split texts into parts of at most `max_tokens` tokens; an empty text has no part."""
+    counts = -(-texts.lengths // max_tokens)
+    before = np.repeat(np.cumsum(counts) - counts, counts)  # number of parts of all previous texts
+    starts = np.repeat(texts.starts[:-1], counts) + max_tokens * (np.arange(len(before)) - before)
+    return Sequences(texts.ids, np.append(starts, texts.starts[-1]))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from regard.data.batching.batch import WHOLE, BatchSampler, RankSlice
 from regard.data.batching.images import ImageBatches
-from regard.data.batching.masked import MaskedBatches
 from regard.data.batching.pairs import PairBatches
 from regard.data.batching.sequences import Sequences
 from regard.data.batching.streams import TokenStreamBatches
@@ -19,6 +18,7 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.training.cuda_graphs import batch_shape
+from regard.training.tasks.mask import MaskedBatches
 
 
 @settings(deadline=None)

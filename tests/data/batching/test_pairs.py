@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from regard.data import PairBatches, Tokenizer, encode_pairs
 from regard.data.batching.batch import IGNORE_INDEX, prefetch
+from regard.data.batching.pairs import BpeDropout
 from regard.data.batching.sequences import Sequences
-from regard.data.text.bpe_dropout import BpeDropout
 from regard.data.text.special_tokens import EOS, SOS
 from regard.errors import RegardError
 

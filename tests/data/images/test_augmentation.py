@@ -7,7 +7,7 @@ import torch
 from regard.data import AugmentConfig, augment, one_hot_targets
 from regard.data.batching.batch import IGNORE_INDEX
 from regard.data.images import augmentation
-from regard.data.images.ops import FILL
+from regard.data.images.augmentation import FILL
 from regard.errors import RegardError
 
 EVERYTHING = AugmentConfig(

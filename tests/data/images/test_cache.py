@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from regard.data import read_images, read_ragged_images
-from regard.data.images import cache, decoding
+from regard.data.images import decoding, sets
 from regard.errors import RegardError
 from tests.data.image_helpers import make_images, to_pillow, write_class_folders
 
@@ -125,14 +125,14 @@ def test_damaged_cache_is_rebuilt(photos, decoded, file, damage):
 
 def test_store_finished_by_another_process_is_used(photos, decoded, monkeypatch):
     """Another process is faster: its folder has the final name when ours is complete."""
-    write = cache._write_store
+    write = sets._write_store
 
     def slow(*arguments):
         write(*arguments)
-        monkeypatch.setattr(cache, "_write_store", write)
+        monkeypatch.setattr(sets, "_write_store", write)
         assert_same(read_images([photos], cache="cache"), read_images([photos]))
 
-    monkeypatch.setattr(cache, "_write_store", slow)
+    monkeypatch.setattr(sets, "_write_store", slow)
     images = read_images([photos], cache="cache")
     assert_same(images, read_images([photos]))
     assert len(list(Path("cache").iterdir())) == 1

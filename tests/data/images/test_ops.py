@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from regard.data.batching.batch import IGNORE_INDEX
-from regard.data.images import ops as ops
+from regard.data.images import augmentation as ops
 
 SHAPE = (31, 26)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data import Tokenizer
-from regard.data.text.bpe_dropout import SEGMENTATIONS_PER_WORD, BpeDropout
+from regard.data.batching.pairs import SEGMENTATIONS_PER_WORD, BpeDropout
 from regard.errors import RegardError
 
 TEXTS = [

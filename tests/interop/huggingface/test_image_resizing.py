@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from regard.data.images.resizing import Resizing
+from regard.data.images.decoding import Resizing
 from regard.interop import export_huggingface, import_huggingface
 from regard.interop.foreign_config import ForeignConfig
 from regard.interop.huggingface.image_resizing import read_resizing, read_timm_resizing

@@ -122,8 +122,8 @@ def test_batches_are_pickled_by_path(shards):
 
 
 def test_masked_batches_are_pickled_by_path(corpus, tmp_path):
-    from regard.data.batching.masked import MaskedBatches
     from regard.data.text.special_tokens import ENCODER_TOKENS
+    from regard.training.tasks.mask import MaskedBatches
 
     dataset = prepare_task("mask", corpus, tmp_path / "shards")
     batches = MaskedBatches(dataset.sequences(0), vocab=150, special=ENCODER_TOKENS, budget=256, max_len=32, seed=0)

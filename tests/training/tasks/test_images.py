@@ -13,7 +13,6 @@ from PIL import Image
 
 from regard.data import AugmentConfig, read_images
 from regard.data.batching.batch import RankSlice
-from regard.data.batching.micro_batches import split_batch
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.models import ViTConfig, make_model
@@ -254,7 +253,7 @@ def test_masks_are_drawn_by_image(tmp_path):
     torch.testing.assert_close(whole, 16 * model.masked_loss(pixels, 0.75, batch.noise))
     _, encoded = encode("mask-images", recipe)
     parts = [next(encoded.batches.epoch(0, part=RankSlice(rank, 4))) for rank in range(4)]
-    for pieces in (parts, split_batch(batch, 3)):
+    for pieces in (parts, batch.split(3)):
         losses = [TASKS["mask-images"].loss(model, model.features, piece, recipe.train).loss for piece in pieces]
         torch.testing.assert_close(sum(losses), whole)
     epochs = [torch.cat([batch.noise for batch in encoded.batches.epoch(epoch)]) for epoch in range(2)]

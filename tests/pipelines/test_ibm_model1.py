@@ -5,8 +5,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from regard.data.text import ibm_model1
-from regard.data.text.ibm_model1 import learn_translation_table
+from regard.pipelines import shortlist
+from regard.pipelines.shortlist import learn_translation_table
 
 
 def make_pairs(count=40, seed=0):
@@ -33,7 +33,7 @@ def direct(pairs, iterations):
 
 @pytest.mark.parametrize("chunk", [1, 50, 1 << 22])
 def test_probabilities(monkeypatch, chunk):
-    monkeypatch.setattr(ibm_model1, "CHUNK_LINKS", chunk)
+    monkeypatch.setattr(shortlist, "CHUNK_LINKS", chunk)
     pairs, progress = make_pairs(), []
     table = learn_translation_table(pairs, 15, iterations=3, progress=lambda *now: progress.append(now))
     expected = direct(pairs, 3)

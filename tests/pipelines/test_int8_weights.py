@@ -15,8 +15,8 @@ from regard.kernels.cpu.int8_linear import quantize_weight
 from regard.layers.int8_linear import Int8Linear
 from regard.models import BertConfig, GPTConfig, ViTConfig, make_model
 from regard.pipelines import FORMAT, ImageModel, TextEncoder, TextGenerator, load
-from regard.pipelines.folder.int8_weights import dequantize_weights, quantize_weights
-from tests.pipelines.folder.test_model_folder import make_translator
+from regard.pipelines.folder import dequantize_weights, quantize_weights
+from tests.pipelines.test_folder import make_translator
 
 LINES = ["one two three", "four", "five six"]
 

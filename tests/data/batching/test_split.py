@@ -6,8 +6,6 @@ import torch
 
 from regard.data.batching.batch import Batch
 from regard.data.batching.images import ImageBatch, make_ragged_batch
-from regard.data.batching.masked import MaskedBatches
-from regard.data.batching.micro_batches import split_batch
 from regard.data.batching.pairs import PairBatches
 from regard.data.batching.sequences import Sequences
 from regard.data.batching.texts import EncodedTexts
@@ -15,6 +13,7 @@ from regard.data.images.augmentation import AugmentConfig
 from regard.data.text.labeled_texts import LabeledTextBatches
 from regard.data.text.special_tokens import SpecialTokens
 from regard.layers.packed import Packed
+from regard.training.tasks.mask import MaskedBatches
 
 TEXTS = [[5, 6, 7], [8], [9, 10], [11, 12, 13, 14], [15, 16]]
 
@@ -70,7 +69,7 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_parts_concatenate_to_the_batch(name, parts):
     batch = BATCHES[name]()
-    pieces = split_batch(batch, parts)
+    pieces = batch.split(parts)
     assert 2 <= len(pieces) <= parts
     assert {type(piece) for piece in pieces} == {type(batch)}
     assert torch.equal(torch.cat([piece.targets for piece in pieces]), batch.targets)
@@ -94,11 +93,11 @@ def test_parts_concatenate_to_the_batch(name, parts):
 def test_parts_have_similar_sizes():
     texts = Sequences.from_lists([[5] * 7] * 64)
     batch = next(PairBatches(texts, texts, budget=512, max_len=16, seed=0).epoch(0))
-    assert [len(piece.targets) for piece in split_batch(batch, 4)] == [128] * 4
+    assert [len(piece.targets) for piece in batch.split(4)] == [128] * 4
 
 
 def test_one_sequence_is_not_split():
     texts = Sequences.from_lists([[5] * 7])
     batch = next(PairBatches(texts, texts, budget=64, max_len=16, seed=0).epoch(0))
-    assert len(split_batch(batch, 4)) == 1
-    assert split_batch(batch, 1) == [batch]
+    assert len(batch.split(4)) == 1
+    assert batch.split(1) == [batch]

@@ -10,8 +10,8 @@ from regard.decode import DecodeConfig, Shortlist
 from regard.errors import RegardError
 from regard.pipelines import TextGenerator, Translator, load
 from tests.conftest import ENGLISH, FRENCH, number_pairs
-from tests.pipelines.folder.test_int8_weights import make_generator
-from tests.pipelines.folder.test_model_folder import make_translator
+from tests.pipelines.test_folder import make_translator
+from tests.pipelines.test_int8_weights import make_generator
 
 PAIRS = number_pairs(200, seed=3)
 TEST_PAIRS = number_pairs(30, seed=4)

@@ -17,16 +17,18 @@ import pytest
 
 from regard.data.text.compression import InputStream
 from regard.errors import Interrupted, RegardError
-from regard.pipelines.large_files import block_workers, file_processing, resumable_file
-from regard.pipelines.large_files.block_workers import MAX_LOSSES, WorkerLost, process_blocks
-from regard.pipelines.large_files.file_processing import (
+from regard.pipelines import files, resumable_file
+from regard.pipelines.files import (
+    MAX_LOSSES,
     BlockOutput,
     FileProgress,
     FileSummary,
+    WorkerLost,
+    process_blocks,
     process_file,
     process_shards,
 )
-from regard.pipelines.large_files.input_items import InputItems, find_shards
+from regard.pipelines.input_items import InputItems, find_shards
 
 LINES = [f"line {i} " + "é" * (i % 7) for i in range(100)]
 SETTINGS = {"task": "test", "beam": 4}
@@ -34,7 +36,7 @@ SETTINGS = {"task": "test", "beam": 4}
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(file_processing, "BLOCK_ITEMS", 8)
+    monkeypatch.setattr(files, "BLOCK_ITEMS", 8)
 
 
 @pytest.fixture
@@ -125,7 +127,7 @@ def test_slow_workers_keep_the_order(corpus, tmp_path):
 
 
 def test_long_lines_make_small_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_processing, "BLOCK_CHARACTERS", 1000)
+    monkeypatch.setattr(files, "BLOCK_CHARACTERS", 1000)
     (tmp_path / "long.txt").write_text(("x" * 600 + "\n") * 9)
     sizes = []
 
@@ -138,7 +140,7 @@ def test_long_lines_make_small_blocks(tmp_path, monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_processing, "BLOCK_ITEMS", 100)
+    monkeypatch.setattr(files, "BLOCK_ITEMS", 100)
 
     def peak(count: int) -> int:
         source = InputItems("numbers", lambda on_open: (f"{i} " * 20 for i in range(count)))
@@ -171,8 +173,8 @@ def test_progress_has_rate_and_time_left(corpus, tmp_path):
 
 
 def test_progress_inside_a_block(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(block_workers, "REPORT_INTERVAL", 0.01)
-    monkeypatch.setattr(file_processing, "BLOCK_ITEMS", 100)
+    monkeypatch.setattr(files, "REPORT_INTERVAL", 0.01)
+    monkeypatch.setattr(files, "BLOCK_ITEMS", 100)
     seen: list[FileProgress] = []
 
     def halfway(lines, first_index, on_batch):
@@ -271,7 +273,7 @@ def test_finished_file_after_a_kill_before_the_journal_was_removed(corpus, tmp_p
     journal = tmp_path / "out.txt.partial.json"
     with resumable_file.ResumableFile(output, SETTINGS) as file:
         text = expected(LINES)[len(expected(LINES[:96])) :]
-        digest = file_processing.hashlib.sha256("".join(f"{line}\n" for line in LINES).encode()).hexdigest()
+        digest = files.hashlib.sha256("".join(f"{line}\n" for line in LINES).encode()).hexdigest()
         file.append(text.encode(), 4, input_sha256=digest, totals={"lines": 4})
         unlink, Path.unlink = Path.unlink, lambda path, missing_ok=False: None
         file.finish()
@@ -443,7 +445,7 @@ def test_line_that_is_not_utf8(corpus, tmp_path):
 
 
 def test_truncated_gzip_input(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(file_processing, "BLOCK_ITEMS", 64)  # each block is written to the disk, which takes time
+    monkeypatch.setattr(files, "BLOCK_ITEMS", 64)  # each block is written to the disk, which takes time
     data = gzip.compress(b"".join(f"{hash(str(i))} {i}\n".encode() for i in range(5000)))
     source, output = tmp_path / "corpus.gz", tmp_path / "out.txt"
     source.write_bytes(data[: len(data) // 2])
@@ -512,8 +514,8 @@ def test_full_disk(corpus, tmp_path, monkeypatch):
 def test_file_size_limit(corpus, tmp_path):
     """A write that fails half-way, as on a full disk."""
     script = (
-        "import resource, sys; from pathlib import Path; import tests.pipelines.large_files.test_file_processing as t\n"
-        "t.file_processing.BLOCK_ITEMS = 8; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "import resource, sys; from pathlib import Path; import tests.pipelines.test_files as t\n"
+        "t.files.BLOCK_ITEMS = 8; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try: t.run(Path(sys.argv[1]), Path(sys.argv[2]))\n"
         "except t.RegardError as error: print(error)"
     )

@@ -31,8 +31,8 @@ from regard.layers.packed import pack
 from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.lengths import length_limit
 from regard.pipelines import FORMAT, Translator, load, make_pipeline, save
-from regard.pipelines.folder import model_folder
-from regard.pipelines.folder.model_folder import write_model
+from regard.pipelines import folder as model_folder
+from regard.pipelines.folder import write_model
 from tests.frozen import models as frozen
 
 TEXTS = ["one two three four five", "six seven eight nine ten"]
@@ -515,7 +515,7 @@ def test_loading_a_folder_executes_no_code(folder):
 
 def test_failed_save_keeps_the_old_model(folder, monkeypatch):
     before = load(folder, "cpu").translate(["one two"], BEAM)[0][0].text
-    monkeypatch.setattr("regard.pipelines.folder.model_folder.weights_to_bytes", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("regard.pipelines.folder.weights_to_bytes", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_model(folder, make_translator("transformer", seed=5))
     assert load(folder, "cpu").translate(["one two"], BEAM)[0][0].text == before

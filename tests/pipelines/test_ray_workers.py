@@ -17,9 +17,8 @@ from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert
 from regard.models.bert import BertConfig
-from regard.pipelines import TextEncoder
-from regard.pipelines.large_files import file_processing
-from regard.pipelines.large_files.file_processing import FileProgress
+from regard.pipelines import TextEncoder, files
+from regard.pipelines.files import FileProgress
 from tests.conftest import number_pairs
 
 LINES = [source for source, _ in number_pairs(400, seed=12)]
@@ -58,7 +57,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(file_processing, "BLOCK_ITEMS", 16)
+    monkeypatch.setattr(files, "BLOCK_ITEMS", 16)
 
 
 def worker_pids() -> list[int]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regard.decode import DecodeConfig
 from regard.decode.shortlist import require_shortlist
 from regard.errors import RegardError
-from regard.pipelines.folder.shortlist_file import shortlist_fingerprint
-from regard.pipelines.large_files.file_processing import (
+from regard.pipelines.files import (
     BlockOutput,
     FileProgress,
     FileSummary,
@@ -17,9 +16,10 @@ from regard.pipelines.large_files.file_processing import (
     process_file,
     process_shards,
 )
-from regard.pipelines.large_files.input_items import InputItems, find_shards
-from regard.pipelines.large_files.ray_workers import Cluster, make_processors
+from regard.pipelines.input_items import InputItems, find_shards
+from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import format_score
+from regard.pipelines.shortlist import shortlist_fingerprint
 from regard.pipelines.translation import Split, Translation, format_translations
 
 if TYPE_CHECKING:

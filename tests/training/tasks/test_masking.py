@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from regard.data import SpecialTokens
 from regard.data.batching.batch import IGNORE_INDEX
-from regard.data.batching.masked import MaskedBatches
 from regard.data.batching.sequences import Sequences
 from regard.errors import RegardError
+from regard.training.tasks.mask import MaskedBatches
 from tests.data.helpers import check_epochs, rows
 
 SPECIAL = SpecialTokens(begin=2, end=3, mask=4)

@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from regard.errors import RegardError, require_package
-from regard.pipelines.large_files.block_workers import MAX_LOSSES, OnBatch, WorkerLost
-from regard.pipelines.large_files.file_processing import BlockOutput, ProcessItems
+from regard.pipelines.files import MAX_LOSSES, BlockOutput, OnBatch, ProcessItems, WorkerLost
 from regard.ranges import check_value
 
 P = TypeVar("P")

@@ -1,1 +1,0 @@
-"""Model folders: reading and writing, earlier formats, int8 weights, shortlists."""

@@ -1,1 +1,0 @@
-"""Files of any size as input and output of a pipeline: workers, resumption, Ray."""
