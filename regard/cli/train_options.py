@@ -16,8 +16,7 @@ from regard.attention import SCORES
 from regard.errors import RegardError, did_you_mean
 from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import FAMILIES
-from regard.training.recipe import DERIVED, Recipe
-from regard.training.registry import TASKS, families_for
+from regard.training.recipe import DERIVED, TASKS, Recipe, families_for
 
 # Keys whose values are chosen from the data: by section; for [model], by family and by task.
 CHOSEN: dict[str, set[str]] = {

@@ -1,10 +1,10 @@
-"""Recipes: the configuration of a training run, read from TOML into frozen dataclasses."""
+"""Recipes: the configuration of a training run, read from TOML into frozen dataclasses; and the tasks by name."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from regard.config_reader import check_keys, fill_config
 from regard.data.images.augmentation import AugmentConfig
@@ -16,6 +16,7 @@ from regard.ranges import (
     Fraction,
     Natural,
     NonNegative,
+    OneOf,
     OptionalImageSide,
     Positive,
     Range,
@@ -24,13 +25,39 @@ from regard.ranges import (
     check_ranges,
     check_value,
     format_value,
+    register,
 )
 from regard.training.optimizers import OptimizerName
-from regard.training.registry import TASKS, TaskName, families_for
 from regard.training.schedules import ScheduleName, parse_duration
+
+if TYPE_CHECKING:
+    from regard.training.tasks.task import Task
 
 TokenizerKind = Literal["word", "space", "char", "bpe", "bytes", "sentencepiece"]
 CACHE = "regard-cache"
+TASKS: "dict[str, Task]" = {}
+TaskName = Annotated[str, OneOf(TASKS)]
+
+
+def register_task(name: str, task: "Task") -> None:
+    """Add a task: recipes, `train` and `regard train --task` then accept it by name.
+
+    A task whose class has the same module and name replaces the earlier one.
+
+    >>> register_task("translate", TASKS["language"])
+    Traceback (most recent call last):
+    regard.errors.RegardError: The task 'translate' is already registered, by ...TranslateTask. Choose another name.
+    """
+    register(TASKS, "task", name, task, type)
+
+
+def families_for(task: str) -> tuple[str, ...]:
+    """Model families that can be trained for a task; the first is the default.
+
+    >>> families_for("translate")
+    ('transformer', 'seq2seq')
+    """
+    return TASKS[task].families
 
 
 @dataclass(frozen=True)
@@ -337,3 +364,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     True
     """
     return {"task": recipe.task, **{name: _section_to_dict(getattr(recipe, name)) for name in SECTIONS}}
+
+
+if TYPE_CHECKING:
+    from regard.training.tasks.task import Task

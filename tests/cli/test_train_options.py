@@ -20,8 +20,7 @@ from regard.cli.train_options import (
 )
 from regard.models import FAMILIES, family_name
 from regard.training import DataConfig, Recipe
-from regard.training.recipe import SECTIONS
-from regard.training.registry import TASKS, families_for
+from regard.training.recipe import SECTIONS, TASKS, families_for
 from tests.training import toy_images, toy_tasks
 from tests.training.helpers import plan
 
