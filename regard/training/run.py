@@ -31,7 +31,17 @@ from regard.pipelines import (
 )
 from regard.pipelines.folder import AnyPipeline
 from regard.recipes import find_recipe
-from regard.training.checkpoint import CheckpointStore
+from regard.training.checkpoint import (
+    LOSSES,
+    METRICS,
+    CheckpointStore,
+    check_run_folder,
+    check_same_run,
+    is_extended,
+    open_run_folder,
+    read_state,
+    read_stored_recipe,
+)
 from regard.training.datasets import Dataset, count_units, find_rows, write_rows
 from regard.training.fine_tuning import (
     HEAD_PARAMETERS,
@@ -55,16 +65,6 @@ from regard.training.recipe import (
     recipe_to_dict,
     replace_named,
     resolve_cache_folder,
-)
-from regard.training.resume import (
-    LOSSES,
-    METRICS,
-    check_run_folder,
-    check_same_run,
-    is_extended,
-    open_run_folder,
-    read_state,
-    read_stored_recipe,
 )
 from regard.training.shards.dataset import ShardedDataset, shards_task
 from regard.training.shards.folder import shard_files

@@ -16,16 +16,17 @@ from regard.models import GPTConfig, make_model
 from regard.training.checkpoint import (
     CHECKSUMS,
     FACTS,
+    AsyncSaver,
     Checkpoint,
     CheckpointStore,
     gather_state,
+    load_like,
     read_checkpoint_facts,
     restore_state,
     unique_parameters,
 )
 from regard.training.distributed import shard
 from regard.training.optimizers import make_optimizer
-from regard.training.saving import AsyncSaver, load_like
 from regard.training.workers import join_torchrun
 from tests.training.ranks import run_ranks
 

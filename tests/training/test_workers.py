@@ -15,7 +15,7 @@ from benchmarks import kill_test
 from regard.cli import main
 from regard.errors import RegardError
 from regard.training import loop, run_recipe, workers
-from regard.training.resume import METRICS
+from regard.training.checkpoint import METRICS
 from tests.training.helpers import bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 # The `regard` command on one core.

@@ -18,10 +18,10 @@ from regard.evaluation.text_metrics import confusion_counts, intersection_over_u
 from regard.models import ViTConfig, make_model
 from regard.pipelines import ImageModel, load, pipeline_kind
 from regard.training import DataConfig, TrainConfig, loop, recipe_from_dict, run_recipe, workers
+from regard.training.checkpoint import METRICS
 from regard.training.fine_tuning import HEAD_PARAMETERS
 from regard.training.log import read_metrics
 from regard.training.recipe import recipe_to_dict
-from regard.training.resume import METRICS
 from regard.training.tasks import TASKS
 from regard.training.tasks.images import split_by_label, suggest_patch
 from regard.training.tasks.task import BatchShape, evaluate_loss
