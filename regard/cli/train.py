@@ -15,11 +15,11 @@ from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
 from regard.training import TASKS, Recipe, read_toml, recipe_from_dict
+from regard.training.distributed import run_torchrun_rank, torchrun_rank
 from regard.training.plan import metric_name
 from regard.training.run import add_shards_task, complete_recipe
 from regard.training.run import run as run_setup
 from regard.training.shards.folder import is_shard_folder
-from regard.training.workers import run_torchrun_rank, torchrun_rank
 
 COMMAND_LINE = "the command line"
 

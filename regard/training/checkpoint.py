@@ -40,11 +40,11 @@ from regard.files import FULL_DISK, check_output_folder, sync_directory, write_a
 from regard.pipelines.folder import write_model
 from regard.ranges import Count, Natural, check_value, format_value
 from regard.training.datasets import count_units
+from regard.training.distributed import Workers, report_dead_ranks
 from regard.training.log import RunLog
 from regard.training.optimizers import LocalShard, local_tensors, shard_like, sharded_weight
 from regard.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from regard.training.schedules import parse_duration
-from regard.training.workers import Workers, report_dead_ranks
 
 STEPS = "steps"
 STATE_FOLDER, CHECKSUMS = "state", "checksums.json"

@@ -37,7 +37,7 @@ from regard.training.checkpoint import (
 )
 from regard.training.cuda_graphs import GraphedUpdate
 from regard.training.datasets import Dataset, count_units
-from regard.training.distributed import DistributedModel, accumulating
+from regard.training.distributed import DistributedModel, Workers, accumulating, report_dead_ranks
 from regard.training.guards import (
     MAX_SKIPPED,
     LossGuard,
@@ -64,7 +64,6 @@ from regard.training.recipe import Recipe
 from regard.training.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchSource, evaluate_loss
-from regard.training.workers import Workers, report_dead_ranks
 
 
 @dataclass(frozen=True)
