@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard.attention.offsets import Offsets
 from regard.data.text.special_tokens import SpecialTokens
-from regard.models.gpt import GPTConfig
+from regard.models import FAMILIES
+from regard.ranges import definition
 
 SPECIAL = SpecialTokens()
 
@@ -78,5 +79,9 @@ class Stepper(Protocol):
 
 
 def continues_source(model: Any) -> bool:
-    """Whether the output of a model continues its source: language models."""
-    return isinstance(getattr(model, "config", None), GPTConfig)
+    """Whether the output of a model, or of an ensemble, continues its source: language models."""
+    member = getattr(model, "models", [model])[0]
+    config = definition(type(getattr(member, "config", None)))
+    return any(
+        family.pipeline == "text_generator" and definition(family.config) == config for family in FAMILIES.values()
+    )

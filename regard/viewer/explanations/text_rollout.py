@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from regard.errors import RegardError
-from regard.models import GPT, Bert, Transformer
+from regard.models import Bert
 from regard.viewer.text_look import AttentionMap, Look
 
 
@@ -25,16 +25,18 @@ def text_rollout(look: Look) -> dict[str, Float[np.ndarray, "T S"]]:
         raise RegardError("This look has no model.", "Create it with regard.look.")
     model: Any = look.pipeline.model
     kinds = {kind: [one for one in look.maps.values() if one.kind == kind] for kind in ("self", "masked", "cross")}
-    if isinstance(model, Transformer):
-        decoder_layers = len(model.decoder)
-        expected = {"self": len(model.encoder), "masked": decoder_layers, "cross": decoder_layers}
-    elif isinstance(model, GPT | Bert):
-        expected = {"masked" if isinstance(model, GPT) else "self": model.config.layers}
+    stack = getattr(model, "stack", None)
+    if stack is not None:
+        expected = {"masked": len(stack.blocks)}
+        if stack.has_cross:
+            expected |= {"self": len(model.encoder), "cross": len(stack.blocks)}
+    elif isinstance(model, Bert):
+        expected = {"self": model.config.layers}
     else:
         raise RegardError("Rollout needs a Transformer, in which every layer has attention.", "Use another measure.")
     if any(len(kinds[kind]) != count for kind, count in expected.items()):
         raise RegardError("Rollout needs all attentions of the model.", "Leave out layers.")
-    if not isinstance(model, Transformer):
+    if "cross" not in expected:
         return {"text": _through(kinds["self"] or kinds["masked"])}
     encoder = _through(kinds["self"])
     target_length, source_length = len(kinds["masked"][0].rows), len(encoder)
