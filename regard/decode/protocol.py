@@ -10,8 +10,6 @@ from torch import Tensor
 
 from regard.attention.offsets import Offsets
 from regard.data.text.special_tokens import SpecialTokens
-from regard.models import FAMILIES
-from regard.ranges import definition
 
 SPECIAL = SpecialTokens()
 
@@ -31,7 +29,8 @@ class SourceBatch(Protocol):
 class Decodable(Protocol):
     """A model that can be decoded. Its state has rows (B, K): K hypotheses ("beams") for each of B sentences.
 
-    The type of the state is up to the model. It starts with K = 1; only `reorder` changes B and K.
+    The type of the state is up to the model. It starts with K = 1; only `reorder` changes B and K. Language models,
+    whose output continues the source, have an attribute `continues_source = True`.
     """
 
     def start(self, source: Any) -> Any:
@@ -79,9 +78,5 @@ class Stepper(Protocol):
 
 
 def continues_source(model: Any) -> bool:
-    """Whether the output of a model, or of an ensemble, continues its source: language models."""
-    member = getattr(model, "models", [model])[0]
-    config = definition(type(getattr(member, "config", None)))
-    return any(
-        family.pipeline == "text_generator" and definition(family.config) == config for family in FAMILIES.values()
-    )
+    """Whether the output of a model continues its source, which the model states as `continues_source`."""
+    return getattr(model, "continues_source", False)

@@ -73,7 +73,10 @@ def render_schedulers(schedulers: Iterable[tuple[str, SchedulerPool]]) -> str:
         lines += [f'{metric}{{model="{name}"}} {getattr(counts, field)}' for name, counts in totals]
     gauges = {
         "regard_model_outstanding": ("Texts accepted and not finished", lambda scheduler: scheduler.outstanding),
-        "regard_model_expected_seconds": ("Expected time to finish all", lambda one: f"{one.expected_seconds():.6f}"),
+        "regard_model_expected_seconds": (
+            "Expected time to finish all",
+            lambda scheduler: f"{scheduler.expected_seconds():.6f}",
+        ),
     }
     for metric, (text, read) in gauges.items():
         lines += [f"# HELP {metric} {text}", f"# TYPE {metric} gauge"]

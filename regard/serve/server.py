@@ -88,10 +88,10 @@ def run_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
     server = HttpServer(app, host, port)
     sock = server.bind()
     # uvicorn raises a signal again when it has shut down: it has been handled by then.
-    previous = {one: signal.signal(one, lambda *_: None) for one in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run(sockets=[sock])
     finally:
         sock.close()
-        for one, handler in previous.items():
-            signal.signal(one, handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

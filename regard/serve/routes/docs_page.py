@@ -70,8 +70,8 @@ def _rows(body: Mapping[str, Any], schema: Mapping[str, Any], prefix: str = "") 
         default = "required" if is_required else _value(field["default"]) if field.get("default") else ""
         cells = (f"<code>{escape(prefix + name)}</code>", escape(_type(field, schema)), escape(default))
         yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in (*cells, escape(field.get('description', ''))))}</tr>"
-        for one in (field, *field.get("anyOf", ())):
-            yield from _rows(one.get("items", one), schema, f"{prefix}{name}.")
+        for variant in (field, *field.get("anyOf", ())):
+            yield from _rows(variant.get("items", variant), schema, f"{prefix}{name}.")
 
 
 def _resolve(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:

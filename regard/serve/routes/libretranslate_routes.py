@@ -58,7 +58,10 @@ def make_libretranslate_router(service: Service) -> APIRouter:
         alternatives: list[list[str]] = []
         for pieces, join in parts:
             n_best = [next(results) for _ in pieces]
-            outputs = [join([one[min(rank, len(one) - 1)].text for one in n_best]) for rank in range(count)]
+            outputs = [
+                join([alternatives[min(rank, len(alternatives) - 1)].text for alternatives in n_best])
+                for rank in range(count)
+            ]
             translated.append(outputs[0])
             alternatives.append(list(dict.fromkeys(output for output in outputs[1:] if output != outputs[0])))
         is_single = isinstance(body.q, str)
@@ -66,7 +69,7 @@ def make_libretranslate_router(service: Service) -> APIRouter:
         if body.alternatives:
             response["alternatives"] = alternatives[0] if is_single else alternatives
         if body.source == "auto":
-            sources = [one for one, target in model.language_pairs if target == body.target]
+            sources = [source for source, target in model.language_pairs if target == body.target]
             default = model.language_tokens.default_source if model.language_tokens is not None else None
             fallback = default or next(iter(sources), "auto")
             found = detected or {"confidence": 0, "language": fallback}

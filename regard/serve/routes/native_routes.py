@@ -100,7 +100,7 @@ def make_native_router(service: Service) -> APIRouter:
     async def answer(body: AnswerBody, request: Request) -> dict[str, Any]:
         """The answer to each question, a span of its context."""
         model, timeout = find_model(service, request, body.model, "answer")
-        questions = [Question(str(i), one.question, one.context) for i, one in enumerate(body.questions)]
+        questions = [Question(str(i), question.question, question.context) for i, question in enumerate(body.questions)]
         return {"model": model.name, "answers": await service.answer(model, questions, body.empty, timeout)}
 
     @router.post("/embed")
@@ -121,7 +121,7 @@ def make_native_router(service: Service) -> APIRouter:
             raise RequestError(f"{model.name} scores {needed}.", f"Pass {'pairs' if is_translator else 'texts'}.")
         languages = (body.to, body.source_language)
         scores = await service.score(model, list(inputs), body.truncate, timeout, languages)
-        return {"model": model.name, "scores": [{"logprob": one.logprob, "tokens": one.tokens} for one in scores]}
+        return {"model": model.name, "scores": [{"logprob": score.logprob, "tokens": score.tokens} for score in scores]}
 
     @router.post("/attention", response_model=None)
     async def attention(body: AttentionBody, request: Request) -> Response:
@@ -141,11 +141,11 @@ def _attention_arrays(seen: Any) -> dict[str, Any]:
     """The weights of all attentions, with their rows and columns."""
     if not isinstance(seen, Look):
         raise RequestError("Arrays are available for texts.", 'Pass format "page".')
-    if sum(one.heads * len(one.rows) * len(one.columns) for one in seen.maps.values()) > MAX_WEIGHTS:
+    if sum(layer.heads * len(layer.rows) * len(layer.columns) for layer in seen.maps.values()) > MAX_WEIGHTS:
         raise RequestError(f"There are more than {MAX_WEIGHTS:,} weights.", "Pass a shorter text.", status=413)
     maps = {
-        name: {"kind": one.kind, "rows": one.rows, "columns": one.columns, "weights": one.weights}
-        for name, one in seen.maps.items()
+        name: {"kind": layer.kind, "rows": layer.rows, "columns": layer.columns, "weights": layer.weights}
+        for name, layer in seen.maps.items()
     }
     return {"source": seen.source, "output": seen.translation, "maps": maps}
 
@@ -177,11 +177,11 @@ def _outputs(n_best: list[Any]) -> list[dict[str, Any]]:
     """Translations or continuations, best first."""
     return [
         {
-            "text": one.text,
-            "score": one.score,
-            "logprob": one.hypothesis.logprob,
-            "tokens": one.hypothesis.ids,
-            "token_logprobs": one.hypothesis.token_logprobs,
+            "text": output.text,
+            "score": output.score,
+            "logprob": output.hypothesis.logprob,
+            "tokens": output.hypothesis.ids,
+            "token_logprobs": output.hypothesis.token_logprobs,
         }
-        for one in n_best
+        for output in n_best
     ]

@@ -76,7 +76,7 @@ def _dump(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:  # JSON has no infinite numbers
-        is_finite = lambda one: not isinstance(one, float) or math.isfinite(one)  # noqa: E731
+        is_finite = lambda value: not isinstance(value, float) or math.isfinite(value)  # noqa: E731
         return _dump([item if is_finite(item) else None for item in value] if isinstance(value, list) else None)
 
 

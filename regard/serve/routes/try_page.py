@@ -42,7 +42,7 @@ def _page_and_policy() -> tuple[str, str]:
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline]
     # The page of the viewer is shown in a frame, which inherits this policy.
     viewer = re.findall(r"'sha256-([^']+)'", render_page(Scene({"title": ""}, [])).decode())
-    sources = " ".join(f"'sha256-{one}'" for one in [*hashes, *viewer])
+    sources = " ".join(f"'sha256-{digest}'" for digest in [*hashes, *viewer])
     policy = (
         f"default-src 'none'; script-src {sources} 'wasm-unsafe-eval'; style-src 'unsafe-inline'; connect-src 'self'; "
         "img-src data: blob:; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

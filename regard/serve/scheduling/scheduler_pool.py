@@ -55,7 +55,7 @@ class SchedulerPool:
     def counts(self) -> SchedulerCounts:
         """What all schedulers did."""
         names = [field.name for field in dataclasses.fields(SchedulerCounts)]
-        sums = {name: sum(getattr(one.counts, name) for one in self._schedulers) for name in names}
+        sums = {name: sum(getattr(scheduler.counts, name) for scheduler in self._schedulers) for name in names}
         return SchedulerCounts(**sums)
 
     @property
