@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from regard.serve.service import Service
-from regard.viewer.page.html_page import render_page
+from regard.viewer.page.html import render_page
 from regard.viewer.page.text_scene import Scene
 
 _STYLE = """
