@@ -8,7 +8,8 @@ from shlex import join, quote
 from typing import Any
 
 from regard.cli.config import recipe_toml
-from regard.cli.train_options import every_option, full_help, option_name, parse_words, recipe_keys, short_help
+from regard.cli.options import parse_words
+from regard.cli.train_options import every_option, full_help, option_name, recipe_keys, short_help
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import format_metric
 from regard.interop.export_targets import EXPORT_TARGETS
@@ -49,7 +50,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     >>> parse_arguments(["--data", "pairs.tsv", "--out", "m", "r.toml"]).recipe
     'r.toml'
     """
-    words, options = parse_words(argv)
+    words, options = parse_words(argv, every_option().values(), "regard train --help-all lists every option.")
     for key in ("data.files", "data.validation"):
         # `--data pairs.tsv recipe.toml`: data files are never named like a recipe.
         words += filter(_is_recipe, options.get(key, ()))

@@ -133,6 +133,7 @@ class TrainConfig:
     """Optimization, validation, checkpoints and hardware."""
 
     steps: Count = 4000
+    """number of training steps"""
     batch_tokens: Count = 4096
     """maximum tokens per batch, on the source or target side; for images of different sizes, patches per batch"""
     batch_images: Count = 256
@@ -141,6 +142,7 @@ class TrainConfig:
     """batches per update"""
     optimizer: OptimizerName = "adam"
     lr: Annotated[float, Range(above=0, high=100)] = 2e-3
+    """peak learning rate"""
     schedule: ScheduleName = "cosine"
     warmup: Natural = 400
     beta2: Rate = 0.98
@@ -153,6 +155,7 @@ class TrainConfig:
     ema: Rate = 0.0
     """decay of the exponential moving average of the weights, which is validated and saved; 0: no averaging"""
     seed: Seed = 1
+    """random seed"""
     source_vectors: str = ""
     """word vectors (word2vec or GloVe text format) as initial source embeddings"""
     target_vectors: str = ""
@@ -175,6 +178,7 @@ class TrainConfig:
     wandb: Literal["off", "offline", "online"] = "off"
     """log to Weights & Biases; offline: into the folder wandb, without a network"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """training device"""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on CUDA, and on CPUs with bfloat16 instructions for models of width 256 or more; else float32"""
     workers: Annotated[int, Range(low=0, high=256)] = 0
