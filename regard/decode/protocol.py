@@ -65,6 +65,8 @@ class Stepper(Protocol):
     """Computes the logits of the next tokens of B slots with K hypotheses each."""
 
     device: torch.device
+    attention: list[Float[Tensor, "B K S"]]
+    """the cross-attention of the last step per layer, averaged over heads, if it was asked for"""
 
     def load(self, slots: list[int], sources: list[list[int]]) -> None: ...
 
