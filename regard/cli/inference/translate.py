@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from regard.cli.common import (
     BLOCK_SIZE,
@@ -14,6 +15,7 @@ from regard.cli.common import (
     Ensemble,
     InputShards,
     Model,
+    NamedText,
     Output,
     Overwrite,
     Quiet,
@@ -42,7 +44,9 @@ from regard.errors import RegardError
 from regard.interop.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
 from regard.pipelines.input_items import InputItems, find_shards
-from regard.pipelines.translation import Split, format_translations
+from regard.pipelines.translation import Split, TranslationOptions, format_translations
+from regard.pipelines.translation_files import Column
+from regard.pipelines.translator import PreparedTranslation
 
 PROMPT = "Type lines to translate"
 
@@ -134,28 +138,44 @@ def run(argv: list[str]) -> int:
 def _translate_stream(options: Options, config: DecodeConfig, split: Split, translator: Translator) -> None:
     """Print translations as the lines arrive."""
     unknown = UnknownCharacters(translator.source_tokenizer, translator.special.unk)
-
-    def check(line: str, name: str) -> None:
-        sentence_split = split if config.n_best == 1 else "never"
-        translator.check_line(line, name, truncate=options.truncate, split=sentence_split)
-        unknown.check(line, name)
-
+    rules = _rules(options, split)
     layer, done = None, 0
     with open_stream(options.output) as stream, streaming_progress("translating") as on_progress:
-        for block in read_blocks(options.text, options.input, PROMPT, check=check):
-            texts = [line for _, line in block]
-            inputs: dict[str, Any] = {"truncate": options.truncate, "split": split, **_phrases(options)}
-            prefixes = [options.prefix] * len(texts) if options.prefix else None
-            results = translator.translate(texts, config, prefixes=prefixes, **inputs, first_index=done)
+        for block in read_blocks(options.text, options.input, PROMPT):
+            request, error = _prepare(translator, block, config, rules | {"first_index": done})
+            names, texts = [name for name, _ in block[: len(request.places)]], [text for _, text in block]
+            if any(unknown.unk in source for source in request.encoded.sources):
+                for name, text in zip(names, texts):
+                    unknown.check(text, name)
+            results = request.run()
             column = None
-            if options.alignments:
+            if options.alignments and results:
                 layer = layer or _sharpest_layer(translator, texts, results)
                 column = _alignments(translator, texts, results, layer)
             for line in format_translations(results, config, done, scores=options.scores, column=column):
                 print(line, file=stream)
             stream.flush()
+            if error is not None:
+                raise error
             done += len(block)
             on_progress(done, None)
+
+
+def _prepare(
+    translator: Translator, block: Sequence[NamedText], config: DecodeConfig, rules: TranslationOptions
+) -> tuple[PreparedTranslation, RegardError | None]:
+    """The request for the lines of a block; for those before an invalid one, with its error."""
+    names, texts = [name for name, _ in block], [text for _, text in block]
+    try:
+        return translator.prepare(texts, config, names=names, **rules), None
+    except RegardError as caught:
+        error = caught
+    for i in range(len(block)):
+        try:
+            translator.prepare(texts[i : i + 1], config, names=names[i : i + 1], **rules)
+        except RegardError as caught:
+            return translator.prepare(texts[:i], config, names=names[:i], **rules), caught
+    raise error
 
 
 def _translate_file(options: Options, config: DecodeConfig, split: Split, translators: list[Translator]) -> None:
@@ -164,26 +184,22 @@ def _translate_file(options: Options, config: DecodeConfig, split: Split, transl
     first, *replicas = translators
     unknown = UnknownCharacters(first.source_tokenizer, first.special.unk)
     source = input_shards(options.text, options.input, PROMPT, unknown)
-    extra: dict[str, Any] = {}
+    column = None
     if options.alignments:
         layer = _alignment_layer(first, source, options.output, config)
-        extra["settings"] = {"alignments": layer}
-        extra["add_column"] = lambda translator, lines, results: _alignments(translator, lines, results, layer)
+        column = Column(partial(_alignments, layer=layer), {"alignments": layer})
     with file_progress("translating") as on_progress:
         summary = first.translate_file(
             source,
             options.output,
             config,
-            prefix=options.prefix,
-            **_phrases(options),
-            truncate=options.truncate,
-            split=split,
+            **_rules(options, split),
             scores=options.scores,
+            column=column,
             replicas=replicas,
             cluster=options.cluster,
             overwrite=options.overwrite,
             progress=on_progress,
-            **extra,
         )
     note_file(summary, options.output)
 
@@ -198,8 +214,15 @@ def _alignment_layer(translator: Translator, source: InputItems[str] | Path, out
     return _sharpest_layer(translator, lines, results)
 
 
-def _phrases(options: Options) -> dict[str, Any]:
-    return {"required": options.require, "forbidden": options.forbid}
+def _rules(options: Options, split: Split) -> TranslationOptions:
+    """The options of translations that apply to every line."""
+    return {
+        "prefixes": options.prefix or None,
+        "required": options.require,
+        "forbidden": options.forbid,
+        "truncate": options.truncate,
+        "split": split,
+    }
 
 
 def _pairs(lines: Sequence[str], results: Sequence[Sequence[Translation]]) -> list[tuple[str, str]]:
