@@ -114,7 +114,7 @@ def fill_config(
     Traceback (most recent call last):
     regard.errors.RegardError: recipe.toml: unknown key train.step. Did you mean train.steps?
     """
-    fields = {one.name: one for one in dataclasses.fields(config) if one.name not in derived}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(config) if field.name not in derived}  # type: ignore[arg-type]
     check_keys(table, fields, origin, prefix, hint)
     values = {}
     for key, value in table.items():
@@ -155,7 +155,7 @@ def _nested_deeper(value: Any, limit: int) -> bool:
     if not isinstance(value, Mapping | list | tuple):
         return False
     inner = value.values() if isinstance(value, Mapping) else value
-    return limit < 1 or any(_nested_deeper(one, limit - 1) for one in inner)
+    return limit < 1 or any(_nested_deeper(item, limit - 1) for item in inner)
 
 
 def _too_deep(path: str | Path) -> RegardError:

@@ -257,7 +257,7 @@ def _check_text(value: Any, name: str, hint: str) -> None:
 
 def _instance(value: Any, types: list[Any], name: str) -> Any:
     if not isinstance(value, tuple(types)):
-        names = ", ".join(one.__name__ for one in types)
+        names = ", ".join(expected.__name__ for expected in types)
         raise _invalid(name, f"a {names}" if len(types) == 1 else f"one of {names}", value, "")
     return value
 

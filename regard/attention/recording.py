@@ -83,7 +83,7 @@ class Recorded:
 
     def select_pass(self, number: int) -> "Recorded":
         """The calls of one pass."""
-        kept = [i for i, one in enumerate(self.pass_numbers) if one == number]
+        kept = [i for i, pass_number in enumerate(self.pass_numbers) if pass_number == number]
         return replace(
             self,
             calls=[self.calls[i] for i in kept],
@@ -239,12 +239,12 @@ def record(
     if not hasattr(module, "named_modules"):
         raise RegardError(f"record needs a model (got {format_value(model)}).", "Pass a torch module or a pipeline.")
     globs = ["*"] if layers is None else [layers] if isinstance(layers, str) else list(layers)
-    modules = {name: one for name, one in module.named_modules() if getattr(one, "kind", None) in KINDS}
-    selected = {name: one for name, one in modules.items() if any(fnmatchcase(name, glob) for glob in globs)}
+    modules = {name: child for name, child in module.named_modules() if getattr(child, "kind", None) in KINDS}
+    selected = {name: child for name, child in modules.items() if any(fnmatchcase(name, glob) for glob in globs)}
     if not selected:
         hint = f"Its attention modules are {', '.join(modules)}." if modules else "It has no attention modules."
         raise RegardError(f"No attention module of the model matches {', '.join(globs)}.", hint)
-    recording = Recording({name: Recorded(name, one.kind, heads, queries) for name, one in selected.items()})
+    recording = Recording({name: Recorded(name, child.kind, heads, queries) for name, child in selected.items()})
 
     running: list[str] = []  # names of the attention modules whose forward is running
     passes = _Passes()
@@ -266,8 +266,8 @@ def record(
     leave = in_this_thread(running.pop)
     hooks = [module.register_forward_pre_hook(in_this_thread(passes.enter_forward))]
     hooks += [module.register_forward_hook(in_this_thread(passes.leave_forward), always_call=True)]
-    hooks += [one.register_forward_pre_hook(in_this_thread(running.append, name)) for name, one in modules.items()]
-    hooks += [one.register_forward_hook(leave, always_call=True) for one in modules.values()]
+    hooks += [child.register_forward_pre_hook(in_this_thread(running.append, name)) for name, child in modules.items()]
+    hooks += [child.register_forward_hook(leave, always_call=True) for child in modules.values()]
     try:
         with dispatch.observe(observer):
             yield recording

@@ -28,11 +28,10 @@ from regard.decode.steppers.static import StaticDecoder, StaticSeq2Seq
 from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
 from regard.layers.packed import pack
-from regard.models.gpt import GPT
+from regard.models.decoder import Decoder
 from regard.models.lengths import length_limit
 from regard.models.parameters import find_replacement
 from regard.models.seq2seq import Seq2Seq
-from regard.models.transformer import Transformer
 
 # Hypotheses in the batch of one CPU process: more are not faster.
 CPU_ROWS = 160
@@ -68,7 +67,7 @@ def decode_all(
     only at the end. `progress(done, total)` is called for every finished sentence. `budget` limits
     sentences * hypotheses * longest source of a batch.
 
-    >>> from regard.models.transformer import TransformerConfig
+    >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> len(decode_all(Transformer(sizes).eval(), Request([[4, 5, 3], [6, 3], [7, 3]], DecodeConfig(beam=2))))
     3
@@ -223,12 +222,12 @@ class EngineChoice(NamedTuple):
 def explain() -> Iterator[list[EngineChoice]]:
     """List how each call of `decode_all` in this thread inside the with block is decoded.
 
-    >>> from regard.models.transformer import TransformerConfig
+    >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> with explain() as choices:
     ...     _ = decode_all(Transformer(sizes).eval(), Request([[4, 3]], DecodeConfig(coverage_penalty=0.2)))
     >>> choices[0].stepper, choices[0].reason
-    ('model', 'the coverage penalty needs the attention weights of every step')
+    ('static', 'the coverage penalty needs the attention weights of every step')
     """
     choices: list[EngineChoice] = []
     previous = _thread.choices
@@ -265,54 +264,52 @@ def choose_stepper(model: Any, job: DecodingJob) -> tuple[StepperName, str]:
 def model_reason(model: Any, config: DecodeConfig) -> str:
     """Why the model itself computes each step; "" if a decoder with static caches does.
 
-    >>> from regard.models.transformer import TransformerConfig
+    >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
-    >>> model_reason(Transformer(sizes).eval(), DecodeConfig(coverage_penalty=0.2))
-    'the coverage penalty needs the attention weights of every step'
+    >>> model_reason(Transformer(sizes).train(), DecodeConfig())
+    'the model is in training mode'
     """
     if config.engine == "plain":
         return 'engine="plain"'
-    if config.coverage_penalty:
-        return "the coverage penalty needs the attention weights of every step"
     if dispatch.has_context():
         return "attention is recorded, changed or forced to a backend"
     members = member_models(model)
     for member in members:
-        if type(member) not in (Transformer, GPT, Seq2Seq):
-            return f"{type(member).__name__} has no static decoder"
+        if not has_static_decoder(member):
+            return f"{type(member).__name__} has no decoder stack"
         if member.training:
             return "the model is in training mode"
         if any(module._forward_hooks or module._forward_pre_hooks for module in iterate_modules(member)):
             return "the model has forward hooks"
         if path := find_replacement(member):
             return f"{path} was replaced"
-        if isinstance(member, GPT) and member.config.rotary_scaling == "dynamic":
-            return "dynamic rotary scaling depends on the length of the text"
-        if isinstance(member, Transformer) and member.decoder_bias is not None:
-            score = member.config.decoder_score
-            if score not in ("dot", "scaled_dot"):
-                return f"relative positions with the score {score}"
     if torch.is_autocast_enabled(device_of(model).type):
         return "autocast is enabled"
     return ""
 
 
+def has_static_decoder(model: Any) -> bool:
+    """Whether a model can be decoded with static caches: it has a decoder stack, or is a recurrent encoder-decoder."""
+    return isinstance(getattr(model, "stack", None), Decoder) or isinstance(model, Seq2Seq)
+
+
 def choose_static_stepper(model: Any, job: DecodingJob) -> tuple[StepperName, str]:
     """The stepper of a model that has a decoder with static caches."""
-    if job.history:
-        return "static", "the search history is recorded"
-    if job.lexical is not None:
-        return "static", "phrases are required or forbidden"
-    if job.special.other_eos:
-        return "static", "several tokens end an output"
-    if has_token_rules(job.config):
-        return "static", "rules about repetition depend on the tokens so far"
-    if job.token_lists is None and uses_graphs(model, job.hypotheses):
-        return "captured", ""
-    if device_of(model).type != "cpu":
+    if job.needs_attention:
+        return "static", "the coverage penalty needs the attention weights of every step"
+    on_gpu = device_of(model).type != "cpu"
+    if on_gpu or uses_graphs(model, job.hypotheses):
+        if job.history:
+            return "static", "the search history is recorded"
+        if job.lexical is not None:
+            return "static", "phrases are required or forbidden"
+        if job.special.other_eos:
+            return "static", "several tokens end an output"
+        if has_token_rules(job.config):
+            return "static", "rules about repetition depend on the tokens so far"
+        if job.token_lists is None and uses_graphs(model, job.hypotheses):
+            return "captured", ""
         return "static", "the captured kernels do not support this model, or a shortlist"
-    if job.config.method == "sample":
-        return "static", "samples are drawn from all tokens"
     if not job.is_compiled:
         return "static", f"compiled kernels are loaded for {COMPILED_SENTENCES} sentences or more"
     if not compiled_kernels().supports(model):
@@ -343,7 +340,7 @@ def uses_compiled_kernels(sentences: int) -> bool:
 
 def uses_graphs(model: Any, hypotheses: int) -> bool:
     """Whether the steps of a model are captured in a CUDA graph."""
-    if not isinstance(model, Transformer | GPT) or not next(model.parameters()).is_cuda:
+    if not hasattr(model, "stack") or not next(model.parameters()).is_cuda:
         return False
     supported = _supported.setdefault(model, {})
     if hypotheses not in supported:
@@ -403,21 +400,29 @@ def make_slot_decoder(
     static: Any
     if stepper == "model":
         assert job.pack is not None
-        capacity_of_attention = source_capacity if job.config.coverage_penalty else 0
+        capacity_of_attention = source_capacity if job.needs_attention else 0
         static = ModelStepper(model, slots, job.hypotheses, job.pack, device, attention_capacity=capacity_of_attention)
     else:
-        static = make_static_model(model, *sizes)
+        static = make_static_model(model, *sizes, keeps_attention=job.needs_attention)
     return SlotDecoder(static, job, slots, capacity, device, job.prefix_len, **options)
 
 
-def make_static_model(model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> Stepper:
+def make_static_model(
+    model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int, *, keeps_attention: bool = False
+) -> Stepper:
     """The model with static caches."""
     if isinstance(model, Ensemble):
-        members = [make_static_model(one, slots, hypotheses, capacity, source_capacity) for one in model.models]
+        sizes = slots, hypotheses, capacity, source_capacity
+        members = [make_static_model(one, *sizes, keeps_attention=keeps_attention) for one in model.models]
         return EnsembleStepper(members, model.log_weights)
+    static: StaticSeq2Seq | StaticDecoder
     if isinstance(model, Seq2Seq):
-        return StaticSeq2Seq(model, slots, hypotheses, source_capacity)
-    return StaticDecoder(model, slots, hypotheses, capacity, source_capacity)
+        static = StaticSeq2Seq(model, slots, hypotheses, source_capacity)
+    else:
+        static = StaticDecoder(model, slots, hypotheses, capacity, source_capacity)
+    if keeps_attention:
+        static.keep_attention()
+    return static
 
 
 _graphs: "WeakKeyDictionary[Any, OrderedDict[Any, GraphSlotDecoder]]" = WeakKeyDictionary()
@@ -451,7 +456,7 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
 
 def rows_in_memory(model: Any, capacity: int) -> int:
     """The number of hypotheses whose keys and values take at most a quarter of the free memory of the GPU."""
-    blocks = model.decoder if isinstance(model, Transformer) else model.blocks
+    blocks = model.stack.blocks
     attention, itemsize = blocks[0].attention, next(model.parameters()).element_size()
     row_bytes = 2 * len(blocks) * attention.kv_heads * attention.head_width * capacity * itemsize
     if not torch.cuda.is_available():

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.decode.protocol import Decodable, StepPositions
+from regard.decode.protocol import Decodable, StepPositions, continues_source
 from regard.decode.rules import log_softmax
 from regard.errors import RegardError
 
@@ -41,6 +41,11 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(model for model in models if isinstance(model, nn.Module))
         self.log_weights = [(torch.tensor(weight) / sum(weights)).log().item() for weight in weights]
 
+    @property
+    def continues_source(self) -> bool:
+        """Whether the output of the models continues its source."""
+        return continues_source(self.models[0])
+
     def start(self, source: Any) -> list[Any]:
         return [model.start(source) for model in self.models]
 
@@ -60,6 +65,11 @@ class EnsembleStepper:
         self.members, self.log_weights = list(members), list(log_weights)
         self.device = self.members[0].device
         self.output_tokens: Int[Tensor, "U"] | None = None
+
+    @property
+    def attention(self) -> list[Float[Tensor, "B K S"]]:
+        """The cross-attention of all layers of all models."""
+        return [attention for member in self.members for attention in member.attention]
 
     def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
         """Return the logits of these tokens only. The probabilities of each model are those over the vocabulary."""

@@ -122,8 +122,8 @@ def _evaluate_language_pairs(
     needs_source = language_tokens_of(translator).source is not None
     translators = [translator.with_target(pair.target, pair.source if needs_source else None) for pair in pairs]
     per_pair = {
-        str(pair): _evaluate_translator(one, pair_files, *options)
-        for pair, one, pair_files in zip(pairs, translators, files_per_pair(files, pairs, "data"))
+        str(pair): _evaluate_translator(pair_translator, pair_files, *options)
+        for pair, pair_translator, pair_files in zip(pairs, translators, files_per_pair(files, pairs, "data"))
     }
     first = next(iter(per_pair.values()))
     if len(per_pair) == 1:
@@ -264,13 +264,13 @@ def _evaluate_tags(encoder: TextEncoder, files: Sequence[str], columns: Sequence
     with show_progress("tagging", silent=quiet) as on_progress:
         for rows in _chunks(len(texts), on_progress):
             tagged = encoder.tag([texts[i].words for i in rows])
-            predicted += [[word.tag for word in one] for one in tagged]
+            predicted += [[word.tag for word in words] for words in tagged]
     scores = tag_scores(predicted, [text.tags for text in texts], names)
     metrics: dict[str, Any] = {"texts": len(texts), "words": words, "accuracy": scores.accuracy}
     if scores.entities is not None:
         entities = scores.entities
         metrics |= {"precision": entities.precision, "recall": entities.recall, "f1": entities.f1}
-        metrics["per_class"] = {label: vars(one) for label, one in scores.labels.items()}
+        metrics["per_class"] = {label: vars(label_scores) for label, label_scores in scores.labels.items()}
     return metrics
 
 

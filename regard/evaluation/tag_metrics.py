@@ -55,8 +55,8 @@ def tag_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]
     >>> tag_scores([["B-PER", "O", "O"]], [["B-PER", "O", "B-LOC"]], ["O", "B-PER", "B-LOC"]).entities
     ClassScores(precision=100.0, recall=50.0, f1=66.66666666666667, support=2)
     """
-    pairs = [(one, other) for row, gold_row in zip(predicted, gold, strict=True) for one, other in zip(row, gold_row)]
-    accuracy = 100 * sum(one == other for one, other in pairs) / max(1, len(pairs))
+    pairs = [(tag, other) for row, gold_row in zip(predicted, gold, strict=True) for tag, other in zip(row, gold_row)]
+    accuracy = 100 * sum(tag == other for tag, other in pairs) / max(1, len(pairs))
     if not is_bio(names):
         return TagScores(accuracy, None, {})
     found, expected = (
@@ -64,7 +64,7 @@ def tag_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]
     )
     labels = sorted({label for _, label, _, _ in found | expected})
     by_label = {
-        label: _scores(*({one for one in entities if one[1] == label} for entities in (found, expected)))
+        label: _scores(*({entity for entity in entities if entity[1] == label} for entities in (found, expected)))
         for label in labels
     }
     return TagScores(accuracy, _scores(found, expected), by_label)

@@ -76,7 +76,7 @@ def read_m2m100_tokenizer(path: Path, names: Sequence[str], settings: ForeignCon
 def listed_languages(table: Mapping[str, Any]) -> list[str]:
     """The language tokens among the additional special tokens in tokenizer_config.json or special_tokens_map.json."""
     listed = table.get("additional_special_tokens") or table.get("extra_special_tokens") or []
-    names = [one.get("content") if isinstance(one, dict) else one for one in listed if isinstance(listed, list)]
+    names = [token.get("content") if isinstance(token, dict) else token for token in listed if isinstance(listed, list)]
     return [name for name in names if isinstance(name, str) and _LANGUAGE.fullmatch(name)]
 
 

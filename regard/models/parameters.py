@@ -80,7 +80,7 @@ def find_change(model: nn.Module) -> str:
     config: Any = model.config
     with SkipInitialization():
         new = FAMILIES[family_name(config)].model(config)
-    modules, expected = (dict(one.named_modules(remove_duplicate=False)) for one in (model, new))
+    modules, expected = (dict(module.named_modules(remove_duplicate=False)) for module in (model, new))
     for path in expected | modules:
         name = path or "the model"
         if path not in expected or path not in modules:
@@ -91,14 +91,18 @@ def find_change(model: nn.Module) -> str:
         settings, defaults = _settings(module), _settings(other)
         for key in defaults | settings:
             if key not in settings or key not in defaults or not _is_same(settings[key], defaults[key]):
-                value, default = (format_value(one[key]) if key in one else "missing" for one in (settings, defaults))
+                value, default = (
+                    format_value(values[key]) if key in values else "missing" for values in (settings, defaults)
+                )
                 return f"{name} has {key} = {value} instead of {default}"
         if module._forward_hooks or module._forward_pre_hooks:
             return f"{name} has a hook, which may change its output"
-    shapes, expected_shapes = ({name: p.shape for name, p in one.named_parameters()} for one in (model, new))
+    shapes, expected_shapes = ({name: p.shape for name, p in module.named_parameters()} for module in (model, new))
     for name in expected_shapes | shapes:  # of tied parameters only the first
         if shapes.get(name) != expected_shapes.get(name):
-            shape, expected_shape = (list(one.get(name, ())) or "tied or missing" for one in (shapes, expected_shapes))
+            shape, expected_shape = (
+                list(found.get(name, ())) or "tied or missing" for found in (shapes, expected_shapes)
+            )
             return f"the parameter {name} is {shape} instead of {expected_shape}"
     return ""
 
@@ -128,7 +132,7 @@ class _ClassTree(NamedTuple):
 def _class_tree(config: Any) -> _ClassTree:
     def build(module: nn.Module) -> _ClassTree:
         children = module._modules.items()
-        return _ClassTree(type(module), {name: None if one is None else build(one) for name, one in children})
+        return _ClassTree(type(module), {name: None if child is None else build(child) for name, child in children})
 
     with shapes_only(config):
         return build(FAMILIES[family_name(config)].model(config))

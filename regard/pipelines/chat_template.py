@@ -28,7 +28,7 @@ def render_chat(template: Any, messages: Messages, special_tokens: Mapping[str, 
     '<user>Hello</s>'
     """
     if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     if not isinstance(template, str):
         raise RegardError("This model has no chat template.", "Write the prompt as the model expects it, without chat.")

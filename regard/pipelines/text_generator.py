@@ -212,7 +212,7 @@ class TextGenerator(TextPipeline):
             [f"prompt {i}" for i in range(1, len(prompts) + 1)],
         )
         if lexical is not None:
-            lexical = [one.after(prompt) for one, prompt in zip(lexical, ids)]
+            lexical = [phrases.after(prompt) for phrases, prompt in zip(lexical, ids)]
         self.model.eval()
 
         def finish(results: list[NBest]) -> list[list[Continuation]]:

@@ -149,7 +149,7 @@ def score_file(
     return process_file(
         source if isinstance(source, InputItems) else InputItems.from_pairs(source, columns),
         output,
-        [make_processor(one) for one in (translator, *replicas)],
+        [make_processor(replica) for replica in (translator, *replicas)],
         settings={
             "task": "score",
             "model": translator.fingerprint(),

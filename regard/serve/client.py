@@ -47,7 +47,7 @@ def connect(url: str, model: str | None = None, *, token: str | None = None, tim
     if not url.startswith(("http://", "https://")):
         raise RegardError(f"{url!r} is not the address of a server.", "Pass an address such as http://127.0.0.1:8000.")
     client = RemoteModel(url.rstrip("/"), model or "", {}, token, timeout)
-    models = {one["id"]: one for one in client.request("/v1/models")["data"]}
+    models = {served["id"]: served for served in client.request("/v1/models")["data"]}
     if model is None and len(models) > 1:
         raise RegardError(f"{url} has several models: {', '.join(models)}.", "Pass the name of one.")
     if model is not None and model not in models:
@@ -186,13 +186,13 @@ class RemoteModel:
         """The answer to each question, a span of its context; one answer for a single `Question`."""
         if isinstance(questions, Question):
             return self.answer([questions], empty=empty)[0]
-        asked = [{"question": one.question, "context": one.context} for one in questions]
+        asked = [{"question": question.question, "context": question.context} for question in questions]
         return self._call("answer", questions=asked, empty=empty)["answers"]
 
     def score(self, inputs: Any, *, truncate: bool = False) -> Any:
         """The log-probability of each text, or of each pair of source and target; one score for a single input."""
         is_translator = "translate" in self.description["tasks"]
-        if isinstance(inputs, str) or (isinstance(inputs, tuple) and all(isinstance(one, str) for one in inputs)):
+        if isinstance(inputs, str) or (isinstance(inputs, tuple) and all(isinstance(text, str) for text in inputs)):
             return self.score([inputs], truncate=truncate)[0]
         field = "pairs" if is_translator else "texts"
         response = self._call("score", **{field: list(inputs)}, truncate=truncate)
@@ -260,8 +260,12 @@ def _options(config: DecodeConfig | None) -> dict[str, Any]:
 def _outputs(kind: Any, n_best: list[dict[str, Any]]) -> list[Any]:
     """Translations or continuations from JSON."""
     return [
-        kind(one["text"], one["score"], Hypothesis(one["tokens"], one["score"], one["logprob"], one["token_logprobs"]))
-        for one in n_best
+        kind(
+            output["text"],
+            output["score"],
+            Hypothesis(output["tokens"], output["score"], output["logprob"], output["token_logprobs"]),
+        )
+        for output in n_best
     ]
 
 

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 
-from regard.serve.scheduling.scheduler_pool import SchedulerPool
+from regard.serve.pool import SchedulerPool
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -73,7 +73,10 @@ def render_schedulers(schedulers: Iterable[tuple[str, SchedulerPool]]) -> str:
         lines += [f'{metric}{{model="{name}"}} {getattr(counts, field)}' for name, counts in totals]
     gauges = {
         "regard_model_outstanding": ("Texts accepted and not finished", lambda scheduler: scheduler.outstanding),
-        "regard_model_expected_seconds": ("Expected time to finish all", lambda one: f"{one.expected_seconds():.6f}"),
+        "regard_model_expected_seconds": (
+            "Expected time to finish all",
+            lambda scheduler: f"{scheduler.expected_seconds():.6f}",
+        ),
     }
     for metric, (text, read) in gauges.items():
         lines += [f"# HELP {metric} {text}", f"# TYPE {metric} gauge"]

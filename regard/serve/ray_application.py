@@ -37,7 +37,7 @@ def make_deployment(
 
     def make_app() -> Any:
         from regard.serve.application import make_application
-        from regard.serve.model_registry import ModelRegistry
+        from regard.serve.registry import ModelRegistry
 
         registry = ModelRegistry(folders, latency_target=latency_target, workers=max(1, int(cpus)))
         return make_application(registry, tokens=tokens)
@@ -84,8 +84,8 @@ def main(argv: list[str] | None = None) -> None:
     serve.run(deployment, name="regard")
     print(f"listening on http://{options.host}:{options.port}", flush=True)
     stop = threading.Event()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: stop.set())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     stop.wait()
     serve.shutdown()
     require_package("ray", "ray").shutdown()

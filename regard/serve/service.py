@@ -19,11 +19,11 @@ from regard.pipelines import Translator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.text_generator import StreamDecoder
 from regard.serve.authentication import Authentication
+from regard.serve.errors import RequestError
+from regard.serve.limits import ServeLimits
 from regard.serve.load_shedding import RequestQueue
 from regard.serve.metrics import RequestMetrics
-from regard.serve.model_registry import ModelRegistry, ServedModel
-from regard.serve.serve_errors import RequestError
-from regard.serve.serve_limits import ServeLimits
+from regard.serve.registry import ModelRegistry, ServedModel
 from regard.viewer import look
 
 T = TypeVar("T")
@@ -100,14 +100,14 @@ class Service:
 
     async def classify(self, model: ServedModel, inputs: Sequence[Any], truncate: bool, timeout: float) -> list[Any]:
         """Classify texts, pairs of texts, or images."""
-        self.limits.check_texts([text for one in inputs for text in _texts_of(one)])
+        self.limits.check_texts([text for item in inputs for text in _texts_of(item)])
         classify, options = model.pipeline.classify, {"truncate": truncate} if "embed" in model.tasks else {}
         return await self.call(
             model, ("classify", truncate), lambda batch: classify(batch, **options), list(inputs), timeout
         )
 
     async def answer(self, model: ServedModel, questions: list[Question], empty: bool, timeout: float) -> list[str]:
-        self.limits.check_texts([text for one in questions for text in (one.question, one.context)])
+        self.limits.check_texts([text for question in questions for text in (question.question, question.context)])
         answer = model.pipeline.answer
         return await self.call(model, ("answer", empty), lambda batch: answer(batch, empty=empty), questions, timeout)
 
@@ -120,7 +120,7 @@ class Service:
         languages: Languages = NO_LANGUAGES,
     ) -> list[Any]:
         """Score texts, or pairs of source and target."""
-        self.limits.check_texts([text for one in inputs for text in _texts_of(one)])
+        self.limits.check_texts([text for item in inputs for text in _texts_of(item)])
         score = _with_languages(model.pipeline, languages).score
         return await self.call(
             model, ("score", truncate, languages), lambda batch: score(batch, truncate=truncate), list(inputs), timeout

@@ -14,13 +14,12 @@ from torch import Tensor
 from regard.attention import Recorded
 from regard.data.batching.images import pixels_to_float
 from regard.errors import RegardError
-from regard.files import check_output_file, write_atomically
+from regard.files import write_atomically
 from regard.layers.patches import Grid
 from regard.models import ViT
 from regard.pipelines import ImageModel
 from regard.pipelines.image_model import ImageLike
-from regard.viewer.explanations.explained_look import ExplainedLook
-from regard.viewer.page.notebook_display import NotebookDisplay
+from regard.viewer.display import PAGE_FORMAT, ExplainedLook, NotebookDisplay, check_format, make_widget
 from regard.viewer.rollout import (
     ImageRun,
     PatchCoordinates,
@@ -32,24 +31,14 @@ from regard.viewer.rollout import (
 )
 
 if TYPE_CHECKING:
-    from regard.viewer.page.page_model import Precision
+    from regard.viewer.page.model import Precision
 
-PAGE_FORMAT, PLOT_FORMATS = "html", ("png", "svg", "pdf")
 # Labels of a segmenter in one plot: those with the most pixels.
 MAX_LABELS = 11
 BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
 """prefixes of attention names: between patches; pooling by a learned query; between class queries and patches"""
 
 PatchWeights = Float[np.ndarray, "rows columns"]
-
-
-def check_format(path: str | Path, image: Path | None = None) -> str:
-    """The format of an output file, by its extension; an error for an unsupported one, or the file of the image."""
-    file_format = Path(path).suffix.lower().removeprefix(".")
-    if file_format not in (PAGE_FORMAT, *PLOT_FORMATS):
-        raise RegardError(f"{path}: pages are .html, plots are .png, .svg or .pdf.", "Change the file extension.")
-    check_output_file(path, [image])
-    return file_format
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +157,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         patch: PatchCoordinates | None = None,
         label: str | None = None,
         rollout: bool = False,
-        walk: bool | None = None,
+        trace: bool | None = None,
         explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
@@ -177,21 +166,21 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         The plot shows the image and a panel per head (or one head); the query is selected as in `patch_weights`. With
         attention "all" it has a small panel per head of each attention; with `rollout`, or a label of a classifier, the
         rollout through all layers. By default, a segmenter with class queries is shown with a panel per label. For a
-        page the same arguments select the initial view. `walk` includes the step-by-step view; by default a page
+        page the same arguments select the initial view. `trace` includes the step-by-step view; by default a page
         includes it if model and image are small. `explain` includes the effects of heads and the logit lens; by
         default if they are cheap and the page has no model to compute them. `with_model` includes the model, so that
         the page runs experiments offline; by default a small one (4 MB).
         """
         file_format = check_format(path, image=self.file)
         if file_format == PAGE_FORMAT:
-            from regard.viewer.page.html_page import render_page
+            from regard.viewer.page.html import render_page
             from regard.viewer.page.image_scene import build_image_scene
-            from regard.viewer.page.page_model import model_for_page
+            from regard.viewer.page.model import model_for_page
 
             model = model_for_page(self, with_model)
             explain = False if explain is None and model is not None else explain
             view: dict[str, Any] = dict(patch=patch, label=label, rollout=rollout)
-            scene = build_image_scene(self, attention, head, **view, walk=walk, explain=explain)
+            scene = build_image_scene(self, attention, head, **view, trace=trace, explain=explain)
             content = render_page(scene, model)
         elif with_model:
             raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")
@@ -208,7 +197,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         label: str | None = None,
         rollout: bool = False,
     ) -> bytes:
-        from regard.viewer.plots.patch_overlays import plot_overlay_table, plot_overlays  # matplotlib is slow to import
+        from regard.viewer.plots import plot_overlay_table, plot_overlays  # matplotlib is slow to import
 
         if rollout or (label is not None and not self.has_class_queries):
             check_rollout(attention, head)
@@ -260,9 +249,8 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         return f"Attention of the query of each label in {shown.name}, mean of the heads.", panels
 
     def _make_widget(self) -> Any:
-        from regard.viewer.page.image_requests import ImageRequestHandler
         from regard.viewer.page.image_scene import build_image_scene
-        from regard.viewer.page.widget import make_widget
+        from regard.viewer.page.requests import ImageRequestHandler
 
         assert isinstance(self.run.images, Tensor)
         handler = ImageRequestHandler(self.pipeline, self.model_name, images={self.name: self.run.images[0]})

@@ -23,14 +23,13 @@ from regard.models import ViT, family_name
 from regard.pipelines import ImageModel, Pipeline, TextEncoder, TextGenerator, Translation, Translator
 from regard.pipelines.image_model import ImageLike
 from regard.ranges import format_value
-from regard.viewer.explanations.explained_look import ExplainedLook
-from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_at_image
-from regard.viewer.page.notebook_display import NotebookDisplay
+from regard.viewer.display import PAGE_FORMAT, ExplainedLook, NotebookDisplay, check_format, make_widget
+from regard.viewer.image_look import ImageLook, look_at_image
 from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, group_weights, pair_ranges
 
 if TYPE_CHECKING:
     from regard.viewer.explanations.attribution import Attribution
-    from regard.viewer.page.page_model import Precision
+    from regard.viewer.page.model import Precision
     from regard.viewer.search_tree import SearchTree
 
 LayerNames = str | Sequence[str] | None
@@ -210,7 +209,7 @@ class Look(ExplainedLook, NotebookDisplay):
 
     def rollout(self) -> "dict[str, Float[np.ndarray, 'T S']]":
         """Attention rollout through all layers, over source and target or over the text (see `text_rollout`)."""
-        from regard.viewer.explanations.text_rollout import text_rollout
+        from regard.viewer.rollout import text_rollout
 
         return text_rollout(self)
 
@@ -229,7 +228,7 @@ class Look(ExplainedLook, NotebookDisplay):
         head: int | None = None,
         *,
         overview: bool = False,
-        walk: bool | None = None,
+        trace: bool | None = None,
         explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
@@ -237,24 +236,24 @@ class Look(ExplainedLook, NotebookDisplay):
 
         The plot shows the alignment by default, averaged over heads or one head; with `overview` (or attention "all") a
         small map per head of each attention. For a page the same arguments select the initial view, by default the
-        sharpest head. `walk` includes the step-by-step view; by default a page includes it if model and text are small.
-        `explain` includes the effects of heads, the logit lens and the attributions; by default if they are cheap and
-        the page has no model to compute them. `with_model` includes the model itself, so that the page runs new input
-        offline; by default a small one (4 MB).
+        sharpest head. `trace` includes the step-by-step view; by default, if model and text are small. `explain`
+        includes the effects of heads, the logit lens and the attributions; by default if they are cheap and the page
+        has no model to compute them. `with_model` includes the model itself, so that the page runs new input offline;
+        by default a small one (4 MB).
         """
         file_format = check_format(path)
         if attention == "all":
             attention, overview = None, True
         if file_format == PAGE_FORMAT:
-            from regard.viewer.page.html_page import render_page
-            from regard.viewer.page.page_model import model_for_page
+            from regard.viewer.page.html import render_page
+            from regard.viewer.page.model import model_for_page
             from regard.viewer.page.text_scene import build_scene, initial_view
 
             initial_view(self, attention, head, overview)  # raises errors before the model is captured
             model = model_for_page(self, with_model)
             tensors = None if model is None else model.tensors
             explain = False if explain is None and model is not None else explain
-            scene = build_scene(self, attention, head, overview=overview, walk=walk, explain=explain, tensors=tensors)
+            scene = build_scene(self, attention, head, overview=overview, trace=trace, explain=explain, tensors=tensors)
             content = render_page(scene, model)
         elif with_model:
             raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")
@@ -265,7 +264,7 @@ class Look(ExplainedLook, NotebookDisplay):
     def _plot(
         self, file_format: str, attention: str | None = None, head: int | None = None, overview: bool = False
     ) -> bytes:
-        from regard.viewer.plots.heatmaps import (  # matplotlib is slow to import
+        from regard.viewer.plots import (  # matplotlib is slow to import
             MAX_LABELS,
             MAX_SMALL_LABELS,
             HeadPanels,
@@ -285,9 +284,13 @@ class Look(ExplainedLook, NotebookDisplay):
         return plot_heat_map(plotted, rows, columns, f"{shown.name}, {head_label}", kind, file_format, note)
 
     def _make_widget(self) -> Any:
-        from regard.viewer.page.widget import make_look_widget
+        from regard.viewer.page.requests import TextRequestHandler
+        from regard.viewer.page.text_scene import build_scene
 
-        return make_look_widget(self)
+        if self.pipeline is None:
+            return make_widget(build_scene(self), None)
+        layers = list(dict.fromkeys(one.recorded.name for one in self.maps.values()))
+        return make_widget(build_scene(self), TextRequestHandler(self.pipeline, self.name, layers))
 
     def __repr__(self) -> str:
         texts = " → ".join(repr(text) for text in self._texts() if text)

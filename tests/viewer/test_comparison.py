@@ -14,7 +14,7 @@ from regard.models import GPT, GPTConfig
 from regard.pipelines import TextGenerator
 from regard.viewer import Comparison, compare, look
 from regard.viewer.comparison import ComparisonRequestHandler
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
 from tests.viewer.text_models import make_pipeline
 
@@ -113,7 +113,7 @@ def test_title_of_different_sentences(sentences):
 def test_many_looks_share_the_size_limit_of_exact_numbers(models, monkeypatch):
     few, many = compare(*models), compare(*models * 3)
     monkeypatch.setattr(
-        "regard.viewer.page.text_scene.MAX_EXACT_BYTES", 2 * sum(map(len, build_scene(models[0], walk=False).blobs))
+        "regard.viewer.page.text_scene.MAX_EXACT_BYTES", 2 * sum(map(len, build_scene(models[0], trace=False).blobs))
     )
     assert few.scene().header["attentions"][0]["q"]["type"] == "float32"
     assert many.scene().header["attentions"][0]["q"]["type"] == "uint16"

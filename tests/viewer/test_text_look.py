@@ -24,9 +24,8 @@ from regard.evaluation.teacher_forcing import mutual_information
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig
 from regard.pipelines import TextEncoder, TextGenerator
 from regard.pipelines.pipeline import TextPipeline
-from regard.viewer import look, text_look
+from regard.viewer import look, plots, text_look
 from regard.viewer.page.text_scene import build_scene
-from regard.viewer.plots import heatmaps
 from regard.viewer.search_tree import record_search
 from tests.conftest import train_numbers
 from tests.viewer import text_models
@@ -231,9 +230,9 @@ def test_page_of_a_model_without_attention_has_its_states(blind, tmp_path):
     assert seen.maps == {}
     header = build_scene(seen).header
     assert header["attentions"] == []
-    titles = [step["title"] for step in header["walk"]["steps"]]
+    titles = [step["title"] for step in header["trace"]["steps"]]
     assert "Initial state of the decoder: the source as one vector" in titles
-    assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5
+    assert max(step["differs"] or 0.0 for step in header["trace"]["steps"]) < 1e-5
     with pytest.raises(RegardError, match=r"no attention map.*\.html"):
         seen.save(tmp_path / "map.png")
     seen.save(tmp_path / "page.html", with_model=False)
@@ -271,7 +270,7 @@ def test_look_at_a_question_and_its_context(question_answerer, tmp_path):
     )
     header = build_scene(seen).header
     assert header["initial"]["attention"] == best.name
-    assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5
+    assert max(step["differs"] or 0.0 for step in header["trace"]["steps"]) < 1e-5
     seen.save(tmp_path / "map.png")
 
 
@@ -328,7 +327,7 @@ def test_plot_of_a_long_text_groups_tokens(form, tmp_path, monkeypatch):
     part = shown.grouped_weights(1, range(1, T), range(2, S)).weights
     np.testing.assert_allclose(part[:, 0, 0], shown.weights[:, 1:, 2:].sum(2).mean(1), atol=1e-6)
     for name in ("MAX_LABELS", "MAX_SMALL_LABELS"):
-        monkeypatch.setattr(heatmaps, name, 2)
+        monkeypatch.setattr(plots, name, 2)
     seen.save(tmp_path / "map.svg")
     assert "sum of" in (tmp_path / "map.svg").read_text()
     for overview in (False, True):

@@ -175,7 +175,7 @@ class LanguageTokens:
         >>> LanguageTokens.from_json({"ids": {"fr": 8}, "target": "forced"}, "config.json", 9).target
         'forced'
         """
-        names = {one.name for one in dataclasses.fields(LanguageTokens)}
+        names = {field.name for field in dataclasses.fields(LanguageTokens)}
         ids = table.get("ids") if isinstance(table, dict) else None
         if not isinstance(table, dict) or not isinstance(ids, dict) or not table.keys() <= names:
             raise RegardError(
@@ -207,8 +207,8 @@ def nearest_codes(code: str, known: Sequence[str], count: int = _NEAREST) -> lis
     ['fra_Latn', 'fon_Latn']
     """
 
-    def distance(one: str) -> tuple[int, float]:
-        pair = one.lower(), code.lower()
+    def distance(known_code: str) -> tuple[int, float]:
+        pair = known_code.lower(), code.lower()
         common = next((i for i, (a, b) in enumerate(zip(*pair)) if a != b), min(map(len, pair)))
         return -common, -difflib.SequenceMatcher(None, *pair).ratio()
 

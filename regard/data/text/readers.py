@@ -479,8 +479,8 @@ def _read_pair_table(
                 texts = _select_fields(row.fields, indices, is_csv) if row.fields else ("",) * len(indices)
             source, target, *alignments = texts
             links = [parse_links(alignment) for alignment in alignments]  # of one alignment, or none
-            for one in links:
-                check_links(one, source, target)
+            for links_of_pair in links:
+                check_links(links_of_pair, source, target)
         yield source, target, *links
 
 

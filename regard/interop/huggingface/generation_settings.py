@@ -162,7 +162,7 @@ def _suppressed(
     # <eos> alone is no bad word in transformers either; <pad> and <sos> are never generated anyway.
     excluded = {special.pad, special.sos, *special.ends}
     sequences = [(token,) for token in tokens] + [tuple(word) for word in words if word not in [[e] for e in excluded]]
-    return tuple(one for one in dict.fromkeys(sequences) if max(one) < vocab), unsupported
+    return tuple(sequence for sequence in dict.fromkeys(sequences) if max(sequence) < vocab), unsupported
 
 
 def _are_ids(ids: Any) -> bool:

@@ -274,7 +274,7 @@ def _read_unrotated_layers(settings: ForeignConfig, layers: int) -> tuple[int, .
     if flags is None:
         interval = settings.get_count("no_rope_layer_interval", 4)
         flags = [int((i + 1) % interval != 0) for i in range(layers)]
-    if not isinstance(flags, list) or len(flags) < layers or not all(one in (0, 1) for one in flags):
+    if not isinstance(flags, list) or len(flags) < layers or not all(flag in (0, 1) for flag in flags):
         raise settings.unsupported("no_rope_layers", f"expected a list of {layers} numbers, 0 or 1")
     return tuple(i for i in range(layers) if not flags[i])
 

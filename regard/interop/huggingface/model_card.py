@@ -29,7 +29,7 @@ def make_model_card(pipeline: Pipeline, class_name: str, name: str) -> str:
     Only the names of data files are given, not their folders. The license is left to the user.
     """
     training = pipeline.training
-    parameters = sum(one.numel() for one in pipeline.model.parameters())
+    parameters = sum(parameter.numel() for parameter in pipeline.model.parameters())
     lines = ["---", *_front_matter(pipeline), "---", "", f"# {name}", ""]
     lines.append(f"`{class_name}` with {parameters / 1e6:.1f} M parameters, exported with Regard.")
     sections = {

@@ -163,12 +163,12 @@ def read_layer_types(settings: ForeignConfig, layers: int, window: int | None, d
             raise settings.unsupported("layer_types", f"expected a list of {layers} types")
         if not set(types) <= {"full_attention", "sliding_attention"}:
             raise settings.unsupported("layer_types", "expected full_attention or sliding_attention in each layer")
-        has_window = [one == "sliding_attention" for one in types]
+        has_window = [layer_type == "sliding_attention" for layer_type in types]
     if not any(has_window):
         return ()
     if not window:
         raise settings.unsupported("sliding_window", "layers with sliding_attention need a window")
-    windows = tuple(window if one else 0 for one in has_window)
+    windows = tuple(window if is_windowed else 0 for is_windowed in has_window)
     # The shortest pattern that gives the same windows.
     return next(windows[:n] for n in range(1, layers + 1) if (windows[:n] * layers)[:layers] == windows)
 

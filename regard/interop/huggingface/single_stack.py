@@ -152,7 +152,10 @@ def nearest_class(
     Classes with the head of the model come first. Of several that compute the same, `preferred` is chosen.
     """
     differences = {name: _differences(foreign_class, config) for name, foreign_class in classes.items()}
-    name = min(differences, key=lambda one: ("head" in differences[one], len(differences[one]), one != preferred))
+    name = min(
+        differences,
+        key=lambda candidate: ("head" in differences[candidate], len(differences[candidate]), candidate != preferred),
+    )
     return name, differences[name]
 
 

@@ -327,7 +327,7 @@ RELATIVE_CLASSES = {
 
 # Of several matching classes, the one that a model was imported from is written, or else the first.
 _WRITTEN_CLASSES = {**BERT_LIKE_CLASSES, **RELATIVE_CLASSES, **MODERNBERT_CLASSES}
-WRITTEN_ENCODERS = {name: one for name, one in _WRITTEN_CLASSES.items() if not name.startswith("Electra")}
+WRITTEN_ENCODERS = {name: written for name, written in _WRITTEN_CLASSES.items() if not name.startswith("Electra")}
 ENCODER_CLASSES = dict(_WRITTEN_CLASSES)
 # Their second head (next sentence or sentence order) is left out.
 ENCODER_CLASSES |= {f"{name}ForPreTraining": ENCODER_CLASSES[f"{name}ForMaskedLM"] for name in ("Bert", "Albert")}
