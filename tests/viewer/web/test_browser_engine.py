@@ -158,7 +158,7 @@ def test_last_dropped_image_is_shown(opened, monkeypatch, tmp_path):
     seen = cached_image_look("class")
     model = build_page_model(seen, "float32")
     monkeypatch.setattr("tests.viewer.conftest.html", lambda scene: render_page(scene, model))
-    page = opened(build_image_scene(seen, walk=False))
+    page = opened(build_image_scene(seen))
     page.evaluate(
         """() => {
             const decode = createImageBitmap;
