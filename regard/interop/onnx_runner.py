@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.errors import RegardError, require_package
 from regard.layers.packed import Packed
 from regard.models import family_name
-from regard.pipelines import check_kind, make_pipeline, read_config, read_pipeline_settings, read_tokenizers
+from regard.pipelines import ModelFolder, make_pipeline
 
 GRAPHS = {
     "transformer": ("encoder", "decoder_step"),
@@ -175,9 +175,8 @@ def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
     if not is_onnx_folder(folder):
         raise RegardError(f"{folder}: no ONNX graphs in the folder.", "Export them with: regard export --to onnx")
     runtime = require_package("onnxruntime", "onnx")
-    config, special = read_config(folder)
-    check_kind(folder, config, expect)
-    family = family_name(config)
+    stored = ModelFolder.open(folder, expect)
+    family = family_name(stored.config)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     sessions = {}
@@ -190,8 +189,8 @@ def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
         except Exception as error:  # ONNX Runtime does not document its exceptions
             raise RegardError(f"{path}: not a valid ONNX graph ({error}).", "Export the model again.") from None
     model_class = {"bert": OnnxEncoder, "vit": OnnxImageModel}.get(family, OnnxDecoder)
-    tokenizers = () if family == "vit" else read_tokenizers(folder, foreign=special is not None)
     graphs = [folder / f"{name}.onnx" for name in sessions]
-    pipeline = make_pipeline(model_class(config, sessions, graphs), tokenizers, {}, special)
-    read_pipeline_settings(pipeline, folder)
+    model = model_class(stored.config, sessions, graphs)
+    pipeline = make_pipeline(model, stored.read_tokenizers(), {}, stored.special)
+    pipeline.read_settings(stored)
     return pipeline

@@ -1,10 +1,11 @@
 """Image pipeline: classification and segmentation."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from regard.layers.patches import PackedImages, pack_images
 from regard.models import ViT
 from regard.pipelines.pipeline import Pipeline
 from regard.pipelines.scoring import Classification
+
+if TYPE_CHECKING:
+    from regard.pipelines.folder import ModelFolder
 
 # Tokens (patches) per batch.
 BATCH_TOKENS = 16384
@@ -41,10 +45,24 @@ class ImageModel(Pipeline):
     'Sphynx'
     """
 
+    description = "an image model"
+    commands = "regard classify, segment, evaluate, look, info"
+    tokenizer_count = 0
+    stored_keys = frozenset({"resizing"})
     model: ViT
     training: dict[str, Any] = field(default_factory=dict)
     resizing: Resizing | None = None
     """resizing of an imported model; None: images are scaled and center-cropped to the training size"""
+
+    @classmethod
+    def from_parts(cls, model: Any, tokenizers: Any, training: dict[str, Any], special: Any = None) -> "ImageModel":
+        return cls(model, training=training)
+
+    def write_settings(self, folder: Path) -> dict[str, Any]:
+        return {} if self.resizing is None else {"resizing": dataclasses.asdict(self.resizing)}
+
+    def read_settings(self, folder: "ModelFolder") -> None:
+        self.resizing = folder.read_section("resizing", Resizing())
 
     def _describe_input(self) -> str:
         return f"images of {self.size[0]} × {self.size[1]} pixels, {len(self.labels)} labels"

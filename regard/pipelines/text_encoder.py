@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -35,8 +35,15 @@ from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import Classification, TaggedWord, format_classification
-from regard.pipelines.sentence_embedding import SentenceEmbedding
+from regard.pipelines.sentence_embedding import (
+    SentenceEmbedding,
+    read_sentence_embedding,
+    write_sentence_embedding,
+)
 from regard.ranges import MAX_INT
+
+if TYPE_CHECKING:
+    from regard.pipelines.folder import ModelFolder
 
 logger = logging.getLogger("regard")
 
@@ -53,6 +60,10 @@ class TextEncoder(TextPipeline):
     (2, 384)
     """
 
+    description = "a text encoder"
+    commands = "regard embed, classify, tag, answer, look, info"
+    tokenizer_count = 1
+    stored_keys = frozenset({"sentence"})
     model: Bert
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +75,12 @@ class TextEncoder(TextPipeline):
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
+
+    def write_settings(self, folder: Path) -> dict[str, Any]:
+        return write_sentence_embedding(folder, self.sentence)
+
+    def read_settings(self, folder: "ModelFolder") -> None:
+        self.sentence = read_sentence_embedding(folder.path, folder.table, self.model.config.width)
 
     def encode_text(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
         """The ids of a text with special tokens; `truncate` cuts it to the trained length.

@@ -22,7 +22,7 @@ from regard.pipelines.callback_iterator import iterate_callback
 from regard.pipelines.chat_template import Messages, render_chat
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
-from regard.pipelines.pipeline import TextPipeline, best_text
+from regard.pipelines.pipeline import DecodingPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 
 OnText = Callable[[int, str], None]
@@ -73,7 +73,7 @@ class TokenScores(NamedTuple):
 
 
 @dataclass(repr=False)
-class TextGenerator(TextPipeline):
+class TextGenerator(DecodingPipeline):
     """A language model (GPT) with its tokenizer.
 
     >>> generator = load("model")  # doctest: +SKIP
@@ -81,12 +81,14 @@ class TextGenerator(TextPipeline):
     ', there was a little girl named Lily.'
     """
 
+    description = "a language model"
+    commands = "regard generate, evaluate, look, info"
+    tokenizer_count = 1
     model: GPT
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
     special: SpecialTokens = CAUSAL_LM_TOKENS
     decoding: DecodeConfig = SAMPLING
-    """default options of decoding"""
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.layers.patches import patch_coordinates
 from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_name
-from regard.pipelines import Pipeline, read_config
+from regard.pipelines import ModelFolder, Pipeline
 from regard.ranges import format_value
 from regard.training.recipe import Recipe
 from regard.training.registry import families_for
@@ -52,7 +52,7 @@ def origin_name(start_from: StartFrom | None) -> str | None:
 
 def origin_config(start_from: StartFrom) -> Any:
     """The model config of the model to fine-tune."""
-    return start_from.model.config if isinstance(start_from, Pipeline) else read_config(Path(start_from))[0]
+    return start_from.model.config if isinstance(start_from, Pipeline) else ModelFolder.open(start_from).config
 
 
 def fine_tuning_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:

@@ -23,7 +23,7 @@ from regard.errors import RegardError
 from regard.layers import POSITIONS
 from regard.models import ModelConfig, Seq2SeqConfig, ViTConfig
 from regard.models.parameters import count_parameters
-from regard.pipelines import pipeline_kind
+from regard.pipelines import pipeline_class
 from regard.training.checkpoint import TrainState
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.tasks import TASKS
@@ -142,7 +142,7 @@ def check_model_size(recipe: Recipe, task: Any, dataset: Any) -> None:
     """
     config = recipe.model
     tokenizers: tuple[Any, ...] = ()
-    if pipeline_kind(config).tokenizer_count:
+    if pipeline_class(config).tokenizer_count:
         stand_in = SimpleNamespace(vocab_size=min(recipe.tokenizer.vocab_size, TYPICAL_MAX_VOCAB))
         tokenizers = (stand_in, stand_in)
     config = task.complete_config(config, dataset, tokenizers)
@@ -271,7 +271,7 @@ def _is_built_in(recipe: Recipe) -> bool:
 def _suggest_workers(recipe: Recipe) -> int:
     """One worker per core, as long as each gets a large enough share of the batch and can hold the longest example."""
     config = recipe.train
-    if pipeline_kind(recipe.model).tokenizer_count:
+    if pipeline_class(recipe.model).tokenizer_count:
         shares = config.batch_tokens // max(MIN_WORKER_TOKENS, recipe.model.max_len)
     elif isinstance(recipe.model, ViTConfig) and recipe.data.longest:
         max_tokens = recipe.model.prefix + (recipe.data.longest // recipe.model.patch) ** 2

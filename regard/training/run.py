@@ -19,7 +19,7 @@ from regard.pipelines import (
     load,
     load_weights,
     make_pipeline,
-    pipeline_kind,
+    pipeline_class,
     read_tokenizers,
     write_tokenizers,
 )
@@ -211,7 +211,7 @@ def prepare_run(
     provenance: dict[str, Any],
 ) -> tuple[RunSpec, Rank0Resources]:
     """Encode the data and build the model; its initial weights are those of the pipeline `origin`, if there is one."""
-    config, task, family = recipe.train, TASKS[recipe.task], pipeline_kind(recipe.model)
+    config, task, family = recipe.train, TASKS[recipe.task], pipeline_class(recipe.model)
     if isinstance(origin, Translator):
         origin = select_training_languages(origin, recipe.data)
     special = family.special if origin is None else origin.special
