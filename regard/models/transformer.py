@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -71,6 +71,9 @@ class TransformerConfig:
     """set from the tokenizers"""
     target_vocab: Natural = 0
     shared_vocab: bool = False
+
+    layer_fields: ClassVar = ("encoder_layers", "decoder_layers")
+    """fields with numbers of layers"""
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")

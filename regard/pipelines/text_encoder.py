@@ -23,6 +23,7 @@ from regard.data.text.tagged_texts import TaggingWindows, join_words, split_word
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert
+from regard.models.bert import TEXT_HEADS, AnswerHead, MaskedTokenHead, TextHead, TextLabelHead, TokenLabelHead
 from regard.pipelines.files import (
     BlockOutput,
     FileProgress,
@@ -76,6 +77,15 @@ class TextEncoder(TextPipeline):
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
 
+    @property
+    def head(self) -> TextHead:
+        """What the outputs of the model are."""
+        return TEXT_HEADS[self.model.config.head]
+
+    def _require_head(self, head: type[TextHead], name: str, hint: str) -> None:
+        if not isinstance(self.head, head):
+            raise RegardError(f"This model has no {name} head.", hint)
+
     def write_settings(self, folder: Path) -> dict[str, Any]:
         return write_sentence_embedding(folder, self.sentence)
 
@@ -92,8 +102,8 @@ class TextEncoder(TextPipeline):
         return self.special.add_special_tokens(ids)
 
     def _encode_masks(self, text: str) -> list[int]:
-        mask = self.special.mask
-        if self.model.config.head != "mask" or mask is None:
+        mask = self.special.mask if self.head.shares_embedding else None
+        if mask is None:
             return self.tokenizer.encode(text)
         *before, last = text.split(MASK_TOKEN)
         # The space before a mask belongs to the masked word; it is not a separate token.
@@ -192,10 +202,7 @@ class TextEncoder(TextPipeline):
         """
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
-        if self.model.config.head != "classify":
-            raise RegardError(
-                "This model has no classification head.", "Fine-tune it: regard train --task classify --from …"
-            )
+        self._require_head(TextLabelHead, "classification", "Fine-tune it: regard train --task classify --from …")
         rows = [(text,) if isinstance(text, str) else text for text in texts]
         for i, row in enumerate(rows, 1):
             if len(row) not in (1, 2):
@@ -322,10 +329,7 @@ class TextEncoder(TextPipeline):
                 "A question needs its context (got a string).", 'Pass Question(id="", question="…", context="…").'
             )
         config = self.model.config
-        if config.head != "answer":
-            raise RegardError(
-                "This model has no question answering head.", "Fine-tune it: regard train --task answer --from …"
-            )
+        self._require_head(AnswerHead, "question answering", "Fine-tune it: regard train --task answer --from …")
         pieces = QuestionWindows.from_questions(
             questions, self.tokenizer, self.special, max_len=config.max_len, segments=config.segments > 1
         )
@@ -350,10 +354,7 @@ class TextEncoder(TextPipeline):
         if isinstance(texts, str):
             return self.tag([texts])[0]
         config = self.model.config
-        if config.head != "tag":
-            raise RegardError(
-                "This model has no token classification head.", "Fine-tune it: regard train --task tag --from …"
-            )
+        self._require_head(TokenLabelHead, "token classification", "Fine-tune it: regard train --task tag --from …")
         if not texts:
             return []
         strings, spans = zip(*((t, split_words(t)) if isinstance(t, str) else join_words(t) for t in texts))
@@ -383,7 +384,7 @@ class TextEncoder(TextPipeline):
         """The `count` most probable tokens for each `<mask>` in a text, or in each, with their probabilities."""
         if not isinstance(texts, str):
             return [self.fill(text, count) for text in texts]
-        if self.model.config.head != "mask" or self.special.mask is None:
+        if not isinstance(self.head, MaskedTokenHead) or self.special.mask is None:
             raise RegardError("This model has no masked language modeling head.", "Train one: regard train --task mask")
         if MASK_TOKEN not in texts:
             raise RegardError(f"The text contains no {MASK_TOKEN}.", f"Write {MASK_TOKEN} in place of a token.")

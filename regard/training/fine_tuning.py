@@ -29,9 +29,8 @@ HEAD_PARAMETERS = (
     "painter.",
 )
 # Settings that a recipe may change when a Vision Transformer is fine-tuned: those that do not affect the shapes of its
-# weights, and those of a head that it does not have yet.
+# weights, beside those of a head that it does not have yet.
 _ADJUSTABLE_FIELDS = ("dropout", "drop_path")
-_HEAD_FIELDS = {"segment": ("segmenter", "segmenter_layers"), "pixels": ("decoder_width", "decoder_layers")}
 
 
 def origin_name(start_from: StartFrom | None) -> str | None:
@@ -65,10 +64,7 @@ def fine_tuning_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Re
             f"Pass a model of the family {' or '.join(families)}.",
         )
     if isinstance(model, ViTConfig):
-        names = [
-            *_ADJUSTABLE_FIELDS,
-            *(name for head, fields in _HEAD_FIELDS.items() if head != model.head for name in fields),
-        ]
+        names = [*_ADJUSTABLE_FIELDS, *model.unused_head_fields]
         model = dataclasses.replace(model, **{name: getattr(recipe.model, name) for name in names})
     if isinstance(model, BertConfig):
         # A classifier keeps its pooling; an encoder that becomes a classifier uses the pooling of the recipe.

@@ -11,7 +11,7 @@ from regard.errors import RegardError
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported, foreign_value
 from regard.interop.huggingface.rope import layer_windows, rotary_fields
 from regard.interop.weight_mapping import MappingTable, parameter_shapes, read_model_weights, write_weights
-from regard.models.bert import BertConfig, ProblemType
+from regard.models.bert import TEXT_HEADS, BertConfig, ProblemType
 from regard.models.gpt import GPTConfig
 
 logger = logging.getLogger("regard")
@@ -213,10 +213,9 @@ def _drop_unused_encoder_fields(config: BertConfig, fields: dict[str, Any]) -> N
         del fields["relative_buckets"], fields["relative_distance"]
     if config.norm == "post":
         del fields["first_norm"]
-    if config.head in ("none", "mask"):
-        del fields["head_transform"], fields["pooling"]
-    if config.head == "none" or not (config.head == "mask" or config.head_transform):
-        del fields["head_bias"]
+    for name in TEXT_HEADS[config.head].unused_fields(config):
+        del fields[name]
+    fields["groups"] = config.groups or config.layers
 
 
 def _computation_fields(config: Any) -> dict[str, Any]:
@@ -241,12 +240,4 @@ def _computation_fields(config: Any) -> dict[str, Any]:
         _fill_layer_fields(config, fields)
     if isinstance(config, BertConfig):
         _drop_unused_encoder_fields(config, fields)
-    if "groups" in fields:
-        fields["groups"] = config.groups or config.layers
-        if config.head != "classify":
-            del fields["problem_type"]
-        if config.head not in ("classify", "tag"):
-            del fields["labels"]
-        if config.head in ("mask", "answer", "tag"):  # their output does not depend on the pooler
-            del fields["pooler"]
     return fields
