@@ -220,7 +220,7 @@ PUBLIC = {
         "SetAttentionRow",
         "apply_interventions",
         "attention_rollout",
-        "build_walk",
+        "build_trace",
         "compare",
         "look",
         "record_search",

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.decode.protocol import Decodable, StepPositions
+from regard.decode.protocol import Decodable, StepPositions, continues_source
 from regard.decode.rules import log_softmax
 from regard.errors import RegardError
 
@@ -40,6 +40,11 @@ class Ensemble(nn.Module):
         # Registered as submodules, so that .eval(), .to() and recording reach them.
         self.members = nn.ModuleList(model for model in models if isinstance(model, nn.Module))
         self.log_weights = [(torch.tensor(weight) / sum(weights)).log().item() for weight in weights]
+
+    @property
+    def continues_source(self) -> bool:
+        """Whether the output of the models continues its source."""
+        return continues_source(self.models[0])
 
     def start(self, source: Any) -> list[Any]:
         return [model.start(source) for model in self.models]

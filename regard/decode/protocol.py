@@ -10,7 +10,6 @@ from torch import Tensor
 
 from regard.attention.offsets import Offsets
 from regard.data.text.special_tokens import SpecialTokens
-from regard.models.gpt import GPTConfig
 
 SPECIAL = SpecialTokens()
 
@@ -30,7 +29,8 @@ class SourceBatch(Protocol):
 class Decodable(Protocol):
     """A model that can be decoded. Its state has rows (B, K): K hypotheses ("beams") for each of B sentences.
 
-    The type of the state is up to the model. It starts with K = 1; only `reorder` changes B and K.
+    The type of the state is up to the model. It starts with K = 1; only `reorder` changes B and K. Language models,
+    whose output continues the source, have an attribute `continues_source = True`.
     """
 
     def start(self, source: Any) -> Any:
@@ -78,5 +78,5 @@ class Stepper(Protocol):
 
 
 def continues_source(model: Any) -> bool:
-    """Whether the output of a model continues its source: language models."""
-    return isinstance(getattr(model, "config", None), GPTConfig)
+    """Whether the output of a model continues its source, which the model states as `continues_source`."""
+    return getattr(model, "continues_source", False)

@@ -159,6 +159,8 @@ class GPT(nn.Module):
     """
 
     blocks: Sequence[EncoderBlock]  # a ModuleList
+    continues_source = True
+    """the output of decoding continues its source, the prompt"""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

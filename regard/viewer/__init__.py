@@ -15,7 +15,7 @@ from regard.viewer.interventions import (
 from regard.viewer.rollout import attention_rollout
 from regard.viewer.search_tree import SearchTree, record_search
 from regard.viewer.text_look import AttentionMap, Look, look
-from regard.viewer.walk.page_walk import build_walk
+from regard.viewer.trace.build import build_trace
 
 __all__ = [
     "AblateHead",
@@ -31,7 +31,7 @@ __all__ = [
     "SetAttentionRow",
     "apply_interventions",
     "attention_rollout",
-    "build_walk",
+    "build_trace",
     "compare",
     "look",
     "record_search",

@@ -168,7 +168,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         patch: PatchCoordinates | None = None,
         label: str | None = None,
         rollout: bool = False,
-        walk: bool | None = None,
+        trace: bool | None = None,
         explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
@@ -177,7 +177,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         The plot shows the image and a panel per head (or one head); the query is selected as in `patch_weights`. With
         attention "all" it has a small panel per head of each attention; with `rollout`, or a label of a classifier, the
         rollout through all layers. By default, a segmenter with class queries is shown with a panel per label. For a
-        page the same arguments select the initial view. `walk` includes the step-by-step view; by default a page
+        page the same arguments select the initial view. `trace` includes the step-by-step view; by default a page
         includes it if model and image are small. `explain` includes the effects of heads and the logit lens; by
         default if they are cheap and the page has no model to compute them. `with_model` includes the model, so that
         the page runs experiments offline; by default a small one (4 MB).
@@ -191,7 +191,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
             model = model_for_page(self, with_model)
             explain = False if explain is None and model is not None else explain
             view: dict[str, Any] = dict(patch=patch, label=label, rollout=rollout)
-            scene = build_image_scene(self, attention, head, **view, walk=walk, explain=explain)
+            scene = build_image_scene(self, attention, head, **view, trace=trace, explain=explain)
             content = render_page(scene, model)
         elif with_model:
             raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")

@@ -229,7 +229,7 @@ class Look(ExplainedLook, NotebookDisplay):
         head: int | None = None,
         *,
         overview: bool = False,
-        walk: bool | None = None,
+        trace: bool | None = None,
         explain: bool | None = None,
         with_model: "bool | Precision | None" = None,
     ) -> None:
@@ -237,10 +237,10 @@ class Look(ExplainedLook, NotebookDisplay):
 
         The plot shows the alignment by default, averaged over heads or one head; with `overview` (or attention "all") a
         small map per head of each attention. For a page the same arguments select the initial view, by default the
-        sharpest head. `walk` includes the step-by-step view; by default a page includes it if model and text are small.
-        `explain` includes the effects of heads, the logit lens and the attributions; by default if they are cheap and
-        the page has no model to compute them. `with_model` includes the model itself, so that the page runs new input
-        offline; by default a small one (4 MB).
+        sharpest head. `trace` includes the step-by-step view; by default, if model and text are small. `explain`
+        includes the effects of heads, the logit lens and the attributions; by default if they are cheap and the page
+        has no model to compute them. `with_model` includes the model itself, so that the page runs new input offline;
+        by default a small one (4 MB).
         """
         file_format = check_format(path)
         if attention == "all":
@@ -254,7 +254,7 @@ class Look(ExplainedLook, NotebookDisplay):
             model = model_for_page(self, with_model)
             tensors = None if model is None else model.tensors
             explain = False if explain is None and model is not None else explain
-            scene = build_scene(self, attention, head, overview=overview, walk=walk, explain=explain, tensors=tensors)
+            scene = build_scene(self, attention, head, overview=overview, trace=trace, explain=explain, tensors=tensors)
             content = render_page(scene, model)
         elif with_model:
             raise RegardError("Only a page can contain the model.", "Save it as .html, or leave out with_model.")

@@ -78,7 +78,7 @@ def test_compare_training_steps(run, tmp_path, monkeypatch, run_folder):
         ((SENTENCE, "--steps"), "no models of single steps were saved"),
         ((SENTENCE, "--steps", "--beside", "two"), "--beside and --steps cannot be combined"),
         ((SENTENCE, "--beside", "two", "--beam", "3"), "A comparison shows only attention"),
-        ((SENTENCE, "--beside", "two", "--walk"), "A comparison shows only attention"),
+        ((SENTENCE, "--beside", "two", "--trace"), "A comparison shows only attention"),
         ((SENTENCE, "--beside", "two", "--target", "un"), "requires both of them, and no --target"),
         ((SENTENCE, "--beside", "no/such/folder"), "model folder not found"),
         ((SENTENCE, "--beside", " "), "--beside is empty"),

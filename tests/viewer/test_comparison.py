@@ -113,7 +113,7 @@ def test_title_of_different_sentences(sentences):
 def test_many_looks_share_the_size_limit_of_exact_numbers(models, monkeypatch):
     few, many = compare(*models), compare(*models * 3)
     monkeypatch.setattr(
-        "regard.viewer.page.text_scene.MAX_EXACT_BYTES", 2 * sum(map(len, build_scene(models[0], walk=False).blobs))
+        "regard.viewer.page.text_scene.MAX_EXACT_BYTES", 2 * sum(map(len, build_scene(models[0], trace=False).blobs))
     )
     assert few.scene().header["attentions"][0]["q"]["type"] == "float32"
     assert many.scene().header["attentions"][0]["q"]["type"] == "uint16"

@@ -231,9 +231,9 @@ def test_page_of_a_model_without_attention_has_its_states(blind, tmp_path):
     assert seen.maps == {}
     header = build_scene(seen).header
     assert header["attentions"] == []
-    titles = [step["title"] for step in header["walk"]["steps"]]
+    titles = [step["title"] for step in header["trace"]["steps"]]
     assert "Initial state of the decoder: the source as one vector" in titles
-    assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5
+    assert max(step["differs"] or 0.0 for step in header["trace"]["steps"]) < 1e-5
     with pytest.raises(RegardError, match=r"no attention map.*\.html"):
         seen.save(tmp_path / "map.png")
     seen.save(tmp_path / "page.html", with_model=False)
@@ -271,7 +271,7 @@ def test_look_at_a_question_and_its_context(question_answerer, tmp_path):
     )
     header = build_scene(seen).header
     assert header["initial"]["attention"] == best.name
-    assert max(step["differs"] or 0.0 for step in header["walk"]["steps"]) < 1e-5
+    assert max(step["differs"] or 0.0 for step in header["trace"]["steps"]) < 1e-5
     seen.save(tmp_path / "map.png")
 
 

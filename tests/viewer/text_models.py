@@ -1,4 +1,4 @@
-"""Small models of every form that a config supports, with cached looks and walks."""
+"""Small models of every form that a config supports, with cached looks and traces."""
 
 import dataclasses
 from functools import cache
@@ -9,8 +9,8 @@ from regard.data import Tokenizer
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
 from regard.pipelines import TextEncoder, TextGenerator, Translator
-from regard.viewer import build_walk, look
-from regard.viewer.walk.walkthrough import Walk
+from regard.viewer import build_trace, look
+from regard.viewer.trace.steps import Trace
 
 SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]
@@ -106,5 +106,5 @@ def cached_look(form: str):
 
 
 @cache
-def cached_walk(form: str) -> Walk:
-    return build_walk(cached_look(form))
+def cached_trace(form: str) -> Trace:
+    return build_trace(cached_look(form))

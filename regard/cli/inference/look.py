@@ -87,7 +87,7 @@ class Options:
     """head of that attention, from 0"""
     all: Flag = False
     """show all heads of all attentions as small maps"""
-    walk: Flag = False
+    trace: Flag = False
     """include the step-by-step view of all intermediate values, even for a large model or a long text"""
     explain: Flag = False
     """include the effect of every head, the logit lens and attributions in the page, however long they take"""
@@ -164,13 +164,13 @@ def run(argv: list[str]) -> int:
         handler = TextRequestHandler(pipeline, name, options.layers, options.truncate)
         scene = None
         if attention is not None:
-            view: dict[str, Any] = dict(overview=options.all, walk=options.walk or None)
+            view: dict[str, Any] = dict(overview=options.all, trace=options.trace or None)
             scene = build_scene(attention, options.attention, options.head, **view)
         return _serve(handler, scene, options)
     assert attention is not None
     out = options.out or Path("page.html")
     with_model = _with_model(options)
-    view = dict(overview=options.all, walk=options.walk or None, explain=options.explain or None)
+    view = dict(overview=options.all, trace=options.trace or None, explain=options.explain or None)
     attention.save(out, options.attention, options.head, **view, with_model=with_model)
     if attention.translation:
         print(attention.translation)
@@ -255,7 +255,7 @@ def _look_at_image(model: ImageModel, options: Options) -> int:
     name = options.model.resolve().name
     images = [check_utf8(file, "the image file name") for file in (options.text, *options.more)]
     result = look(model, images[0], name=name)
-    view: dict[str, Any] = dict(patch=patch, label=options.label, rollout=options.rollout, walk=options.walk or None)
+    view: dict[str, Any] = dict(patch=patch, label=options.label, rollout=options.rollout, trace=options.trace or None)
     attention = "all" if options.all else options.attention
     if options.live:
         # The page can request only the files given on the command line, by these names.

@@ -27,8 +27,8 @@ def comparison_handler(options: Any) -> tuple[ComparisonRequestHandler, dict[str
     """The request handler of a comparison, and the input texts; no texts for an empty live page."""
     if options.beside is not None and options.steps:
         raise RegardError("--beside and --steps cannot be combined.", "Leave out one of them.")
-    if options.beam is not None or options.prefix is not None or options.all or options.walk or options.more:
-        raise RegardError("A comparison shows only attention.", "Leave out --beam, --prefix, --all and --walk.")
+    if options.beam is not None or options.prefix is not None or options.all or options.trace or options.more:
+        raise RegardError("A comparison shows only attention.", "Leave out --beam, --prefix, --all and --trace.")
     if options.explain:
         raise RegardError("--explain is for a page of one model.", "Leave it out, or --beside and --steps.")
     name = options.model.resolve().name

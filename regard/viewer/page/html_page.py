@@ -72,7 +72,7 @@ def render_page(scene: Scene, model: PageModel | None = None) -> bytes:
         return _wrap(parts, scene.header["title"])
     summary = {name: model.header[name] for name in ("fields", "precision", "change", "head", "tensors")}
     parts.append(f'<script type="application/json" id="model">{_json(summary)}</script>\n'.encode())
-    full = json.dumps(model.header | {"walk": scene.walk_template}, separators=(",", ":"), allow_nan=False)
+    full = json.dumps(model.header | {"trace": scene.trace_template}, separators=(",", ":"), allow_nan=False)
     header = base64.b64encode(zlib.compress(full.encode(), 9))
     texts = {"header": header, "weights": base64.b64encode(model.weights), "engine": _checked(worker_script()).encode()}
     for name, text in texts.items():

@@ -30,8 +30,8 @@ from regard.viewer.plots.mask_overlays import label_colors
 from regard.viewer.rollout import PatchCoordinates, label_rollouts, patch_index
 from regard.viewer.text_look import AttentionMap
 from regard.viewer.token_axis import TokenAxis
-from regard.viewer.walk.page_walk import walk_for_page
-from regard.viewer.walk.walkthrough import walk_header
+from regard.viewer.trace.build import trace_for_page
+from regard.viewer.trace.steps import trace_header
 
 # Labels, most likely first, for which a page includes the rollout.
 MAX_LABEL_ROLLOUTS = 5
@@ -47,7 +47,7 @@ def build_image_scene(
     patch: PatchCoordinates | None = None,
     label: str | None = None,
     rollout: bool = False,
-    walk: bool | None = None,
+    trace: bool | None = None,
     explain: bool | None = False,
     images: Sequence[str] = (),
 ) -> Scene:
@@ -62,7 +62,7 @@ def build_image_scene(
     initial = _initial_view(look, attention, head, patch, label, rollout)
     maps = {name: with_axes(one) for name, one in look.maps.items()}
     blobs: list[bytes] = []
-    page_walk = walk_for_page(look, walk)
+    page_trace = trace_for_page(look, trace)
     header = {
         "format": FORMAT,
         "title": shorten_title(look.title),
@@ -72,7 +72,7 @@ def build_image_scene(
         "sides": axis_headers(maps),
         "attentions": attention_headers(maps, blobs),
         "image": _image_header(look, label, blobs),
-        "walk": None if page_walk is None else walk_header(page_walk, blobs),
+        "trace": None if page_trace is None else trace_header(page_trace, blobs),
         "explained": explanation_header(look, None, explain),
         "images": list(images),
         "links": None,

@@ -28,7 +28,7 @@ from regard.viewer.explanations.logit_lens import (
 from regard.viewer.image_look import ImageLook
 from regard.viewer.outcomes import Outcome
 from regard.viewer.text_look import Look
-from regard.viewer.walk.walkthrough import inner_bytes
+from regard.viewer.trace.steps import inner_bytes
 
 # Multiplications, and numbers in the page, up to which a measure is computed in advance by default: a few seconds, and
 # less than 1 MB.

@@ -34,7 +34,7 @@ from regard.viewer.page.image_scene import with_axes
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import attention_headers
 from regard.viewer.text_look import AttentionMap, Look
-from regard.viewer.walk.image_walk import forward_all_tokens
+from regard.viewer.trace.build import forward_all_tokens
 
 logger = logging.getLogger("regard")
 

@@ -34,8 +34,8 @@ from regard.viewer.page.page_explanations import explanation_header
 from regard.viewer.search_tree import SearchTree, search_header
 from regard.viewer.text_look import AttentionMap, Look
 from regard.viewer.token_axis import TokenAxis
-from regard.viewer.walk.page_walk import walk_for_page
-from regard.viewer.walk.walkthrough import walk_header, walk_template
+from regard.viewer.trace.build import trace_for_page
+from regard.viewer.trace.steps import trace_header, trace_template
 
 FORMAT = 1
 # Bytes of q and k up to which they are stored as float32.
@@ -52,7 +52,7 @@ class Scene:
 
     header: dict[str, Any]
     blobs: list[bytes]
-    walk_template: dict[str, Any] | None = None
+    trace_template: dict[str, Any] | None = None
     """the steps of the step-by-step view for any input, if the page contains its model"""
 
 
@@ -80,14 +80,14 @@ def build_scene(
     head: int | None = None,
     *,
     overview: bool = False,
-    walk: bool | None = None,
+    trace: bool | None = None,
     explain: bool | None = False,
     tensors: Mapping[str, int] | None = None,
 ) -> Scene:
     """Build the scene of a look.
 
     The arguments select the initial view: the mean over heads of an attention, one head, or the overview of all. By
-    default the page chooses. `walk` includes the step-by-step view (default: if model and text are small). `explain`
+    default the page chooses. `trace` includes the step-by-step view (default: if model and text are small). `explain`
     computes the explanations of the output in advance (None: if they are cheap); otherwise the page requests them from
     its model. `tensors` are the indices of parameters in the model of the page, if it contains one.
 
@@ -104,7 +104,7 @@ def build_scene(
     blobs: list[bytes] = []
     attentions = attention_headers(look.maps, blobs)
     # Without attention, the step-by-step view is all there is to show.
-    page_walk = walk_for_page(look, True if not look.maps else walk, tensors)
+    page_trace = trace_for_page(look, True if not look.maps else trace, tensors)
     outcome = None if look.pipeline is None else compute_outcome(look)
     header = {
         "format": FORMAT,
@@ -117,11 +117,11 @@ def build_scene(
         "initial": initial,
         "sides": axis_headers(look.maps),
         "attentions": attentions,
-        "walk": None if page_walk is None else walk_header(page_walk, blobs),
+        "trace": None if page_trace is None else trace_header(page_trace, blobs),
         "decode": None if look.search_tree is None else _search_header(look.search_tree, blobs),
         "links": gold_links(look),
     }
-    return Scene(header, blobs, None if page_walk is None else walk_template(page_walk))
+    return Scene(header, blobs, None if page_trace is None else trace_template(page_trace))
 
 
 def _text_headers(look: Look) -> dict[str, str]:

@@ -57,7 +57,7 @@ async function render({ model, el }) {
       }
       now?.end();
       now = null;
-      now = host.scene.attentions.length || host.scene.walk ? await open(host, root, form, previousView) : welcome(host, root);
+      now = host.scene.attentions.length || host.scene.trace ? await open(host, root, form, previousView) : welcome(host, root);
     } catch (error) {
       root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
       throw error;
@@ -88,7 +88,7 @@ const VIEWS = {
   steps: {
     name: "Step by step",
     fits: (scene) => !scene.compared,
-    make: (context) => (context.host.scene.walk ? new StepsView(context) : new MissingSteps(context)),
+    make: (context) => (context.host.scene.trace ? new StepsView(context) : new MissingSteps(context)),
   },
   experiment: {
     name: "Experiment",

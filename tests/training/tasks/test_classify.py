@@ -15,7 +15,7 @@ from regard.training.datasets import Dataset
 from regard.training.fine_tuning import HEAD_PARAMETERS
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape
-from regard.viewer import build_walk, look
+from regard.viewer import build_trace, look
 from tests.training.toy_tasks import ANIMALS, sentences, toy, write_text
 
 CLASSIFY = TASKS["classify"]
@@ -57,7 +57,7 @@ def test_query_pooling_learns_and_is_shown(tmp_path):
     assert seen.alignment is attention
     for name in ("page.html", "map.png"):
         seen.save(tmp_path / name)
-    assert max(step["differs"] or 0.0 for step in build_walk(seen).trace.steps) < 1e-5
+    assert max(step["differs"] or 0.0 for step in build_trace(seen).steps) < 1e-5
 
 
 def test_fine_tuning_with_query_pooling(tmp_path, masked):

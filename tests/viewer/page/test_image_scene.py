@@ -19,8 +19,8 @@ from tests.viewer.helpers import numbers, weights
 from tests.viewer.image_helpers import KINDS, LABELS, images, model_of, photo
 from tests.viewer.web.test_web import OPEN, SHOW, carried, node
 
-# Without the step-by-step view, which takes longer than all the rest; tests/viewer/walk is about it.
-build_image_scene = partial(image_scene.build_image_scene, walk=False)
+# Without the step-by-step view, which takes longer than all the rest; tests/viewer/trace is about it.
+build_image_scene = partial(image_scene.build_image_scene, trace=False)
 SEGMENTERS = {"linear": dict(head="segment"), "queries": dict(head="segment", segmenter="queries")}
 FORMS = {**{kind: (kind, {}) for kind in KINDS}, **{name: ("mean", one) for name, one in SEGMENTERS.items()}}
 

@@ -438,8 +438,8 @@ def test_invalid_options_raise_errors(opened, capsys, transformer_folder, option
     assert message in capsys.readouterr().err
 
 
-def test_live_page_of_a_model_without_attention_has_a_walk(blind):
-    assert TextRequestHandler(blind).look({"source": "one two"}).header["walk"] is not None
+def test_live_page_of_a_model_without_attention_has_a_trace(blind):
+    assert TextRequestHandler(blind).look({"source": "one two"}).header["trace"] is not None
 
 
 def test_question_answering_model_has_a_context_field():

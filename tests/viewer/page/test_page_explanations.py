@@ -22,7 +22,7 @@ FORMS = ["transformer", "luong", "gpt", "bert", "albert", "classify"]
 @pytest.mark.parametrize("form", FORMS)
 def test_requested_explanations_equal_those_computed_in_advance(form):
     look = text_models.cached_look(form)
-    header = json.loads(json.dumps(build_scene(look, walk=False, explain=None).header["explained"]))
+    header = json.loads(json.dumps(build_scene(look, trace=False, explain=None).header["explained"]))
     assert header["measures"] == ["effects", *(["lens"] if form != "luong" else []), "attribution"]
     handler = TextRequestHandler(look.pipeline)
     request = {"inputs": header["inputs"], "steps": header["steps"]}
@@ -59,7 +59,7 @@ def assert_close(found, expected):
 
 def test_effects_sum_to_those_of_python():
     look = text_models.cached_look("transformer")
-    header = build_scene(look, walk=False, explain=None).header["explained"]
+    header = build_scene(look, trace=False, explain=None).header["explained"]
     total = look.head_effects().total["decoder.1.cross"]
     assert [sum(row) for row in header["effects"]["decoder.1.cross"]] == pytest.approx(total.tolist(), abs=1e-4)
 
@@ -67,14 +67,14 @@ def test_effects_sum_to_those_of_python():
 def test_expensive_explanations_are_left_out_unless_requested(monkeypatch):
     look = text_models.cached_look("gpt")
     monkeypatch.setattr(page_explanations, "MAX_MULTIPLICATIONS", 0)
-    by_default = build_scene(look, walk=False, explain=None).header["explained"]
+    by_default = build_scene(look, trace=False, explain=None).header["explained"]
     assert [by_default[name] for name in ("effects", "lens", "attribution")] == [None] * 3
-    assert build_scene(look, walk=False, explain=True).header["explained"]["effects"]
+    assert build_scene(look, trace=False, explain=True).header["explained"]["effects"]
     monkeypatch.undo()
     monkeypatch.setattr(page_explanations, "MAX_NUMBERS", 60)
-    bounded = build_scene(look, walk=False, explain=None).header["explained"]
+    bounded = build_scene(look, trace=False, explain=None).header["explained"]
     assert bounded["lens"] is None
-    assert build_scene(look, walk=False).header["explained"]["effects"] is None
+    assert build_scene(look, trace=False).header["explained"]["effects"] is None
 
 
 @pytest.mark.parametrize("form", ["transformer", "gpt", "bert", "classify"])
@@ -92,23 +92,23 @@ def test_costs_grow_with_the_square_of_a_long_text(form):
 
 def test_numbers_that_do_not_fit_are_not_computed(monkeypatch):
     look = text_models.cached_look("transformer")
-    complete = build_scene(look, walk=False, explain=True).header["explained"]
+    complete = build_scene(look, trace=False, explain=True).header["explained"]
     counts = {name: page_explanations._costs(look, explain_output(look), name)[1] for name in complete["measures"]}
     sizes = {name: len(re.findall(r"[-\d.e]+", json.dumps(list(complete[name].values())))) for name in counts}
     assert sizes | counts == counts | {name: sizes[name] for name in ("effects", "attribution")}
     monkeypatch.setattr(page_explanations, "MAX_NUMBERS", counts["attribution"] - 1)
     monkeypatch.delitem(page_explanations.MEASURES, "attribution")
-    assert build_scene(look, walk=False, explain=None).header["explained"]["attribution"] is None
+    assert build_scene(look, trace=False, explain=None).header["explained"]["attribution"] is None
 
 
 def test_models_without_an_output_have_no_explanation():
-    assert build_scene(text_models.cached_look("embed"), walk=False, explain=True).header["explained"] is None
-    assert build_image_scene(image_models.cached_look("linear"), walk=False).header["explained"] is None
+    assert build_scene(text_models.cached_look("embed"), trace=False, explain=True).header["explained"] is None
+    assert build_image_scene(image_models.cached_look("linear"), trace=False).header["explained"] is None
 
 
 def test_images():
     look = image_models.cached_look("class")
-    scene = build_image_scene(look, walk=False, explain=True)
+    scene = build_image_scene(look, trace=False, explain=True)
     header = json.loads(json.dumps(scene.header["explained"]))
     assert header["measures"] == ["effects", "lens"]
     assert header["tokens"] == [look.label]

@@ -106,16 +106,16 @@ def test_page_stores_the_model_and_allows_its_worker(tmp_path):
     assert "worker-src blob:" in text
     parts = dict(re.findall(r'<script type="text/plain" id="model-(\w+)">(.*?)</script>', text, re.S))
     header = json.loads(zlib.decompress(base64.b64decode(parts["header"])))
-    assert header["walk"]["steps"][0]["op"] == scene.header["walk"]["steps"][0]["op"]
+    assert header["trace"]["steps"][0]["op"] == scene.header["trace"]["steps"][0]["op"]
     weights = base64.b64decode(parts["weights"])
     assert len(weights) < 2.2 * sum(p.numel() for p in seen.pipeline.model.parameters()) + 4000
-    lookup = next(step for step in scene.header["walk"]["steps"] if step["op"] == "embedding")
+    lookup = next(step for step in scene.header["trace"]["steps"] if step["op"] == "embedding")
     first = header["tensors"][lookup["inputs"][0]["tensor"]]
     table = np.frombuffer(weights, "<f2", np.prod(first["shape"]), first["at"]).reshape(first["shape"])
     np.testing.assert_allclose(table, seen.pipeline.model.embedding.tokens.weight.detach(), atol=1e-2)
     # The step-by-step view carries no numbers of its own.
-    assert scene.header["walk"]["params"] is None
-    assert scene.header["walk"]["outputs"] is None
+    assert scene.header["trace"]["params"] is None
+    assert scene.header["trace"]["outputs"] is None
     assert "onmessage" in parts["engine"]
     seen.save(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == render_page(scene, model)
@@ -136,10 +136,10 @@ def test_page_limits_include_the_model(monkeypatch):
         render_page(Scene({"title": ""}, []), model)
 
 
-def test_walk_values_are_samples():
-    scene = build_scene(look(make_pipeline("classify"), SOURCE), walk=True)
-    outputs = [step["output"] for step in scene.header["walk"]["steps"] if step.get("output")]
+def test_trace_values_are_samples():
+    scene = build_scene(look(make_pipeline("classify"), SOURCE), trace=True)
+    outputs = [step["output"] for step in scene.header["trace"]["steps"] if step.get("output")]
     sizes = [int(np.prod(one["shape"])) for one in outputs]
     assert max(sizes) > 60
     stored = sum(-(-size // one["every"]) for size, one in zip(sizes, outputs))
-    assert scene.header["walk"]["outputs"]["shape"] == [stored]
+    assert scene.header["trace"]["outputs"]["shape"] == [stored]

@@ -27,8 +27,8 @@ from regard.viewer.token_axis import TokenAxis, build_axis
 from tests.attention.helpers import SCORE_NAMES, Slope, masks, scores
 from tests.viewer.helpers import weights
 
-# Without the step-by-step view, which takes longer than all the rest; tests/viewer/walk is about it.
-build_scene = partial(text_scene.build_scene, walk=False)
+# Without the step-by-step view, which takes longer than all the rest; tests/viewer/trace is about it.
+build_scene = partial(text_scene.build_scene, trace=False)
 SOURCE, TARGET = "one two three four", "quatre trois deux"
 WORDS = [*SOURCE.split(), *TARGET.split()]
 

@@ -84,7 +84,7 @@ HAS_SCORES = """(expected) => {
 
 
 def test_experiments_run_in_the_page(engine_page):
-    page = engine_page("transformer", walk=False)
+    page = engine_page("transformer", trace=False)
     page.get_by_role("tab", name="Experiment").click()
     name, head = (page.locator(".experiment select").nth(i).input_value() for i in (0, 1))
     changes = {
@@ -112,7 +112,7 @@ def test_language_model_reads_new_text(engine_page):
 
 
 def test_error_of_the_model_is_shown(engine_page):
-    page = engine_page("transformer", walk=False)
+    page = engine_page("transformer", trace=False)
     page.fill("textarea[name=source]", "   ")
     page.click(".request-form button[type=submit]")
     page.wait_for_selector(".request-form[data-failed]")
@@ -124,7 +124,7 @@ def test_new_image_file(opened, monkeypatch, tmp_path):
     seen = cached_image_look("class")
     model = build_page_model(seen, "float32")
     monkeypatch.setattr("tests.viewer.conftest.html", lambda scene: render_page(scene, model))
-    page = opened(build_image_scene(seen, walk=False))
+    page = opened(build_image_scene(seen, trace=False))
     height, width, _ = seen.pixels.shape
     expected = look(seen.pipeline, photo(tmp_path / "exact.png", height, width))
     page.set_input_files(".file-form input", tmp_path / "exact.png")

@@ -194,7 +194,7 @@ def test_axe_finds_no_violations_in_the_saved_page(opened, small, scheme):
 def live(browser, transformer) -> Iterator[Any]:
     """A live page of a model that reverses number words; no page may log an error."""
     complaints: list[str] = []
-    scene = build_scene(look(transformer, "one two three"), walk=False)
+    scene = build_scene(look(transformer, "one two three"), trace=False)
     server = LiveServer(TextRequestHandler(transformer), scene)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -83,7 +83,7 @@ def test_next_token_of_a_language_model_has_a_temperature(opened):
 def test_twelve_layers_of_twelve_heads_fit(opened, width):
     tokenizer = Tokenizer.train([SENTENCE], "word", mask=True)
     config = BertConfig(width=24, heads=12, layers=12, feedforward=8, vocab=tokenizer.vocab_size)
-    scene = build_scene(look(TextEncoder(make_model(config).eval(), tokenizer), "one <mask> three"), walk=False)
+    scene = build_scene(look(TextEncoder(make_model(config).eval(), tokenizer), "one <mask> three"), trace=False)
     page = opened(scene, viewport={"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     grid = page.locator(".overview .grid").bounding_box()

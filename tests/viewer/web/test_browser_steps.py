@@ -14,7 +14,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def scene_for(form: str) -> Scene:
-    return build_scene(cached_look(form), walk=True)
+    return build_scene(cached_look(form), trace=True)
 
 
 def test_steps_view_opens_at_the_clearest_token_and_all_steps_agree(opened):
@@ -23,10 +23,10 @@ def test_steps_view_opens_at_the_clearest_token_and_all_steps_agree(opened):
     page.get_by_role("tab", name="Step by step").click()
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
-    steps = [step for step in scene.header["walk"]["steps"] if step["title"]]
+    steps = [step for step in scene.header["trace"]["steps"] if step["title"]]
     assert f"All {len(steps)} steps" in page.locator(".verdict").text_content()
     assert page.locator(".sections .section-mark[data-agrees=no]").count() == 0
-    focus = scene.header["walk"]["focus"]
+    focus = scene.header["trace"]["focus"]
     for side in ("source", "target"):
         chosen = page.locator(f"[data-side={side}][aria-checked=true]")
         assert chosen.count() == 1
@@ -41,7 +41,7 @@ def test_steps_view_opens_at_the_clearest_token_and_all_steps_agree(opened):
 
 def test_corrupted_parameter_is_detected(opened):
     scene = scene_for("transformer")
-    at = scene.header["walk"]["params"]["at"]
+    at = scene.header["trace"]["params"]["at"]
     spoilt = bytearray(scene.blobs[at])
     spoilt[2000:2004] = b"\x00\x00\x80\x40"  # 4.0
     blobs = [*scene.blobs[:at], bytes(spoilt), *scene.blobs[at + 1 :]]
@@ -103,11 +103,11 @@ def test_every_section_of_every_family_opens(opened, form):
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     page.evaluate("for (const one of document.querySelectorAll('.sections li:not([hidden]) details')) one.open = true")
-    sections = scene.header["walk"]["sections"]
+    sections = scene.header["trace"]["sections"]
     mine = {n for n, one in enumerate(sections) if "token" not in one}
     page.wait_for_function(
         "count => document.querySelectorAll('.steps-view .step').length >= count",
-        arg=sum(step["section"] in mine for step in scene.header["walk"]["steps"]),
+        arg=sum(step["section"] in mine for step in scene.header["trace"]["steps"]),
     )
     # Of a recurrent model, only the steps of the selected tokens.
     hidden = page.locator(".sections > li[hidden]").count()
@@ -115,11 +115,11 @@ def test_every_section_of_every_family_opens(opened, form):
 
 
 def test_texts_are_never_markup(opened):
-    scene = copy.deepcopy(build_scene(cached_look("transformer"), walk=True))
-    walk = scene.header["walk"]
-    walk["sides"]["source"]["tokens"][1] = walk["note"] = walk["names"]["5"] = HOSTILE
-    first = next(step for step in walk["steps"] if step["title"])
-    walk["sections"][0]["title"] = first["formula"] = first["where"] = HOSTILE
+    scene = copy.deepcopy(build_scene(cached_look("transformer"), trace=True))
+    trace = scene.header["trace"]
+    trace["sides"]["source"]["tokens"][1] = trace["note"] = trace["names"]["5"] = HOSTILE
+    first = next(step for step in trace["steps"] if step["title"])
+    trace["sections"][0]["title"] = first["formula"] = first["where"] = HOSTILE
     page = opened(scene, "#view=steps&depth=numbers")
     page.wait_for_selector(DONE)
     assert page.locator("img").count() == 0
@@ -184,14 +184,14 @@ def test_small_screen_scrolls_only_vertically(opened):
     assert page.evaluate(right) <= 380
 
 
-def test_page_without_a_walk_says_how_to_include_one(opened):
-    page = opened(build_scene(cached_look("transformer"), walk=False), "#view=steps&depth=numbers")
-    assert "regard look MODEL TEXT --walk" in page.locator(".missing-steps").text_content()
+def test_page_without_a_trace_says_how_to_include_one(opened):
+    page = opened(build_scene(cached_look("transformer"), trace=False), "#view=steps&depth=numbers")
+    assert "regard look MODEL TEXT --trace" in page.locator(".missing-steps").text_content()
 
 
 def test_substitute_for_a_layer_without_numbers_is_named(opened):
     scene = build_scene(cached_look("transformer"))
-    for section in scene.header["walk"]["sections"]:
+    for section in scene.header["trace"]["sections"]:
         if section.get("attention") == "encoder.0.attention":
             del section["attention"]
     page = opened(scene, "#view=steps&depth=numbers&at=encoder.0.attention:1")

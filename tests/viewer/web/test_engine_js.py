@@ -21,14 +21,14 @@ from regard.decode.search import draw
 from regard.models import make_model
 from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.pipelines.sentence_embedding import SentenceConfig, SentenceEmbedding
-from regard.viewer import build_walk, look
+from regard.viewer import build_trace, look
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.page_explanations import handle_explanation
 from regard.viewer.page.page_model import Precision, build_page_model, round_tensor
 from regard.viewer.page.text_requests import TextRequestHandler
 from regard.viewer.page.text_scene import Scene, build_scene
-from regard.viewer.walk.walkthrough import Walk
+from regard.viewer.trace.steps import Trace
 from tests.viewer.browser import bundle_script, node_program
 from tests.viewer.image_models import cached_look as cached_image_look
 from tests.viewer.text_models import SOURCE, WORDS, cached_look, make_look
@@ -45,7 +45,7 @@ NEW_IMAGE = "new.png"
 CONTEXT = "four two three, one one four two"
 IMAGE_FORMS = ["distilled", "query", "convolution", "stem", "rotary", "gray, post", "linear", "queries"]
 # Forms whose page has the step-by-step view.
-WALKED = ("transformer", "llama", "classify", "luong lstm of two layers", "bahdanau")
+TRACED = ("transformer", "llama", "classify", "luong lstm of two layers", "bahdanau")
 SCRIPT = """
 import { readFileSync, writeFileSync } from "node:fs";
 import { PageEngine } from "./engine/page_engine.js";
@@ -55,16 +55,16 @@ import { Trace } from "./steps/trace.js";
 const draws = JSON.parse(readFileSync("FOLDER/draws.json", "utf-8")).map(({ logprobs, u, options }) =>
   drawToken(Float32Array.from(logprobs), u, options));
 /** The values of the step-by-step view. */
-const walkValues = (engine, walk) => {
-  if (!walk) return null;
-  const trace = new Trace(walk, new Float32Array(0), new Float32Array(0), (index) => engine.tensors[index]);
+const traceValues = (engine, header) => {
+  if (!header) return null;
+  const trace = new Trace(header, new Float32Array(0), new Float32Array(0), (index) => engine.tensors[index]);
   const values = {};
-  walk.steps.forEach(({ id, output }, n) => {
+  header.steps.forEach(({ id, output }, n) => {
     if (id) values[id] = { data: [...trace.value(n).data], shape: output.shape };
   });
-  const shown = walk.steps.filter(({ title }) => title);
-  shown.forEach((step) => (step.section = walk.sections[step.section]));
-  return { values, shown, focus: walk.focus, names: walk.names, sides: walk.sides };
+  const shown = header.steps.filter(({ title }) => title);
+  shown.forEach((step) => (step.section = header.sections[step.section]));
+  return { values, shown, focus: header.focus, names: header.names, sides: header.sides };
 };
 const random = seededRandom(1);
 const uniform = Array.from({ length: 20000 }, random);
@@ -80,7 +80,7 @@ for (const n of Array(COUNT).keys()) {
       try {
         if (request.look?.pixels) request.look.pixels = Uint8Array.from(request.look.pixels);
         const { body, blobs } = respond(engine, scene, request);
-        if (body.scene) body.scene.walk = walkValues(engine, body.scene.walk);
+        if (body.scene) body.scene.trace = traceValues(engine, body.scene.trace);
         return { body, blobs: blobs.map((blob) => Buffer.from(blob).toString("base64")) };
       } catch (error) {
         return { body: { error: error.stack } };
@@ -144,7 +144,7 @@ def make_requests(pipeline: Any, seen: Any) -> list[dict[str, Any]]:
         )
     if isinstance(pipeline, TextGenerator):
         requests.append({"experiment": {"source": SOURCE, "changes": changes[1], "prefix": f" {WORDS[5]}"}})
-    return requests + explain_requests(build_scene(seen, walk=False))
+    return requests + explain_requests(build_scene(seen, trace=False))
 
 
 def explain_requests(scene: Scene) -> list[dict[str, Any]]:
@@ -216,7 +216,7 @@ def make_image_requests(seen: Any) -> list[dict[str, Any]]:
     requests = [{"experiment": {"source": seen.name, "changes": one, "shown": shown}} for one in changes]
     pixels = new_pixels(seen).flatten().tolist()
     new_image = [{"look": {"image": NEW_IMAGE, "pixels": pixels}}, {"experiment": {"source": NEW_IMAGE, "changes": []}}]
-    return [*requests, *explain_requests(build_image_scene(seen, walk=False)), *new_image]
+    return [*requests, *explain_requests(build_image_scene(seen, trace=False)), *new_image]
 
 
 def new_pixels(seen: Any) -> np.ndarray:
@@ -230,7 +230,7 @@ def expected_response(pipeline: Any, request: dict[str, Any]) -> tuple[dict[str,
         return handle_experiment(pipeline, request["experiment"]), []
     source, target, search, context = (request["look"].get(name) for name in ("source", "target", "search", "context"))
     config = search and DecodeConfig(**tupled(search))
-    scene = build_scene(look(pipeline, source, target, config=config, context=context), walk=False)
+    scene = build_scene(look(pipeline, source, target, config=config, context=context), trace=False)
     return {"scene": scene.header}, scene.blobs
 
 
@@ -284,18 +284,18 @@ def compare_blobs(expected: dict[str, Any], blobs: list[bytes], found: dict[str,
             np.testing.assert_allclose(y, x, atol=1e-4 if name == "bias" else 2e-5, rtol=2e-5)
 
 
-def compare_walks(pipeline: Any, request: dict[str, Any], found: dict[str, Any] | None, form: str) -> None:
+def compare_traces(pipeline: Any, request: dict[str, Any], found: dict[str, Any] | None, form: str) -> None:
     """Compare the step-by-step view with that of Python, for targets that Python encodes alike."""
-    assert (found is not None) == (form in WALKED)
+    assert (found is not None) == (form in TRACED)
     if found is None or (isinstance(pipeline, Translator) and "target" not in request):
         return
-    walk = build_walk(look(pipeline, request["source"], request.get("target")))
-    assert walk.focus == found["focus"]
-    assert {str(column): name for column, name in walk.names.items()} == found["names"]
-    assert {name: {"tokens": one.tokens, "words": one.words} for name, one in walk.sides.items()} == found["sides"]
-    assert differences(shown_steps(walk), [{name: step[name] for name in SHOWN} for step in found["shown"]]) == []
+    trace = build_trace(look(pipeline, request["source"], request.get("target")))
+    assert trace.focus == found["focus"]
+    assert {str(column): name for column, name in trace.names.items()} == found["names"]
+    assert {name: {"tokens": one.tokens, "words": one.words} for name, one in trace.sides.items()} == found["sides"]
+    assert differences(shown_steps(trace), [{name: step[name] for name in SHOWN} for step in found["shown"]]) == []
     for name, value in found["values"].items():
-        expected = walk.trace[name]
+        expected = trace[name]
         np.testing.assert_allclose(np.array(value["data"]), expected.reshape(-1), atol=1e-5, rtol=1e-5)
         assert np.prod(value["shape"]) == expected.size
 
@@ -304,12 +304,12 @@ def compare_walks(pipeline: Any, request: dict[str, Any], found: dict[str, Any] 
 SHOWN = ("id", "op", "title", "formula", "where", "section", "output")
 
 
-def shown_steps(walk: Walk) -> list[dict[str, Any]]:
+def shown_steps(trace: Trace) -> list[dict[str, Any]]:
     """The steps with a title, and their sections."""
-    steps = [step for step in walk.trace.steps if step["title"]]
+    steps = [step for step in trace.steps if step["title"]]
     return [
         {name: step[name] for name in SHOWN}
-        | {"section": walk.trace.sections[step["section"]]}
+        | {"section": trace.sections[step["section"]]}
         | {"output": {name: step["output"][name] for name in ("shape", "axes")}}
         for step in steps
     ]
@@ -366,14 +366,14 @@ def answers(tmp_path_factory, short_outputs):
         model = build_page_model(seen, precision)
         if form in ROUNDED:
             seen = replace(seen, pipeline=round_pipeline(seen.pipeline, precision))
-            scene, requests = build_scene(seen, walk=False), make_requests(seen.pipeline, seen)
+            scene, requests = build_scene(seen, trace=False), make_requests(seen.pipeline, seen)
             assert 1e-5 < model.header["change"] < 0.5
         elif form not in IMAGE_FORMS:
-            scene = build_scene(seen, walk=form in WALKED, tensors=model.tensors)
+            scene = build_scene(seen, trace=form in TRACED, tensors=model.tensors)
             requests = make_requests(seen.pipeline, seen)
         else:
-            scene, requests = build_image_scene(seen, walk=False), make_image_requests(seen)
-        header = model.header | {"walk": scene.walk_template}
+            scene, requests = build_image_scene(seen, trace=False), make_image_requests(seen)
+        header = model.header | {"trace": scene.trace_template}
         if "search" in header:
             header["search"] = header["search"] | {"max_len": min(header["search"]["max_len"], MAX_OUTPUT)}
         (folder / f"{n}.json").write_text(json.dumps({"header": header, "scene": scene.header, "requests": requests}))
@@ -406,8 +406,8 @@ def test_page_responds_like_python(answers, form):
                 assert differences(expected, found) == [], request
             elif "scene" in found:
                 wanted = json.loads(json.dumps(expected["scene"]))
-                compare_walks(pipeline, request["look"], found["scene"].pop("walk"), form)
-                del wanted["walk"]
+                compare_traces(pipeline, request["look"], found["scene"].pop("trace"), form)
+                del wanted["trace"]
                 compare_blobs(wanted, blobs, found["scene"], results[i]["blobs"])
                 assert differences(wanted, found["scene"]) == [], request
             else:
@@ -444,7 +444,7 @@ def test_page_runs_experiments_on_images_like_python(answers, form):
     new_look = replace(look(seen.pipeline, new_pixels(seen)), name=NEW_IMAGE)
     for i, request in enumerate(requests):
         if "look" in request:
-            scene = build_image_scene(new_look, walk=False)
+            scene = build_image_scene(new_look, trace=False)
             for results in runs:
                 compare_image_scenes(scene, results[i]["body"]["scene"], results[i]["blobs"])
             continue

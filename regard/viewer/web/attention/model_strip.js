@@ -29,8 +29,8 @@ export class ModelStrip {
     this.layers = layersOf(scene.attentions);
     const button = (/** @type {string} */ text, /** @type {() => void} */ action) => h("button", { type: "button", onclick: action }, text);
     this.buttons = this.layers.map((layer) => button(layer.title, () => onLayer(layer.attentions)));
-    const end = (/** @type {string} */ text, /** @type {number} */ section) => (scene.walk ? button(text, () => onSection(section)) : h("span", { class: "end" }, text));
-    const parts = [end("Embedding", 0), ...this.buttons, end("Output", (scene.walk?.sections.length ?? 0) - 1)];
+    const end = (/** @type {string} */ text, /** @type {number} */ section) => (scene.trace ? button(text, () => onSection(section)) : h("span", { class: "end" }, text));
+    const parts = [end("Embedding", 0), ...this.buttons, end("Output", (scene.trace?.sections.length ?? 0) - 1)];
     this.element = h("nav", { class: "model-strip", "aria-label": "Layers of the model", "data-export": "no" });
     setChildren(this.element, parts.map((part, i) => [i ? h("span", { class: "to", "aria-hidden": "true" }, "→") : null, part]));
     this.element.hidden = this.layers.length < 2;

@@ -257,7 +257,7 @@ export class Panel {
     this.previous.hidden = this.next.hidden = attention.heads === 1;
     setChildren(this.description, describeAttention(attentions, attention), " ", describeHead(attentions.labelOf(selected)));
     this.turnOff.hidden = selected.head === "mean" || attentions.scene.compared !== undefined;
-    this.showArithmetic.hidden = !attentions.scene.walk;
+    this.showArithmetic.hidden = !attentions.scene.trace;
     const { rows, columns } = attentions.axesOf(selected.attention, view.words);
     const map = attentions.map(selected, view.words);
     const [T, S] = [attention.q.shape[0], attention.k.shape[0]];

@@ -4,7 +4,7 @@ import { CachedDecoder, UncachedDecoder, idsTensor, meanOverHeads, rowsOf } from
 import { makeEdits, needsForward } from "./interventions.js";
 import { MatrixKernel } from "./matrix_kernel.js";
 import { GraphRunner } from "./graph_runner.js";
-import { buildWalk } from "./walks.js";
+import { buildTrace } from "./traces.js";
 import { lookAtQuestion, sharpestQuestionHead } from "./questions.js";
 import { TokenConstraints, beamSearch, seededRandom, stepwiseSearch } from "./search.js";
 import { searchHeader } from "./search_tree.js";
@@ -245,7 +245,7 @@ export class PageEngine {
       initial: look.question ? sharpestQuestionHead(this, look) : null,
       sides,
       attentions,
-      walk: buildWalk(this, look),
+      trace: buildTrace(this, look),
       decode: null,
       links: null,
     };

@@ -101,7 +101,7 @@ export class ImageView {
       "p",
       { class: "actions", "data-export": "no" },
       h("button", { type: "button", class: "small", onclick: () => this.turnOff() }, "Turn this head off"),
-      this.scene.walk ? h("button", { type: "button", class: "small", onclick: () => this.state.set({ view: "steps" }) }, "Show the arithmetic") : null,
+      this.scene.trace ? h("button", { type: "button", class: "small", onclick: () => this.state.set({ view: "steps" }) }, "Show the arithmetic") : null,
     );
     panel.append(this.actions, this.container, this.statusElement);
     panel.addEventListener("keydown", (event) => this.key(event));

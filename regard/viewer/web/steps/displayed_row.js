@@ -15,7 +15,7 @@ const MAX_BARS = 10;
  * @param {import("./steps_view.js").StepsView} view @param {number} n index of the step @returns {Row}
  */
 export function displayedRow(view, n) {
-  const step = view.walk.steps[n];
+  const step = view.traceHeader.steps[n];
   const { shape, axes } = step.output;
   const { head, heads } = view.selected;
   // The row runs along the last axis; for an image, whose spatial axes come last, along the channels.
@@ -28,7 +28,7 @@ export function displayedRow(view, n) {
     }
     const side = axes[axis];
     let at = 0;
-    if (side in view.walk.sides) {
+    if (side in view.traceHeader.sides) {
       at = Math.min(view.selectedToken(side), shape[axis] - 1);
       token = bidiIsolate(view.tokenName(side, at));
       tokenSide = side;
@@ -43,13 +43,13 @@ export function displayedRow(view, n) {
   const width = shape[rowAxis];
   let columns = Array.from({ length: width }, (_, i) => i);
   const last = axes[rowAxis];
-  let names = last in view.walk.sides ? view.walk.sides[last].tokens.map(makeVisible) : null;
+  let names = last in view.traceHeader.sides ? view.traceHeader.sides[last].tokens.map(makeVisible) : null;
   const { data } = view.trace.value(n);
   const descending = (/** @type {number} */ a, /** @type {number} */ b) => data[start + b * stride] - data[start + a * stride];
   if (last === "vocabulary") {
     // The ten most probable tokens.
     columns = columns.sort(descending).slice(0, 10);
-    names = columns.map((i) => makeVisible(view.walk.names[i] ?? `token ${i}`));
+    names = columns.map((i) => makeVisible(view.traceHeader.names[i] ?? `token ${i}`));
     if (subject && tokenSide && !view.host.scene.image) subject = `after ${subject}`;
   }
   const display = step.op === "softmax" ? "bars" : "cells";

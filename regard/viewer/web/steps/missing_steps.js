@@ -6,7 +6,7 @@ export class MissingSteps {
   /** @param {import("../core/shell.js").Context} context */
   constructor({ host, scheduler }) {
     this.scheduler = scheduler;
-    const command = host.scene.image ? "regard look MODEL IMAGE --walk" : "regard look MODEL TEXT --walk";
+    const command = host.scene.image ? "regard look MODEL IMAGE --trace" : "regard look MODEL TEXT --trace";
     this.element = h(
       "div",
       { class: "missing-steps" },

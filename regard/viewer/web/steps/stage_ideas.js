@@ -33,7 +33,7 @@ export function ideaOf(view, n) {
     return view.host.scene.image ? "Every patch collects information from the patches that matter to it, weighted by attention." : ATTENTION_IDEAS[kind];
   }
   if (section.part === "output") {
-    const axes = view.stepsOf[n].map((step) => view.walk.steps[step].output.axes.at(-1));
+    const axes = view.stepsOf[n].map((step) => view.traceHeader.steps[step].output.axes.at(-1));
     return axes.includes("vocabulary")
       ? "The final vector is compared with every entry of the vocabulary; softmax turns the scores into probabilities."
       : "The final vector is turned into the result: one score per label, or the embedding itself.";
@@ -44,14 +44,14 @@ export function ideaOf(view, n) {
 /** The figure of a stage: weights as lines, probabilities as bars, or the vector of the selected token. @param {StepsView} view @param {number} n */
 export function ideaFigure(view, n) {
   const steps = view.stepsOf[n];
-  const softmax = steps.findLast((step) => view.walk.steps[step].op === "softmax");
+  const softmax = steps.findLast((step) => view.traceHeader.steps[step].op === "softmax");
   if (softmax === undefined) return steps.length ? vectorFigure(view, /** @type {number} */ (steps.at(-1))) : null;
   const row = displayedRow(view, softmax);
   const { data } = view.trace.value(softmax);
   const weights = row.indices.map((at) => data[at]);
   const overlay = view.cards.overlay(softmax);
   if (overlay) return overlay;
-  const isOutput = view.walk.steps[softmax].output.axes.at(-1) === "vocabulary";
+  const isOutput = view.traceHeader.steps[softmax].output.axes.at(-1) === "vocabulary";
   return isOutput || !row.names ? barFigure(row, weights) : weightFigure(view, softmax, row, weights);
 }
 
@@ -76,7 +76,7 @@ function barFigure({ subject, names }, weights) {
  * @param {StepsView} view @param {number} step @param {import("./displayed_row.js").Row} row @param {number[]} weights
  */
 function weightFigure(view, step, { subject, names }, weights) {
-  const side = view.walk.steps[step].output.axes.at(-1);
+  const side = view.traceHeader.steps[step].output.axes.at(-1);
   const rtl = view.host.scene.sides[side]?.direction === "rtl";
   const shown = names.slice(0, MAX_FIGURE_TOKENS).map((name) => truncate(name, 12));
   const widths = shown.map((name) => 9 * Math.max(2, name.length) + 16);

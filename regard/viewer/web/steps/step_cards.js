@@ -29,7 +29,7 @@ export class StepCards {
 
   /** A step without its numbers: the equation, the shape of the result and those of the parameters. @param {number} n index of the step */
   formula(n) {
-    const step = this.view.walk.steps[n];
+    const step = this.view.traceHeader.steps[n];
     const { shape, axes } = step.output;
     return h(
       "article",
@@ -47,7 +47,7 @@ export class StepCards {
 
   /** The card of a step. @param {number} n index of the step */
   card(n) {
-    const step = this.view.walk.steps[n];
+    const step = this.view.traceHeader.steps[n];
     const row = displayedRow(this.view, n);
     const body = h("div", { class: "values-panel" });
     const show = () => {
@@ -58,7 +58,7 @@ export class StepCards {
     show();
     const gap = this.view.trace.check(n);
     const given = step.op === "given";
-    const check = !this.view.walk.outputs
+    const check = !this.view.traceHeader.outputs
       ? ""
       : given
       ? h("span", { class: "check", "data-agrees": "given" }, "input")
@@ -87,7 +87,7 @@ export class StepCards {
 
   /** Weights over patches as an overlay, or null if there are none. @param {number} n */
   overlay(n) {
-    const { op, output } = this.view.walk.steps[n];
+    const { op, output } = this.view.traceHeader.steps[n];
     const side = output.axes[output.axes.length - 1];
     if (op !== "softmax" || !(side in (this.view.host.scene.image?.first ?? {}))) return null;
     const width = output.shape[output.shape.length - 1];

@@ -25,14 +25,14 @@ export class StepsView {
     this.state = state;
     this.scheduler = scheduler;
     this.announcer = announcer;
-    this.walk = host.scene.walk;
+    this.traceHeader = host.scene.trace;
     /** @type {Section[]} */
-    this.sections = this.walk.sections;
+    this.sections = this.traceHeader.sections;
     /** @type {number[][]} the steps of each section */
     this.stepsOf = this.sections.map(() => []);
     // Steps without a section are computed, but not shown.
-    this.walk.steps.forEach((/** @type {Step} */ step, /** @type {number} */ n) => this.stepsOf[step.section]?.push(n));
-    const { focus, sides } = this.walk;
+    this.traceHeader.steps.forEach((/** @type {Step} */ step, /** @type {number} */ n) => this.stepsOf[step.section]?.push(n));
+    const { focus, sides } = this.traceHeader;
     /** The selected token of each side. @type {Record<string, number>} */
     this.tokens = Object.fromEntries(Object.keys(sides).map((name) => [name, focus[name] ?? 0]));
     /** Indices of the open sections. @type {Set<number>} */
@@ -55,7 +55,7 @@ export class StepsView {
       h("section", { class: "selection-bar", "aria-label": "Selected tokens and heads", "data-export": "no" }, this.chips, this.choice),
       h("div", { class: "bar depth-bar", "data-export": "no" }, this.depths.element, this.verdict),
       this.substitute,
-      this.walk.note ? h("p", { class: "note" }, this.walk.note) : null,
+      this.traceHeader.note ? h("p", { class: "note" }, this.traceHeader.note) : null,
       this.panel,
     );
     this.createSelection();
@@ -78,7 +78,7 @@ export class StepsView {
       for (const step of this.stepsOf[n]) {
         const row = displayedRow(this, step);
         const { data } = this.trace.value(step);
-        lines.push([this.walk.steps[step].id, this.walk.steps[step].formula, row.subject, ...row.indices.map((at) => data[at])].join("\t"));
+        lines.push([this.traceHeader.steps[step].id, this.traceHeader.steps[step].formula, row.subject, ...row.indices.map((at) => data[at])].join("\t"));
       }
     }
     return lines.join("\n");
@@ -103,7 +103,7 @@ export class StepsView {
     const several = Object.keys(named).length > 1;
     setChildren(this.choice, several ? h("label", {}, "Attention ", this.attention) : null, this.headLabel);
     // Sides that are derived from another one have no selection.
-    const selectable = Object.entries(this.walk.sides).filter(([, side]) => !side.of);
+    const selectable = Object.entries(this.traceHeader.sides).filter(([, side]) => !side.of);
     setChildren(
       this.chips,
       selectable.map(([name, side]) => {
@@ -139,14 +139,14 @@ export class StepsView {
    * @param {string} side @param {number} token
    */
   tokenName(side, token) {
-    const name = makeVisible(this.walk.sides[side].tokens[token]);
+    const name = makeVisible(this.traceHeader.sides[side].tokens[token]);
     const predicted = this.host.scene.sides.predicted?.tokens[token];
     return side === "target" && predicted !== undefined ? `${name} → ${makeVisible(predicted)}` : name;
   }
 
   /** The selected token of a side: of a derived side, the one that corresponds to the other's. @param {string} side */
   selectedToken(side) {
-    const { of: base, rows } = this.walk.sides[side];
+    const { of: base, rows } = this.traceHeader.sides[side];
     return base ? (rows[this.tokens[base]] ?? 0) : this.tokens[side];
   }
 
@@ -176,8 +176,8 @@ export class StepsView {
   axesOf(name) {
     const section = this.sections.find((one) => one.attention === name);
     // A learned query is not a token that can be selected.
-    const known = (/** @type {string | undefined} */ side) => side !== undefined && side in this.walk.sides;
-    const rows = known(section?.side) ? section.side : Object.keys(this.walk.sides)[0];
+    const known = (/** @type {string | undefined} */ side) => side !== undefined && side in this.traceHeader.sides;
+    const rows = known(section?.side) ? section.side : Object.keys(this.traceHeader.sides)[0];
     return { rows, columns: known(section?.keys) ? section.keys : rows };
   }
 
@@ -185,9 +185,9 @@ export class StepsView {
   get selected() {
     const { selected } = this.state.view;
     const known = this.sections.some((one) => one.attention === selected.attention);
-    const attention = known ? selected.attention : this.walk.focus.attention;
+    const attention = known ? selected.attention : this.traceHeader.focus.attention;
     const heads = this.sections.find((one) => one.attention === attention)?.heads ?? 1;
-    const head = selected.head === "mean" ? this.walk.focus.head : selected.head;
+    const head = selected.head === "mean" ? this.traceHeader.focus.head : selected.head;
     return { attention, head: Math.min(head, heads - 1), heads };
   }
 
@@ -250,9 +250,9 @@ export class StepsView {
   /** @param {Set<string> | null} changed */
   async update(changed) {
     if (!this.trace) {
-      const { params, outputs } = this.walk;
+      const { params, outputs } = this.traceHeader;
       const numbers = await Promise.all([params, outputs].map(async (one) => new Float32Array(one ? await this.host.blob(one.at) : new ArrayBuffer(0))));
-      this.trace = new Trace(this.walk, numbers[0], numbers[1], this.host.modelTensor);
+      this.trace = new Trace(this.traceHeader, numbers[0], numbers[1], this.host.modelTensor);
       this.scheduler.add("steps", 5, () => this.checkSome());
     }
     const { attention } = this.selected;
@@ -261,7 +261,7 @@ export class StepsView {
     const pin = this.state.view.pin ?? wasPointed;
     if (pin && (changed === null || changed.has("pin"))) {
       const { rows, columns } = this.axesOf(attention);
-      const fits = (/** @type {string} */ side, /** @type {number | null} */ token) => token !== null && token < this.walk.sides[side].tokens.length;
+      const fits = (/** @type {string} */ side, /** @type {number | null} */ token) => token !== null && token < this.traceHeader.sides[side].tokens.length;
       if (fits(columns, pin[1]) && columns !== rows) this.tokens[columns] = pin[1];
       if (fits(rows, pin[0])) this.tokens[rows] = pin[0];
     }
@@ -334,10 +334,10 @@ export class StepsView {
   // Comparison with recorded values
 
   checkSome() {
-    const { steps } = this.walk;
+    const { steps } = this.traceHeader;
     for (let i = 0; i < STEPS_PER_SLICE && this.checkedCount < steps.length; i++, this.checkedCount++) this.trace.check(this.checkedCount);
     if (this.checkedCount < steps.length) return true;
-    if (this.walk.outputs) this.sections.forEach((_, n) => {
+    if (this.traceHeader.outputs) this.sections.forEach((_, n) => {
       const worst = Math.max(0, ...this.stepsOf[n].map((step) => this.trace.check(step)));
       setAttributes(this.sectionElements[n].mark, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
       setChildren(this.sectionElements[n].mark, worst <= TOLERANCE ? "✓" : "≠", h("span", { class: "visually-hidden" }, worst <= TOLERANCE ? " agrees" : " does not agree"));
@@ -348,7 +348,7 @@ export class StepsView {
 
   /** Shows the result of the comparison over all steps. */
   showVerdict() {
-    const { steps } = this.walk;
+    const { steps } = this.traceHeader;
     if (this.checkedCount < steps.length) {
       setChildren(this.verdict, "Recomputing every step …");
       return;
@@ -357,7 +357,7 @@ export class StepsView {
     const modelGap = Math.max(...steps.map((/** @type {Step} */ step) => step.differs ?? 0));
     const computed = steps.filter((/** @type {Step} */ step) => step.title && step.op !== "given").length;
     setAttributes(this.verdict, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
-    if (!this.walk.outputs) {
+    if (!this.traceHeader.outputs) {
       setChildren(this.verdict, h("strong", {}, `All ${computed} steps are computed in this page`), " with the weights of the model that it contains.");
       return;
     }

@@ -26,7 +26,7 @@ import {
 /**
  * @typedef {import("./operations.js").Tensor} Tensor
  * @typedef {{sign: string, name: string, offset?: number, tensor?: number, input?: string, shape: number[], full_shape?: number[]}} Param a
- * parameter: an offset in the numbers of the walk, or an index of the tensors of the page's model; or an input of the model.
+ * parameter: an offset in the numbers of the trace, or an index of the tensors of the page's model; or an input of the model.
  * `full_shape`: of a table of which the page has only the rows that are used
  * @typedef {number | Param | null} Input index of a step, or a parameter
  * @typedef {{
@@ -49,19 +49,19 @@ function isSum(text) {
 /** The steps of a graph, computed on demand. */
 export class Trace {
   /**
-   * @param {{steps: Step[], inputs?: Record<string, number[]> | null}} walk @param {Float32Array} params
+   * @param {{steps: Step[], inputs?: Record<string, number[]> | null}} header @param {Float32Array} params
    * @param {Float32Array} outputs samples of recorded outputs @param {(index: number) => Tensor} [modelTensor] of the page's model
    */
-  constructor(walk, params, outputs, modelTensor = undefined) {
-    this.steps = walk.steps;
-    this.inputs = walk.inputs ?? {};
+  constructor(header, params, outputs, modelTensor = undefined) {
+    this.steps = header.steps;
+    this.inputs = header.inputs ?? {};
     this.modelTensor = modelTensor;
     // Float32Arrays, treated like the Float64Arrays of computed tensors.
     this.params = /** @type {any} */ (params);
     this.outputs = /** @type {any} */ (outputs);
     /** @type {(Tensor | undefined)[]} */
-    this.values = new Array(walk.steps.length);
-    this.checks = new Array(walk.steps.length);
+    this.values = new Array(header.steps.length);
+    this.checks = new Array(header.steps.length);
   }
 
   /** The recorded output of a step: every n-th number. @param {number} n */

@@ -1,4 +1,4 @@
-"""Module outputs of the model's own forward with its fast kernels, with which a walk is compared."""
+"""Module outputs of the model's own forward with its fast kernels, with which a trace is compared."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Walks agree with the model, and the page computes the same numbers."""
+"""Traces agree with the model, and the page computes the same numbers."""
 
 import dataclasses
 import importlib
@@ -20,15 +20,14 @@ from regard.graph.interpreter import OPERATIONS
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig
 from regard.pipelines import Translator, save
-from regard.viewer import build_walk, look
+from regard.viewer import build_trace, look
 from regard.viewer.page.text_scene import build_scene
 from regard.viewer.text_look import Look
-from regard.viewer.walk import limits
-from regard.viewer.walk.trace import Trace, difference, location
-from regard.viewer.walk.walkthrough import Walk
+from regard.viewer.trace import build, computation
+from regard.viewer.trace.steps import Trace, difference, location
 from tests.viewer import text_models
 from tests.viewer.browser import bundle_script, node_program
-from tests.viewer.text_models import FORMS, SOURCE, TARGET, cached_look, cached_walk, make_look, make_pipeline
+from tests.viewer.text_models import FORMS, SOURCE, TARGET, cached_look, cached_trace, make_look, make_pipeline
 
 
 def shown(trace: Trace) -> list[dict]:
@@ -42,7 +41,7 @@ def outputs(pipeline, ids) -> np.ndarray:
 
 
 def max_difference(trace: Trace, pipeline, ids) -> float:
-    """The largest difference of a walk from the output and the attention weights of the model."""
+    """The largest difference of a trace from the output and the attention weights of the model."""
     own = outputs(pipeline, ids)
     if getattr(pipeline.model.config, "head", "mask") == "none":
         found = trace[[step["id"] for step in shown(trace) if step["output"]["axes"] == ["text", "channels"]][-1]]
@@ -63,8 +62,8 @@ def max_difference(trace: Trace, pipeline, ids) -> float:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_walk_agrees_with_the_model(form):
-    seen, trace = cached_look(form), cached_walk(form).trace
+def test_trace_agrees_with_the_model(form):
+    seen, trace = cached_look(form), cached_trace(form)
     assert max_difference(trace, seen.pipeline, seen.ids) < 1e-5
     compared = [step["differs"] for step in trace.steps if step["differs"] is not None]
     assert len(compared) > 10
@@ -73,9 +72,9 @@ def test_walk_agrees_with_the_model(form):
 
 
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "bert"])
-def test_walk_depends_on_every_parameter(form):
-    """A walk of the old weights no longer agrees after any parameter has changed."""
-    seen, trace = make_look(make_pipeline(form)), cached_walk(form).trace
+def test_trace_depends_on_every_parameter(form):
+    """A trace of the old weights no longer agrees after any parameter has changed."""
+    seen, trace = make_look(make_pipeline(form)), cached_trace(form)
     for name, parameter in seen.pipeline.model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
@@ -86,7 +85,7 @@ def test_walk_depends_on_every_parameter(form):
 
 
 def test_names_formulas_and_axes_of_an_attention():
-    trace = cached_walk("rotary, grouped").trace
+    trace = cached_trace("rotary, grouped")
     steps = {step["id"]: step for step in shown(trace)}
     q = steps["decoder.0.attention.q"]
     assert (q["title"], q["formula"]) == ("Queries", "q = x W_q + b_q")
@@ -107,23 +106,23 @@ def test_names_formulas_and_axes_of_an_attention():
 
 
 def test_masks_are_described():
-    def masks(walk):
-        return {(step["title"], step["formula"]) for step in shown(walk.trace) if "−∞" in (step["formula"] or "")}
+    def masks(trace):
+        return {(step["title"], step["formula"]) for step in shown(trace) if "−∞" in (step["formula"] or "")}
 
-    assert masks(cached_walk("llama")) == {("Causal mask", "eₜₛ ← −∞ for s > t")}
-    assert masks(cached_walk("modernbert")) == {("Local attention", "eₜₛ ← −∞ for |s − t| > 1")}
+    assert masks(cached_trace("llama")) == {("Causal mask", "eₜₛ ← −∞ for s > t")}
+    assert masks(cached_trace("modernbert")) == {("Local attention", "eₜₛ ← −∞ for |s − t| > 1")}
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_step_of_built_in_layers_has_a_title(form):
     """Default titles are for custom layers."""
-    titles = {step["title"] for step in shown(cached_walk(form).trace)}
+    titles = {step["title"] for step in shown(cached_trace(form))}
     assert not titles & {"Add", "Multiply", "Divide", "Matrix product", "Linear layer", "Concatenate", "Stack", "Mask"}
 
 
 @pytest.mark.parametrize("form", FORMS[::3])
 def test_source_locations_exist(form):
-    for where in {step["where"] for step in shown(cached_walk(form).trace)}:
+    for where in {step["where"] for step in shown(cached_trace(form))}:
         file, name = where.split(" · ")
         found = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         for part in name.split("."):
@@ -133,7 +132,7 @@ def test_source_locations_exist(form):
 
 
 def test_sections_of_a_transformer():
-    sections = cached_walk("transformer").trace.sections
+    sections = cached_trace("transformer").sections
     assert [one["title"] for one in sections[:4]] == [
         "Source embedding",
         "Encoder, layer 0: self-attention",
@@ -146,7 +145,7 @@ def test_sections_of_a_transformer():
 
 
 def test_layers_with_shared_weights_are_separate_layers():
-    sections = cached_walk("albert").trace.sections
+    sections = cached_trace("albert").sections
     assert [one["attention"] for one in sections if "attention" in one] == [
         f"blocks.{group}.attention.{call}" for group in (0, 1) for call in (0, 1)
     ]
@@ -154,7 +153,7 @@ def test_layers_with_shared_weights_are_separate_layers():
 
 
 def test_steps_of_recurrent_models():
-    trace = cached_walk("bahdanau gru of two layers").trace
+    trace = cached_trace("bahdanau gru of two layers")
     for name in ("decoder.attention.1.e", "decoder.attention.1.a", "decoder.attention.1.c", "decoder.attentional"):
         assert name in trace
     tokens = {(one["side"], one["token"]) for one in trace.sections if "token" in one}
@@ -168,7 +167,7 @@ def test_steps_of_recurrent_models():
 
 
 def test_steps_of_a_recurrent_decoder_have_equal_names_at_every_position():
-    trace = cached_walk("bahdanau lstm of two layers").trace
+    trace = cached_trace("bahdanau lstm of two layers")
     tokens = [section.get("token") if section.get("side") == "target" else None for section in trace.sections]
     names: dict[int, list[str]] = {}
     for step in shown(trace):
@@ -185,27 +184,27 @@ def test_recurrent_model_without_attention(monkeypatch):
     pipeline = make_pipeline("none")
     ids = pipeline.teacher_forced([(pipeline.encode_source(SOURCE), pipeline.encode_target(TARGET))])
     seen = Look(SOURCE, TARGET, [], [], {}, pipeline=pipeline, ids=tuple(one.ids.tolist() for one in ids))
-    made = build_walk(seen)
-    assert max_difference(made.trace, pipeline, seen.ids) < 1e-5
+    made = build_trace(seen)
+    assert max_difference(made, pipeline, seen.ids) < 1e-5
     assert made.focus["attention"] is None
     assert made.sides["source"].tokens == [*SOURCE.split(), "<eos>"]
 
 
 def test_initial_selection_is_the_token_with_the_sharpest_weights():
     seen = cached_look("transformer")
-    focus = cached_walk("transformer").focus
+    focus = cached_trace("transformer").focus
     weights = seen.maps[focus["attention"]].head_weights(focus["head"])
     assert focus["attention"] == seen.alignment.name
     assert weights[focus["target"]].argmax() == focus["source"]
     assert weights[focus["target"]].max() == pytest.approx(weights[:3].max(), abs=0.3)
-    assert set(cached_walk("bert").focus) == {"attention", "head", "text"}
+    assert set(cached_trace("bert").focus) == {"attention", "head", "text"}
 
 
 def test_most_likely_tokens_have_names():
     vocabulary = cached_look("gpt").pipeline.tokenizer.vocabulary
-    best = np.argsort(-cached_walk("gpt").trace["output.p"], axis=-1)[:, :10]
-    assert {cached_walk("gpt").names[i] for i in best.flatten().tolist()} <= set(vocabulary)
-    assert cached_walk("classify").names == {0: "good", 1: "bad"}
+    best = np.argsort(-cached_trace("gpt")["output.p"], axis=-1)[:, :10]
+    assert {cached_trace("gpt").names[i] for i in best.flatten().tolist()} <= set(vocabulary)
+    assert cached_trace("classify").names == {0: "good", 1: "bad"}
 
 
 # Custom scores and layers
@@ -250,20 +249,20 @@ def test_custom_and_configured_scores(score):
     for block in pipeline.model.decoder:
         block.cross.score = score
     seen = make_look(pipeline)
-    trace = build_walk(seen).trace
+    trace = build_trace(seen)
     assert max_difference(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     assert steps["decoder.0.cross.e"]["output"]["axes"] == ["heads", "target", "source"]
 
 
-def test_custom_layer_and_score_appear_in_the_walk():
+def test_custom_layer_and_score_appear_in_the_trace():
     pipeline = make_pipeline("transformer")
     for block in pipeline.model.decoder:
         block.cross.score = Distance()
         block.feedforward = GatedFeedForward(block.feedforward, 16)
     gate_module = pipeline.model.decoder[0].feedforward.gate
     seen = make_look(pipeline)
-    trace = build_walk(seen).trace
+    trace = build_trace(seen)
     assert max_difference(trace, pipeline, seen.ids) < 1e-5
     steps = {step["id"]: step for step in shown(trace)}
     gate = [name for name in steps if name.startswith("decoder.0.feedforward.gate")]
@@ -282,97 +281,95 @@ def test_custom_layer_and_score_appear_in_the_walk():
     assert {"decoder.0.cross.score.factor", "decoder.0.feedforward.gate.map.weight"} <= names
     # The graph is captured again after a module has been replaced.
     pipeline.model.decoder[0].cross.score = Cosine(2.0)
-    assert max_difference(build_walk(make_look(pipeline)).trace, pipeline, seen.ids) < 1e-5
+    assert max_difference(build_trace(make_look(pipeline)), pipeline, seen.ids) < 1e-5
 
 
 # Large models
 
 
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "albert"])
-def test_walk_of_a_large_model_contains_one_layer(monkeypatch, form):
-    seen, whole = cached_look(form), cached_walk(form)
-    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
-    monkeypatch.setattr(limits, "MAX_OUTPUT_BYTES", 0)
-    some = build_walk(seen)
+def test_trace_of_a_large_model_contains_one_layer(monkeypatch, form):
+    seen, whole = cached_look(form), cached_trace(form)
+    monkeypatch.setattr(build, "MAX_MODEL_BYTES", 0)
+    monkeypatch.setattr(computation, "MAX_OUTPUT_BYTES", 0)
+    some = build_trace(seen)
     assert whole.note is None
     assert some.note.startswith("The model is large")
-    assert len(some.trace.params) < len(whole.trace.params) * 0.8
-    given = [step for step in some.trace.steps if step["op"] == "given"]
+    assert len(some.params) < len(whole.params) * 0.8
+    given = [step for step in some.steps if step["op"] == "given"]
     assert given
-    assert max(step["differs"] for step in some.trace.steps if step["differs"] is not None) < 1e-5
+    assert max(step["differs"] for step in some.steps if step["differs"] is not None) < 1e-5
     if form not in ("luong", "bahdanau"):
-        layers = {one["attention"] for one in some.trace.sections if one["part"] == "attention"}
+        layers = {one["attention"] for one in some.sections if one["part"] == "attention"}
         assert some.focus["attention"] in layers
         assert len(layers) < len(seen.maps)
     columns = _columns(some, seen.pipeline)
-    np.testing.assert_allclose(
-        some.trace["output.p"][:, : len(columns)], whole.trace["output.p"][:, columns], atol=1e-12
-    )
+    np.testing.assert_allclose(some["output.p"][:, : len(columns)], whole["output.p"][:, columns], atol=1e-12)
 
 
-def _columns(some: Walk, pipeline) -> list[int]:
+def _columns(some: Trace, pipeline) -> list[int]:
     tokenizer = pipeline.target_tokenizer if isinstance(pipeline, Translator) else pipeline.tokenizer
     return [tokenizer.vocabulary.index(name) for name in some.names.values() if name != "all others"]
 
 
 def test_look_without_a_model_raises_an_error():
     with pytest.raises(RegardError, match="has no model"):
-        build_walk(dataclasses.replace(cached_look("bert"), pipeline=None))
+        build_trace(dataclasses.replace(cached_look("bert"), pipeline=None))
 
 
 def test_too_long_texts_raise_an_error(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_TOKENS", 4)
+    monkeypatch.setattr(build, "MAX_TOKENS", 4)
     with pytest.raises(RegardError, match="5 tokens; the step-by-step view supports at most 4"):
-        build_walk(cached_look("transformer"))
+        build_trace(cached_look("transformer"))
 
 
 # Scenes
 
 
-def test_scenes_of_small_models_contain_a_walk(monkeypatch):
+def test_scenes_of_small_models_contain_a_trace(monkeypatch):
     seen = cached_look("transformer")
     made = build_scene(seen)
-    header = made.header["walk"]
-    assert [one["id"] for one in header["steps"]] == [one["id"] for one in cached_walk("transformer").trace.steps]
+    header = made.header["trace"]
+    assert [one["id"] for one in header["steps"]] == [one["id"] for one in cached_trace("transformer").steps]
     assert len(made.blobs[header["params"]["at"]]) == 4 * header["params"]["shape"][0]
     assert header["sides"]["target"]["tokens"] == ["<sos>", "quatre", "trois", "deux"]
     assert header["sides"]["source"]["tokens"] == [*SOURCE.split(), "<eos>"]
     json.dumps(header, allow_nan=False)
-    assert build_scene(seen, walk=False).header["walk"] is None
-    monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 4)
-    assert build_scene(seen).header["walk"] is None
-    assert build_scene(seen, walk=True).header["walk"] is not None
+    assert build_scene(seen, trace=False).header["trace"] is None
+    monkeypatch.setattr(build, "MAX_DEFAULT_TOKENS", 4)
+    assert build_scene(seen).header["trace"] is None
+    assert build_scene(seen, trace=True).header["trace"] is not None
 
 
-def test_large_walks_are_built_on_request_only(monkeypatch):
+def test_large_traces_are_built_on_request_only(monkeypatch):
     seen = cached_look("gpt")
-    monkeypatch.setattr(limits, "MAX_DEFAULT_BYTES", 1000)
-    assert build_scene(seen).header["walk"] is None
-    assert build_scene(seen, walk=True).header["walk"] is not None
-    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 100)
-    assert build_scene(seen).header["walk"] is None
+    monkeypatch.setattr(build, "MAX_DEFAULT_BYTES", 1000)
+    assert build_scene(seen).header["trace"] is None
+    assert build_scene(seen, trace=True).header["trace"] is not None
+    monkeypatch.setattr(build, "MAX_MODEL_BYTES", 100)
+    assert build_scene(seen).header["trace"] is None
 
 
-def test_walk_option_of_the_command_line(monkeypatch, tmp_path, capsys):
+def test_trace_option_of_the_command_line(monkeypatch, tmp_path, capsys):
     save(tmp_path / "model", make_pipeline("gpt"))
-    monkeypatch.setattr(limits, "MAX_DEFAULT_TOKENS", 1)
-    for options, has in (([], False), (["--walk"], True)):
+    monkeypatch.setattr(build, "MAX_DEFAULT_TOKENS", 1)
+    for options, has in (([], False), (["--trace"], True)):
         page = tmp_path / f"{has}.html"
         assert run([str(tmp_path / "model"), SOURCE, "--out", str(page), *options]) == 0
         assert ("Softmax: attention weights" in page.read_text()) == has
 
 
-def test_walk_of_a_look_at_some_attentions_contains_all():
+def test_trace_of_a_look_at_some_attentions_contains_all():
     pipeline = cached_look("transformer").pipeline
-    made = build_walk(look(pipeline, SOURCE, TARGET, layers="*.cross"))
+    made = build_trace(look(pipeline, SOURCE, TARGET, layers="*.cross"))
     assert made.sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
-    assert "encoder.0.attention.a" in made.trace
+    assert "encoder.0.attention.a" in made
     encoder = look(pipeline, SOURCE, TARGET, layers="encoder.*")
-    assert build_walk(encoder).sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
+    assert build_trace(encoder).sides["target"].tokens == ["<sos>", "quatre", "trois", "deux"]
 
 
 def test_location_of_functions():
-    assert location(Trace.__getitem__) == "regard/viewer/walk/trace.py · Trace.__getitem__"
+    assert location(Trace.__getitem__) == "regard/viewer/trace/steps.py · Trace.__getitem__"
     assert location(json.dumps) == "__init__.py · dumps"
 
 
@@ -393,10 +390,10 @@ const numbers = (file) => {
   return new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));
 };
 for (const name of JSON.parse(process.argv[2])) {
-  const walk = JSON.parse(readFileSync(`FOLDER/${name}.json`, "utf-8"));
-  const trace = new Trace(walk, numbers(`FOLDER/${name}.params`), numbers(`FOLDER/${name}.outputs`));
-  const checks = walk.steps.map((_, n) => trace.check(n));
-  const made = walk.steps.flatMap((step, n) => {
+  const header = JSON.parse(readFileSync(`FOLDER/${name}.json`, "utf-8"));
+  const trace = new Trace(header, numbers(`FOLDER/${name}.params`), numbers(`FOLDER/${name}.outputs`));
+  const checks = header.steps.map((_, n) => trace.check(n));
+  const made = header.steps.flatMap((step, n) => {
     const { data } = trace.value(n);
     return step.title ? [[step.id, step.op, trace.derivation(n, data.length - 1), data[data.length - 1]]] : [];
   });
@@ -420,7 +417,7 @@ def in_node(folder: Path, traces: dict[str, Trace]) -> dict[str, dict]:
 
 
 def test_page_computes_the_same_numbers(tmp_path):
-    found = in_node(tmp_path, {form: cached_walk(form).trace for form in FORMS})
+    found = in_node(tmp_path, {form: cached_trace(form) for form in FORMS})
     for form, one in found.items():
         assert one["worst"] < 1e-5, form
     erfs = [math.erf(x) for x in (0.1, -0.7, 2.4, 2.6, -3.5, 7)]
@@ -430,7 +427,7 @@ def test_page_computes_the_same_numbers(tmp_path):
 
 
 def test_page_detects_a_changed_parameter(tmp_path):
-    trace = build_walk(cached_look("bert")).trace
+    trace = build_trace(cached_look("bert"))
     raw = bytearray(trace.params)
     raw[2000:2004] = np.float32(4.0).tobytes()
     trace._params._raw = [bytes(raw)]

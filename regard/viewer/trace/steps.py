@@ -1,8 +1,7 @@
-"""Traces: the steps of a model's graph with values, titles and formulas, grouped in sections, for the page.
+"""Traces: the steps of a model's graph with values, titles and formulas, grouped in sections, as a page contains them.
 
-Nothing here depends on the model family: steps come from the graph, labels from step_labels.py, sections from module
-paths. The page computes every step again (web/steps/operations.js).
-"""
+Nothing here depends on the model family: steps come from the graph, labels from labels.py, sections from module
+paths. The page computes every step again (web/steps/operations.js)."""
 
 import inspect
 import math
@@ -19,13 +18,12 @@ from torch import nn
 from regard import version
 from regard.graph import Step
 from regard.graph.interpreter import Values
-from regard.viewer.walk.computation import LAYOUT, NORMS, TABLES, Array, Node, SectionKey
-from regard.viewer.walk.module_calls import ModuleCalls, ancestors
-from regard.viewer.walk.module_outputs import ModuleOutputs
-from regard.viewer.walk.sections import Sections
-from regard.viewer.walk.step_labeler import StepLabeler
-from regard.viewer.walk.step_labels import OptionalLabel, StepLabel
-from regard.viewer.walk.walk_template import WalkTemplate
+from regard.graph.writer import attribute_json
+from regard.viewer.token_axis import TokenAxis
+from regard.viewer.trace.computation import LAYOUT, NORMS, TABLES, Array, Loop, Node, SectionKey
+from regard.viewer.trace.labels import OptionalLabel, StepLabel
+from regard.viewer.trace.module_outputs import ModuleOutputs
+from regard.viewer.trace.modules import ModuleCalls, Sections, StepLabeler, ancestors
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,12 @@ class TraceOptions:
 
 
 class Trace:
-    """Steps and sections of a walk, with their parameters and values.
+    """Steps and sections of a trace, with their parameters and values.
 
     >>> from torch import ones
     >>> from regard.graph import capture
     >>> from regard.graph.interpreter import collect_tensors
-    >>> from regard.viewer.walk.computation import evaluate, unroll
+    >>> from regard.viewer.trace.computation import evaluate, unroll
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), ones(5, 2)
     >>> graph = capture(model, lambda model, x: model(x), {"x": ones(4, 2)}, {"x": ("text", None)})
     >>> nodes, inputs = unroll(graph, {"text": 5}), {"x": x.numpy()}
@@ -82,12 +80,22 @@ class Trace:
         self._sections = Sections(self.calls, attention_calls, self.options.output)
         self._sections.assign()
         self.steps: list[dict[str, Any]] = []
-        self.template: WalkTemplate | None = None
+        self.template: TraceTemplate | None = None
         """the steps for inputs of any length, if the page contains the model"""
         self.inputs = {name: x.reshape(-1).tolist() for name, x in inputs.items() if x.dtype.kind == "i"}
         """ids that the model reads"""
         self.sections: list[dict[str, Any]] = []
         self._section_indices: dict[SectionKey, int] = {}
+        self.sides: dict[str, TokenAxis] = {}
+        """the tokens of each axis; this and the following are set by the builder"""
+        self.linked: dict[str, tuple[str, list[int]]] = {}
+        """axes whose selection follows another axis: its name, and the row for each of its tokens"""
+        self.focus: dict[str, Any] = {}
+        """attention, head and tokens that are selected initially"""
+        self.names: dict[int, str] = {}
+        """names of columns of the last step: the most likely ones per row"""
+        self.note: str | None = None
+        """which values are precomputed, if any"""
         self._params, self._outputs = _ArrayBuffer(), _ArrayBuffer()
         self._shown: dict[str, Array] = {}
         self._compare()
@@ -167,7 +175,7 @@ class Trace:
             node.op == "given" or (node.token is not None and node.side == "one") for node in nodes.values()
         )
         if self.options.tensors is not None and not is_fixed:
-            self.template = WalkTemplate()
+            self.template = TraceTemplate()
             # The state after the only position of a loop: longer inputs read it.
             needed |= {node.loop.states[0] for node in nodes.values() if node.loop is not None}
         for node in reversed(nodes.values()):
@@ -395,10 +403,119 @@ def location(function: Any) -> str:
     """File and qualified name of a function.
 
     >>> location(difference)
-    'regard/viewer/walk/trace.py · difference'
+    'regard/viewer/trace/steps.py · difference'
     """
     function = inspect.unwrap(function)
     path = Path(inspect.getsourcefile(function) or "").resolve()
     root = Path(version.__file__).resolve().parent.parent
     file = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
     return f"{file} · {function.__qualname__}"
+
+
+# Stands for the token in the names of a loop's steps.
+TOKEN = "{token}"
+
+
+class TraceTemplate:
+    """The steps of a trace with dynamic sizes as expressions, and the first position of each loop.
+
+    `web/engine/traces.js` computes them.
+
+    The inputs of a step are indices of this list, or parameters. In addition, `{"carried": n}` is the state of loop n
+    before the current position, and `{"each": n}` stands for step n at every position of its loop.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.loops: list[dict[str, Any]] = []
+        """sequence, direction, and the steps that compute the initial state and the next state"""
+        self._indices: dict[str, int] = {}
+        """index of a step by the name of its node"""
+        self._loop_indices: dict[Loop, int] = {}
+
+    def append(self, node: Node, header: dict[str, Any]) -> None:
+        """Append the step of a node, unless it belongs to a later position of a loop."""
+        loop = node.loop
+        header |= {"options": {name: attribute_json(value) for name, value in header["options"].items()}}
+        if loop is None:
+            header |= {"inputs": self._inputs(node, header)}
+        elif node.token is None:
+            self.loops[self._loop_indices[loop]]["state"] = self._indices[loop.states[0]]
+            header |= {"inputs": [{"each": self._indices[loop.outputs[0]]}]}
+        elif node.token == loop.first_token:
+            if loop not in self._loop_indices:
+                self._loop_indices[loop] = len(self.loops)
+                self.loops.append({"side": loop.side, "backward": loop.is_backward})
+            tail = header["id"].removeprefix(node.prefix)
+            name = node.prefix.removesuffix(f"{node.token}.") + f"{TOKEN}.{tail}" if tail else ""
+            header |= {"inputs": self._inputs(node, header), "id": name, "loop": self._loop_indices[loop]}
+        else:
+            return
+        self._indices[node.name] = len(self.steps)
+        self.steps.append(header)
+
+    def _inputs(self, node: Node, header: dict[str, Any]) -> list[Any]:
+        inputs = []
+        for i, (name, one) in enumerate(zip(node.step.inputs, header["inputs"])):
+            index = self._indices.get(str(name), one)
+            if node.loop is not None and i in node.carried:
+                loop = self._loop_indices[node.loop]
+                self.loops[loop]["initial"] = index
+                index = {"carried": loop}
+            inputs.append(index)
+        return inputs
+
+
+def trace_header(trace: Trace, blobs: list[bytes]) -> dict[str, Any]:
+    """The header of a trace; appends its numbers to the blobs."""
+    arrays: dict[str, Any] = {}
+    for name, raw in (("params", trace.params), ("outputs", trace.outputs)):
+        if not raw:
+            arrays[name] = None
+            continue
+        blobs.append(raw)
+        arrays[name] = {"at": len(blobs) - 1, "shape": [len(raw) // 4], "type": "float32"}
+    return {
+        "sides": {
+            name: {"tokens": axis.tokens, "words": axis.words}
+            | (dict(zip(("of", "rows"), trace.linked[name])) if name in trace.linked else {})
+            for name, axis in trace.sides.items()
+        },
+        "focus": trace.focus,
+        "names": {str(column): name for column, name in trace.names.items()},
+        "note": trace.note,
+        "sections": trace.sections,
+        "steps": trace.steps,
+        "inputs": None if trace.template is None else trace.inputs,
+        **arrays,
+    }
+
+
+def trace_template(trace: Trace) -> dict[str, Any] | None:
+    """What a page with its model needs to compute another input; None if values are precomputed."""
+    template = trace.template
+    if template is None:
+        return None
+    return {"note": trace.note, "sections": trace.sections, "steps": template.steps, "loops": template.loops}
+
+
+def inner_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters without embeddings and output layer, of which a trace may need a few rows only."""
+    tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    output = getattr(model, "output", None)
+    tables |= {id(output.weight)} if isinstance(output, nn.Linear) else set()
+    return sum(4 * p.numel() for p in model.parameters() if id(p) not in tables)
+
+
+def block_path(attention: str) -> str:
+    """The path of the block that contains an attention.
+
+    >>> block_path("decoder.0.cross"), block_path("blocks.1.attention.3"), block_path("decoder.attention")
+    ('decoder.0', 'blocks.1', '')
+    """
+    match = re.match(r"(.*\.\d+)\.(attention|cross)(\.\d+)?$", attention)
+    return match[1] if match else ""
+
+
+def large_model_note(block: str) -> str:
+    return f"The model is large: only the steps of {block} are shown. The outputs of other layers are precomputed."

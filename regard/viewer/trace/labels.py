@@ -1,4 +1,4 @@
-"""Titles and formulas of the steps of a walk: tables by module class, and a default per operation."""
+"""Titles and formulas of the steps of a trace: tables by module class, and a default per operation."""
 
 from typing import NamedTuple
 

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from regard.graph import Graph, Step
 from regard.graph.interpreter import Values, collect_tensors, execute
-from regard.viewer.walk import limits
-from regard.viewer.walk.step_labels import ACTIVATIONS, PROBABILITIES, OptionalLabel, StepLabel
+from regard.viewer.trace.labels import ACTIVATIONS, PROBABILITIES, OptionalLabel, StepLabel
 
 Array = Shaped[np.ndarray, "..."]
+
+# Bytes up to which a trace contains the full output layer; named output tokens per position.
+MAX_OUTPUT_BYTES, TOP_TOKENS = 4 << 20, 10
 
 # Operations that only rearrange numbers.
 LAYOUT = {"reshape", "permute", "expand", "slice", "select", "flip", "cat", "stack", "repeat_interleave", "cast"}
@@ -212,7 +214,7 @@ class Computation:
 
     def top_columns(self, x: Array) -> list[int]:
         """The columns that are among the largest of any row."""
-        return sorted(set(np.argsort(-x, axis=-1, kind="stable")[..., : limits.TOP_TOKENS].flatten().tolist()))
+        return sorted(set(np.argsort(-x, axis=-1, kind="stable")[..., :TOP_TOKENS].flatten().tolist()))
 
     def add_softmax(self, axes: tuple[str, ...], item: str = "token") -> list[int | None]:
         """Append the softmax over the columns of the output.
@@ -225,7 +227,7 @@ class Computation:
         weight = self.values[str(node.step.inputs[1])] if node.op == "linear" else None
         columns: list[int | None] = list(range(scores.shape[-1]))
         logits = self.output.name
-        if weight is not None and 4 * (weight.size + 2 * scores.size) > limits.MAX_OUTPUT_BYTES:
+        if weight is not None and 4 * (weight.size + 2 * scores.size) > MAX_OUTPUT_BYTES:
             top = self.top_columns(scores)
             self._select_outputs(node, top)
             for one in chain[:-1]:

@@ -1,4 +1,4 @@
-/** The step-by-step view of a new input: the steps of the page's own walk, with other sizes (regard/viewer/walk). */
+/** The step-by-step view of a new input: the steps of the page's own trace, with other sizes (regard/viewer/trace). */
 
 import { resolveSizes } from "./expressions.js";
 import { topIndices } from "./search.js";
@@ -9,12 +9,12 @@ import { mutualInformation, rowEntropy } from "../weights/maths.js";
  * @typedef {import("./page_engine.js").Look} Look
  */
 
-/** Tokens up to which a scene has a walk; named output tokens per position. */
+/** Tokens up to which a scene has a trace; named output tokens per position. */
 const [MAX_TOKENS, TOP_TOKENS] = [64, 10];
 
-/** @param {PageEngine} engine @param {Look} look @returns {any} the header of a walk, or null */
-export function buildWalk(engine, look) {
-  const template = engine.header.walk;
+/** @param {PageEngine} engine @param {Look} look @returns {any} the header of a trace, or null */
+export function buildTrace(engine, look) {
+  const template = engine.header.trace;
   if (!template || look.ids.some((ids) => ids.length > MAX_TOKENS)) return null;
   const names = engine.graphs.forward.runner.json.inputs.map(({ name }) => name);
   /** @type {Record<string, number[]>} */
@@ -25,7 +25,7 @@ export function buildWalk(engine, look) {
   return { sides, focus: sharpestHead(engine, look), names: outputNames(engine, look), note: template.note, sections, steps, inputs, params: null, outputs: null };
 }
 
-/** The steps of a template for inputs of some sizes, with a copy of the steps of a loop per token (regard/viewer/walk/walk_template.py). */
+/** The steps of a template for inputs of some sizes, with a copy of the steps of a loop per token (regard/viewer/trace/steps.py). */
 class Unrolling {
   /** @param {any} template @param {Record<string, number>} sizes by name of the sequence */
   constructor(template, sizes) {

@@ -1,4 +1,4 @@
-"""Walks of images agree with the model, and the page computes the same numbers."""
+"""Traces of images agree with the model, and the page computes the same numbers."""
 
 import importlib
 
@@ -9,18 +9,18 @@ import torch
 from regard.attention import record
 from regard.errors import RegardError
 from regard.models import ViT
-from regard.viewer import build_walk
+from regard.viewer import build_trace
 from regard.viewer.page.image_scene import build_image_scene
-from regard.viewer.walk import limits
-from regard.viewer.walk.trace import Trace, difference
+from regard.viewer.trace import build
+from regard.viewer.trace.steps import Trace, difference
 from tests.viewer.browser import AXE, QUIET, announced, hash_of, missing
 from tests.viewer.image_helpers import LABELS
 from tests.viewer.image_models import FORMS, cached_look, make_look, model_of
-from tests.viewer.walk.test_text_walk import Distance, check_expressions, in_node, shown
+from tests.viewer.trace.test_text import Distance, check_expressions, in_node, shown
 
 
 def max_difference(trace: Trace, model: ViT, image: torch.Tensor) -> float:
-    """The largest difference of a walk from the output and the attention weights of the model."""
+    """The largest difference of a trace from the output and the attention weights of the model."""
     with torch.inference_mode(), record(model) as recording:
         own = (model.encode if model.config.head == "pixels" else model)(image[None]).double()[0].numpy()
     last = trace[shown(trace)[-1]["id"]]
@@ -43,17 +43,17 @@ def max_difference(trace: Trace, model: ViT, image: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("form", "size"), [*((form, (8, 12)) for form in FORMS), *((form, (12, 8)) for form in ("class", "stem", "rotary"))]
 )
-def test_walk_agrees_with_the_model(form, size):
+def test_trace_agrees_with_the_model(form, size):
     seen = cached_look(form, *size)
-    made = build_walk(seen)
-    assert max_difference(made.trace, seen.run.model, seen.run.images[0]) < 1e-5
-    compared = [step["differs"] for step in made.trace.steps if step["differs"] is not None]
+    made = build_trace(seen)
+    assert max_difference(made, seen.run.model, seen.run.images[0]) < 1e-5
+    compared = [step["differs"] for step in made.steps if step["differs"] is not None]
     assert len(compared) > 10
     assert max(compared) < 1e-5
     assert made.note is None
-    titles = {step["title"] for step in shown(made.trace)}
+    titles = {step["title"] for step in shown(made)}
     assert not titles & {"Add", "Multiply", "Divide", "Matrix product", "Linear layer", "Concatenate", "Stack", "Mask"}
-    for where in {step["where"] for step in shown(made.trace)}:
+    for where in {step["where"] for step in shown(made)}:
         file, name = where.split(" · ")
         found = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         for part in name.split("."):
@@ -62,11 +62,11 @@ def test_walk_agrees_with_the_model(form, size):
 
 
 @pytest.mark.parametrize("form", ["class", "query", "stem", "queries", "distilled"])
-def test_walk_depends_on_every_parameter(form):
-    """A walk of the old weights no longer agrees after any parameter has changed."""
+def test_trace_depends_on_every_parameter(form):
+    """A trace of the old weights no longer agrees after any parameter has changed."""
     seen = make_look(model_of(form))
     model, image = seen.run.model, seen.run.images[0]
-    trace = build_walk(cached_look(form)).trace
+    trace = build_trace(cached_look(form))
     for name, parameter in model.named_parameters():
         before = parameter.detach().clone()
         with torch.no_grad():
@@ -78,8 +78,8 @@ def test_walk_depends_on_every_parameter(form):
 
 def test_steps_from_pixels_to_tokens():
     seen = cached_look("distilled")
-    made = build_walk(seen)
-    trace, model = made.trace, seen.run.model
+    made = build_trace(seen)
+    trace, model = made, seen.run.model
     steps = {step["id"]: step for step in shown(trace)}
     names = ["image", "normalized", "pixels", "token", "with_position", "prefix", "tokens"]
     assert list(steps)[:7] == [f"embedding.{name}" for name in names]
@@ -98,7 +98,7 @@ def test_steps_from_pixels_to_tokens():
 
 
 def test_cells_of_a_stem_follow_the_selected_patch():
-    made = build_walk(cached_look("stem"))
+    made = build_trace(cached_look("stem"))
     assert {name for name in made.sides if name.startswith("cells")} == {"cells 8×12", "cells 4×6"}
     of, rows = made.linked["cells 4×6"]
     assert of == "image"
@@ -107,7 +107,7 @@ def test_cells_of_a_stem_follow_the_selected_patch():
 
 def test_initial_selection_is_the_patch_with_the_largest_weight():
     seen = cached_look("class")
-    focus = build_walk(seen).focus
+    focus = build_trace(seen).focus
     over = seen.patch_weights("blocks.1.attention")[focus["head"]]
     assert focus["attention"] == "blocks.1.attention"
     assert over.flatten()[focus["image"] - 1] == over.max()
@@ -117,25 +117,25 @@ def test_initial_selection_is_the_patch_with_the_largest_weight():
 
 
 @pytest.mark.parametrize("form", ["class", "query", "queries"])
-def test_walk_of_a_large_model_contains_one_layer(monkeypatch, form):
+def test_trace_of_a_large_model_contains_one_layer(monkeypatch, form):
     seen = cached_look(form)
-    whole = build_walk(seen).trace
-    monkeypatch.setattr(limits, "MAX_MODEL_BYTES", 0)
-    made = build_walk(seen)
+    whole = build_trace(seen)
+    monkeypatch.setattr(build, "MAX_MODEL_BYTES", 0)
+    made = build_trace(seen)
     assert made.note.startswith("The model is large: only the steps of blocks.1 are shown")
-    assert len(made.trace.params) < len(whole.params)
-    assert "blocks.1.attention.a" in made.trace
-    assert "blocks.0.attention.a" not in made.trace
-    assert max(step["differs"] for step in made.trace.steps if step["differs"] is not None) < 1e-5
-    np.testing.assert_allclose(made.trace["output.p"], whole["output.p"], atol=1e-12)
+    assert len(made.params) < len(whole.params)
+    assert "blocks.1.attention.a" in made
+    assert "blocks.0.attention.a" not in made
+    assert max(step["differs"] for step in made.steps if step["differs"] is not None) < 1e-5
+    np.testing.assert_allclose(made["output.p"], whole["output.p"], atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["class", "convolution", "stem"])
 def test_patch_embeddings_of_large_images_are_precomputed(monkeypatch, form):
     seen = cached_look(form)
-    whole = build_walk(seen).trace
-    monkeypatch.setattr(limits, "MAX_PIXEL_BYTES", 0)
-    some = build_walk(seen).trace
+    whole = build_trace(seen)
+    monkeypatch.setattr(build, "MAX_PIXEL_BYTES", 0)
+    some = build_trace(seen)
     assert "embedding.image" not in some
     assert "too large to include" in shown(some)[0]["title"]
     assert len(some.params) + len(some.outputs) < len(whole.params) + len(whole.outputs)
@@ -143,37 +143,37 @@ def test_patch_embeddings_of_large_images_are_precomputed(monkeypatch, form):
 
 
 def test_too_large_images_raise_an_error(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_TOKENS", 6)
+    monkeypatch.setattr(build, "MAX_TOKENS", 6)
     with pytest.raises(RegardError, match="7 tokens; the step-by-step view supports at most 6"):
-        build_walk(cached_look("class"))
+        build_trace(cached_look("class"))
 
 
-def test_scenes_of_small_models_contain_a_walk(monkeypatch):
+def test_scenes_of_small_models_contain_a_trace(monkeypatch):
     seen = cached_look("query")
-    header = build_image_scene(seen).header["walk"]
-    assert [one["id"] for one in header["steps"]] == [one["id"] for one in build_walk(seen).trace.steps]
+    header = build_image_scene(seen).header["trace"]
+    assert [one["id"] for one in header["steps"]] == [one["id"] for one in build_trace(seen).steps]
     assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "image", "rows": [0] * 7}
     assert "of" not in header["sides"]["image"]
-    assert build_image_scene(seen, walk=False).header["walk"] is None
+    assert build_image_scene(seen, trace=False).header["trace"] is None
     for name in ("MAX_DEFAULT_PATCHES", "MAX_DEFAULT_BYTES", "MAX_MODEL_BYTES"):
         with monkeypatch.context() as changed:
-            changed.setattr(limits, name, 4)
-            assert build_image_scene(seen).header["walk"] is None
-            assert build_image_scene(seen, walk=True).header["walk"] is not None
+            changed.setattr(build, name, 4)
+            assert build_image_scene(seen).header["trace"] is None
+            assert build_image_scene(seen, trace=True).header["trace"] is not None
 
 
 def test_custom_score_without_labels():
     model = model_of("class")
     model.blocks[0].attention.score = Distance()
     seen = make_look(model)
-    assert max_difference(build_walk(seen).trace, model, seen.run.images[0]) < 1e-5
+    assert max_difference(build_trace(seen), model, seen.run.images[0]) < 1e-5
 
 
 # In the page
 
 
 def test_page_computes_the_same_numbers(tmp_path):
-    for form, one in in_node(tmp_path, {form: build_walk(cached_look(form)).trace for form in FORMS}).items():
+    for form, one in in_node(tmp_path, {form: build_trace(cached_look(form)) for form in FORMS}).items():
         assert one["worst"] < 1e-5, form
         check_expressions(form, one["made"])
 
@@ -181,13 +181,13 @@ def test_page_computes_the_same_numbers(tmp_path):
 DONE = ".steps-view .verdict[data-agrees]"
 
 
-def test_walk_in_a_browser(opened):
+def test_trace_in_a_browser(opened):
     seen = cached_look("class")
     scene = build_image_scene(seen)
     page = opened(scene, "#view=steps&depth=numbers&at=blocks.0.attention:1")
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
-    steps = [step for step in scene.header["walk"]["steps"] if step["title"] and step["op"] != "given"]
+    steps = [step for step in scene.header["trace"]["steps"] if step["title"] and step["op"] != "given"]
     assert f"All {len(steps)} steps" in page.locator(".verdict").text_content()
     # A patch is selected on the image by pointer or keys.
     assert page.locator(".small-image [role=radio]").count() == 6
@@ -221,12 +221,12 @@ def test_every_section_opens(opened, form):
     page.wait_for_selector(DONE)
     assert page.locator(".verdict").get_attribute("data-agrees") == "yes"
     page.evaluate("for (const one of document.querySelectorAll('.sections details')) one.open = true")
-    count = sum(bool(step["title"]) for step in scene.header["walk"]["steps"])
+    count = sum(bool(step["title"]) for step in scene.header["trace"]["steps"])
     page.wait_for_function("count => document.querySelectorAll('.steps-view .step').length === count", arg=count)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_reports_no_violations_in_the_walk(opened, scheme):
+def test_axe_reports_no_violations_in_the_trace(opened, scheme):
     if not AXE.exists():
         missing("There is no axe-core here: npm install.")
     page = opened(build_image_scene(cached_look("queries")), "#view=steps&depth=numbers", color_scheme=scheme)
