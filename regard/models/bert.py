@@ -27,6 +27,8 @@ ProblemType = Literal["single_label", "multi_label", "regression"]
 class TextHead:
     """The head of an encoder without a task: the output are the features of the tokens. Base class of other heads."""
 
+    method = ""
+    """method of the pipeline that runs the head, in addition to `embed`"""
     is_per_text = False
     """whether the output has one row per text, not one per token"""
     has_labels = False
@@ -72,6 +74,7 @@ class TokenHead(TextHead):
 class MaskedTokenHead(TokenHead):
     """Masked language modeling: the token at each position."""
 
+    method = "fill"
     shares_embedding = True
 
     def output_size(self, config: "BertConfig") -> int:
@@ -87,6 +90,8 @@ class MaskedTokenHead(TokenHead):
 class AnswerHead(TokenHead):
     """Question answering: the start and the end of the answer."""
 
+    method = "answer"
+
     def output_size(self, config: "BertConfig") -> int:
         return 2
 
@@ -94,6 +99,7 @@ class AnswerHead(TokenHead):
 class TokenLabelHead(TokenHead):
     """Token classification: a label, the tag, for every token."""
 
+    method = "tag"
     has_labels = True
 
     def output_size(self, config: "BertConfig") -> int:
@@ -103,6 +109,7 @@ class TokenLabelHead(TokenHead):
 class TextLabelHead(TextHead):
     """Classification: a label for every text."""
 
+    method = "classify"
     is_per_text = has_labels = True
 
     def check(self, config: "BertConfig") -> None:

@@ -50,6 +50,8 @@ DECODER_HEAD_WIDTH = 32
 class ImageHead:
     """The head of a Vision Transformer without a task: the output are the features. Base class of the other heads."""
 
+    method = ""
+    """method of the pipeline that runs the head"""
     is_pooled = True
     """whether the output layer reads the pooled features of an image"""
     is_per_pixel = False
@@ -81,6 +83,7 @@ class ImageHead:
 class ImageLabelHead(ImageHead):
     """Classification: a label for every image."""
 
+    method = "classify"
     has_labels = True
 
     def add_layers(self, model: "ViT", block: BlockConfig) -> None:
@@ -93,6 +96,7 @@ class ImageLabelHead(ImageHead):
 class PixelLabelHead(ImageHead):
     """Segmentation: a label for every pixel."""
 
+    method = "segment"
     is_pooled, is_per_pixel, has_labels = False, True, True
     fields = ("segmenter", "segmenter_layers")
 

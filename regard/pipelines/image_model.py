@@ -70,6 +70,10 @@ class ImageModel(Pipeline):
     def read_settings(self, folder: "ModelFolder") -> None:
         self.resizing = folder.read_section("resizing", Resizing())
 
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        return (self.head.method,) if self.labels and self.head.method else ()
+
     def _describe_input(self) -> str:
         return f"images of {self.size[0]} × {self.size[1]} pixels, {len(self.labels)} labels"
 

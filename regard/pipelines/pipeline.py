@@ -61,6 +61,12 @@ class Pipeline(_Stored):
         more = {} if special is None else {"special": special}
         return cls(model, *tokenizers[: cls.tokenizer_count], training=training, **more)  # type: ignore[call-arg]
 
+    def with_target(self, to: str | None = None, source_language: str | None = None) -> Any:
+        """The pipeline for these languages; only a translator has any."""
+        if (to, source_language) != (None, None):
+            raise RegardError("Only a translator has languages.", "Leave out to and source_language.")
+        return self
+
     def as_saved(self) -> Any:
         """The pipeline as it is stored in a model folder."""
         return self
@@ -74,6 +80,11 @@ class Pipeline(_Stored):
 
     def read_settings(self, folder: "ModelFolder") -> None:
         """Set what `write_files` and `write_settings` have stored."""
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """Methods that the model supports, such as translate or classify; of a chat model also "chat"."""
+        return ()
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, ...]:

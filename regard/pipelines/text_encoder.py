@@ -82,6 +82,10 @@ class TextEncoder(TextPipeline):
         """What the outputs of the model are."""
         return TEXT_HEADS[self.model.config.head]
 
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        return ("embed", self.head.method) if self.head.method else ("embed",)
+
     def _require_head(self, head: type[TextHead], name: str, hint: str) -> None:
         if not isinstance(self.head, head):
             raise RegardError(f"This model has no {name} head.", hint)

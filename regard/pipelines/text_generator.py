@@ -91,6 +91,12 @@ class TextGenerator(DecodingPipeline):
     decoding: DecodeConfig = SAMPLING
 
     @property
+    def abilities(self) -> tuple[str, ...]:
+        imported = self.training.get("imported")
+        has_template = isinstance(imported, dict) and imported.get("chat_template")
+        return ("generate", *(["chat"] if has_template else []), "score")
+
+    @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
 

@@ -121,6 +121,10 @@ class Translator(DecodingPipeline):
         self.shortlist = read_shortlist(folder.path, config.source_vocab, config.target_vocab)
 
     @property
+    def abilities(self) -> tuple[str, ...]:
+        return ("translate", "score")
+
+    @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.source_tokenizer, self.target_tokenizer
 
