@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -196,7 +197,13 @@ def _differences(foreign_class: ForeignClass, config: Any) -> dict[str, tuple]:
     return {field: (after[field],) for field in before if before[field] != after.get(field, before[field])}
 
 
-def _fill_layer_fields(config: GPTConfig, fields: dict[str, Any]) -> None:
+@singledispatch
+def complete_fields(config: Any, fields: dict[str, Any]) -> None:
+    """Fill in implicit values of the fields of a family, and drop those without an effect."""
+
+
+@complete_fields.register
+def _complete_decoder_fields(config: GPTConfig, fields: dict[str, Any]) -> None:
     """Fill in implicit values of fields that differ among layers, and drop those without an effect."""
     if config.positions == "rotary":
         fields["unrotated_layers"] = tuple(sorted({i for i in config.unrotated_layers if i < config.layers}))
@@ -207,7 +214,8 @@ def _fill_layer_fields(config: GPTConfig, fields: dict[str, Any]) -> None:
         del fields["qk_norm_joint"]
 
 
-def _drop_unused_encoder_fields(config: BertConfig, fields: dict[str, Any]) -> None:
+@complete_fields.register
+def _complete_encoder_fields(config: BertConfig, fields: dict[str, Any]) -> None:
     """Drop fields without an effect, given the others."""
     if config.relative == "none":
         del fields["relative_buckets"], fields["relative_distance"]
@@ -236,8 +244,5 @@ def _computation_fields(config: Any) -> dict[str, Any]:
             fields["window_rotary_base"] = 0.0
         elif not config.window_rotary_base and fields.get("rotary_factor", 1.0) == 1.0:
             fields["window_rotary_base"] = config.rotary_base
-    if isinstance(config, GPTConfig):
-        _fill_layer_fields(config, fields)
-    if isinstance(config, BertConfig):
-        _drop_unused_encoder_fields(config, fields)
+    complete_fields(config, fields)
     return fields
