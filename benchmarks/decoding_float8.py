@@ -27,7 +27,7 @@ from decoding import SHAPES, DecodingShape, RegardDecoder
 from gpu_common import milliseconds, table
 
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS
-from regard.kernels.triton.skinny_linear import RowNorm, plain_skinny_linear, skinny_linear
+from regard.kernels.triton.skinny_linear import RowNorm, reference_skinny_linear, skinny_linear
 from regard.layers.float8_linear import quantize_float8
 from regard.models import make_model
 
@@ -48,7 +48,7 @@ def check_layer(rows: int, outputs: int, width: int, device: torch.device, dtype
     norm = RowNorm(gain, None, 1e-5, "layer")
     double = RowNorm(gain.double(), None, 1e-5, "layer")
     options: Any = {"norm": norm, "activation": "relu", "residual": residual}
-    expected = plain_skinny_linear(
+    expected = reference_skinny_linear(
         *(x.double(), q.double(), bias.double()),
         scale=scale.double(),
         norm=double,

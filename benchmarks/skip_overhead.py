@@ -19,13 +19,11 @@ from unittest import mock
 import torch
 
 from regard.models import TransformerConfig
-from regard.pipelines import write_tokenizers
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, loop, read_dataset
 from regard.training.checkpoint import gather_state
 from regard.training.log import RunLog
 from regard.training.machine import resolve_precision
-from regard.training.resume import make_provenance
-from regard.training.run import prepare_run
+from regard.training.run import Setup, make_provenance, prepare
 from regard.training.workers import Workers
 
 
@@ -40,10 +38,10 @@ def make_trainer(device: str, width: int, optimizer: str, folder: Path) -> loop.
     )
     dataset = read_dataset("translate", recipe.data)
     tokenizers = loop.TASKS["translate"].make_tokenizers(dataset, recipe.tokenizer)
-    write_tokenizers(folder, *tokenizers)
-    spec, resources = prepare_run(recipe, folder, None, dataset, None, make_provenance(recipe, dataset, None, None))
+    setup = Setup(recipe, dataset)
+    spec, validation, *_ = prepare(setup, tokenizers, make_provenance(setup), folder, checkpoint=None)
     log = RunLog(folder / "metrics.jsonl", 10_000, is_silent=True, writes_files=False)
-    return loop.Trainer(spec, Workers(), log, time.monotonic(), resources)
+    return loop.Trainer(spec, Workers(), log, time.monotonic(), validation)
 
 
 def time_updates(run: loop.Trainer, groups, update, updates: int) -> float:

@@ -27,8 +27,8 @@ from regard.pipelines import Translator as Translator
 from regard.pipelines import load as load
 from regard.pipelines import save as save
 from regard.serve.client import connect as connect
-from regard.training.api import train as train
 from regard.training.recipe import Recipe as Recipe
+from regard.training.run import train as train
 from regard.training.score_comparison import scores as scores
 from regard.training.shards.preparation import prepare as prepare
 from regard.version import __version__ as __version__

@@ -135,12 +135,11 @@ def only_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
         parse(*args, **options)
         raise Parsed
 
-    def check_recipe(table: dict[str, Any], overrides: dict[str, Any], *_: Any, **__: Any) -> None:
-        recipe_from_dict(overrides, recipe_from_dict(table))
+    def end(*_: Any, **__: Any) -> None:
         raise Parsed
 
     monkeypatch.setattr(tyro, "cli", parse_options)
-    monkeypatch.setattr("regard.cli.train.resolve_recipe", check_recipe)
+    monkeypatch.setattr("regard.cli.train.complete_recipe", end)
     monkeypatch.setattr("regard.cli.train.is_shard_folder", lambda word: word.endswith("-shards"))
 
 

@@ -15,9 +15,9 @@ from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
 from regard.training import TASKS, Recipe, read_toml, recipe_from_dict
-from regard.training.api import add_shards_task, resolve_recipe
 from regard.training.plan import metric_name
-from regard.training.run import run_recipe
+from regard.training.run import add_shards_task, complete_recipe
+from regard.training.run import run as run_setup
 from regard.training.shards.folder import is_shard_folder
 from regard.training.workers import run_torchrun_rank, torchrun_rank
 
@@ -107,30 +107,23 @@ def run(argv: list[str]) -> int:
         if not arguments.dry_run:
             run_torchrun_rank()
         return 0
-    recipe, dataset = resolve_recipe(
+    overrides = recipe_keys(options, family)
+    setup = complete_recipe(
+        recipe_from_dict(overrides, plain, COMMAND_LINE),
         table,
-        recipe_keys(options, family),
+        overrides,
         arguments.out,
-        origin=origin,
-        overrides_origin=COMMAND_LINE,
         start_from=arguments.start_from or None,
         export_for=arguments.export_for,
         quiet=arguments.quiet,
         dry_run=arguments.dry_run,
         key_name=_option_hint,
     )
-    pipeline = run_recipe(
-        recipe,
-        arguments.out,
-        start_from=arguments.start_from or None,
-        dataset=dataset,
-        quiet=arguments.quiet,
-        dry_run=arguments.dry_run,
-    )
+    pipeline = run_setup(setup, arguments.out, quiet=arguments.quiet, dry_run=arguments.dry_run)
     if arguments.dry_run:
-        print(recipe_toml(recipe))
+        print(recipe_toml(setup.recipe))
     elif not arguments.quiet:
-        _print_result(pipeline, recipe, arguments.out)
+        _print_result(pipeline, setup.recipe, arguments.out)
     return 0
 
 

@@ -39,10 +39,12 @@ REGIONS: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 class Cost(NamedTuple):
-    """Measured cost of one update on one worker: seconds, and peak memory in bytes."""
+    """Measured cost of an update: its seconds, and the peak memory of each worker in bytes."""
 
     seconds: float
     memory: int
+    workers: int
+    device: torch.device
 
 
 class DistributedModel:
@@ -115,7 +117,7 @@ class DistributedModel:
                 torch.cuda.synchronize()
             times.append(time.monotonic() - start)
         self.loss.zero_grad()
-        return Cost(min(times), peak_memory(self.device))
+        return Cost(min(times), peak_memory(self.device), self.workers.size, self.device)
 
 
 class TaskLoss(nn.Module):

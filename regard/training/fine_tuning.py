@@ -1,16 +1,18 @@
-"""Fine-tuning: the config and the initial weights that a new model inherits from a trained one."""
+"""Fine-tuning: config, initial weights and settings that a new model inherits from a trained one."""
 
+import copy
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from regard.data.text.languages import add_directions
 from regard.errors import RegardError
 from regard.layers.patches import patch_coordinates
-from regard.models import BertConfig, ModelConfig, ViT, ViTConfig, family_name
-from regard.pipelines import ModelFolder, Pipeline
+from regard.models import BertConfig, ViT, ViTConfig, family_name
+from regard.pipelines import Pipeline, TextEncoder, Translator, check_storable, load
 from regard.ranges import format_value
 from regard.training.recipe import Recipe
 from regard.training.registry import families_for
@@ -33,33 +35,41 @@ HEAD_PARAMETERS = (
 _ADJUSTABLE_FIELDS = ("dropout", "drop_path")
 
 
-def origin_name(start_from: StartFrom | None) -> str | None:
-    """The folder of the model to fine-tune, for messages and training.json.
+class Origin(NamedTuple):
+    """The model to fine-tune: its name, for messages and training.json, and its pipeline, on the CPU."""
 
-    >>> origin_name("models/encoder"), origin_name(None)
-    ('models/encoder', None)
+    name: str
+    pipeline: Any
+
+
+def open_origin(start_from: StartFrom | None) -> Origin | None:
+    """Open the model to fine-tune, a folder or a pipeline.
+
+    >>> open_origin(None)
     """
-    if start_from is None or isinstance(start_from, str | Path):
-        return None if start_from is None else str(start_from)
+    if start_from is None:
+        return None
+    if isinstance(start_from, str | Path):
+        return Origin(str(start_from), load(start_from, "cpu"))
     if not isinstance(start_from, Pipeline) or len(getattr(start_from, "models", [start_from.model])) > 1:
         raise RegardError(
             f"start_from must be a model folder, or a model that regard.load returns (got {format_value(start_from)}).",
             "Pass one model.",
         )
-    return str(min(start_from.folders, default="a model in memory"))
+    check_storable(start_from)  # its config and parameters are used
+    pipeline: Any = start_from
+    if pipeline.device.type != "cpu":
+        pipeline = dataclasses.replace(pipeline, model=copy.deepcopy(pipeline.model).cpu())
+    return Origin(str(min(start_from.folders, default="a model in memory")), pipeline)
 
 
-def origin_config(start_from: StartFrom) -> Any:
-    """The model config of the model to fine-tune."""
-    return start_from.model.config if isinstance(start_from, Pipeline) else ModelFolder.open(start_from).config
-
-
-def fine_tuning_recipe(recipe: Recipe, model: ModelConfig, origin: object) -> Recipe:
+def fine_tuning_recipe(recipe: Recipe, origin: Origin) -> Recipe:
     """The recipe with the sizes of the model to fine-tune."""
+    model = origin.pipeline.model.config
     families = families_for(recipe.task)
     if family_name(model) not in families:
         raise RegardError(
-            f"{origin} holds a model of the family {family_name(model)}, which does not support the task "
+            f"{origin.name} holds a model of the family {family_name(model)}, which does not support the task "
             f"{recipe.task}.",
             f"Pass a model of the family {' or '.join(families)}.",
         )
@@ -84,3 +94,18 @@ def initial_weights(model: nn.Module, origin: nn.Module) -> dict[str, Tensor]:
             table = torch.cat((old.weight[: old.prefix], old(*patch_coordinates(new.grid))))
             weights["embedding.learned.weight"] = table
     return weights
+
+
+def inherit_settings(pipeline: Any, origin: Any) -> None:
+    """Give a pipeline the languages, options of decoding and sentence embedding of the one it is fine-tuned from."""
+    if isinstance(origin, Translator):
+        # A model that is fine-tuned on some of its language pairs keeps the others.
+        keeps = pipeline.source_tokenizer.language_tags or not pipeline.language_pairs
+        pairs = (*origin.language_pairs, *pipeline.language_pairs) if keeps else pipeline.language_pairs
+        pipeline.language_pairs = add_directions(pairs, both=False)
+        pipeline.language_tokens = origin.language_tokens
+        pipeline.source_language, pipeline.target_language = origin.source_language, origin.target_language
+    if hasattr(origin, "decoding") and type(origin) is type(pipeline):
+        pipeline.decoding = origin.decoding
+    if isinstance(origin, TextEncoder) and isinstance(pipeline, TextEncoder):
+        pipeline.sentence = origin.sentence

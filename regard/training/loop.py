@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,9 @@ from regard.data.batching.batch import WHOLE, Batch, RankSlice, prefetch
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig, make_model
+from regard.pipelines import Translator, load
+from regard.pipelines.folder import model_from_weights
+from regard.pipelines.language_choice import without_languages
 from regard.training.checkpoint import (
     STEPS,
     Checkpoint,
@@ -53,8 +56,6 @@ from regard.training.log import RunLog
 from regard.training.losses import LossParts
 from regard.training.machine import make_autocast
 from regard.training.optimizers import make_optimizer, scale_gradients, set_learning_rate, step_if, update_ema
-from regard.training.plan import describe_plan
-from regard.training.pretrained_embeddings import VectorCoverage
 from regard.training.recipe import Recipe
 from regard.training.resume import is_extended
 from regard.training.saving import AsyncSaver, RunSaver, load_like
@@ -77,16 +78,12 @@ class RunSpec:
     """the checkpoint from which the run is resumed"""
 
 
-@dataclass(frozen=True)
-class Rank0Resources:
-    """What only rank 0 needs: the validation split, the pipeline to validate and save, and notes for the plan."""
+class Validation(NamedTuple):
+    """What rank 0 validates and saves: the pipeline, on the validation split, which is also encoded as batches."""
 
+    pipeline: Any
     dataset: Dataset[Any]
     batches: Iterable[Batch]
-    pipeline: Any
-    note: str
-    is_fine_tuned: bool
-    vectors: list[VectorCoverage]
 
 
 # With a time budget: updates between two checks of the clock, and the share of the budget for everything but the last
@@ -95,7 +92,7 @@ CLOCK_CHECK_INTERVAL, TIME_SHARE = 10, 0.97
 
 
 class Trainer:
-    """The training loop of one process. Rank 0, which gets `resources`, also validates, logs and saves."""
+    """The training loop of one process. Rank 0, which gets `validation`, also validates, logs and saves."""
 
     def __init__(
         self,
@@ -103,18 +100,18 @@ class Trainer:
         workers: Workers,
         run_log: RunLog,
         started: float,
-        resources: Rank0Resources | None = None,
+        validation: Validation | None = None,
     ) -> None:
         self.spec, self.workers, self.run_log = spec, workers, run_log
-        self.resources: Any = resources
-        self.is_rank_0 = resources is not None
+        self.validation: Any = validation
+        self.is_rank_0 = validation is not None
         self.task, self.config = TASKS[spec.recipe.task], spec.recipe.train
         config = self.config
         self.device = find_device(config.device)
         self.autocast = make_autocast(config, self.device)
         self.store = CheckpointStore(spec.out, config.keep_checkpoints)
         self.distributed = DistributedModel(
-            resources.pipeline.model if resources is not None else build_model(spec),
+            validation.pipeline.model if validation is not None else build_model(spec),
             self.task,
             config,
             workers,
@@ -126,8 +123,8 @@ class Trainer:
         self.model, self.ema_model = self.distributed.model, self.distributed.ema_model
         self.loss, self.is_sharded = self.distributed.loss, self.distributed.is_sharded
         self.shards = AsyncSaver(workers, self.store) if self.is_sharded else None
-        if resources is not None:
-            self.pipeline = replace(resources.pipeline, model=self.distributed.full)
+        if validation is not None:
+            self.pipeline = replace(validation.pipeline, model=self.distributed.full)
         self.parameters = unique_parameters(self.model)
         self.optimizer = make_optimizer(config.optimizer, self.model, config.lr, config.beta2, config.weight_decay)
         self.schedule = Schedule(config.schedule, config.lr, config.warmup, config.steps)
@@ -143,6 +140,8 @@ class Trainer:
         self.guard = LossGuard(self.device, skips_spikes=config.skip_spikes)
         self.saver = RunSaver(self.store, run_log, self.state.step if spec.checkpoint else None)
         self.is_save_due = False
+        self.is_best = False
+        """whether the last validation is the best so far"""
         self.unlogged: list[LossParts] = []
         self.restored_updates = 0
         """updates of an earlier process since the last log line: they count for the loss, not for the speed"""
@@ -151,10 +150,12 @@ class Trainer:
         self._restore_counters()
         self.timed_from = time.monotonic()
 
-    def run(self) -> None:
-        """Update the weights until the schedule ends, validation stalls or a signal arrives."""
+    def run(self) -> Any:
+        """Update the weights until the schedule ends, validation stalls or a signal arrives.
+
+        Returns the pipeline of the best validation, on rank 0.
+        """
         config = self.config
-        self.print_plan()
         if self.spec.checkpoint is None:
             if config.keep_every:
                 self.save_step_folder()  # the untrained model
@@ -199,6 +200,19 @@ class Trainer:
                         self.checkpoint()
                 if interrupted and not self.state.done:
                     self.interrupt(signals)
+        return self._best_pipeline() if self.is_rank_0 else None
+
+    def _best_pipeline(self) -> Any:
+        """The pipeline that `load` opens; its weights are in memory if the last validation was the best."""
+        if not self.is_best:
+            return load(self.spec.out, self.config.device)
+        pipeline, model, folder = self.pipeline, self.pipeline.model, self.spec.out.resolve()
+        if isinstance(pipeline, Translator):
+            pipeline = without_languages(pipeline)
+        # A new model with the same weights, without what training attached to them, such as hooks and gradients.
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        model = model_from_weights(model.config, weights, folder).to(self.device).eval()
+        return replace(pipeline, model=model, folders=frozenset([folder]))
 
     def _make_update(self) -> Callable[[list[Batch]], LossParts]:
         """The function that updates the weights; on a GPU, captured as CUDA graphs."""
@@ -229,27 +243,6 @@ class Trainer:
 
     def _is_due(self, every: int) -> bool:
         return every > 0 and self.state.step % every == 0
-
-    def print_plan(self) -> None:
-        """Print the plan with the measured time of an update; a resumed run prints its first step instead."""
-        if self.spec.checkpoint is not None:
-            self.run_log.print_lines(f"Resuming from step {self.state.step:,} of {self.config.steps:,}.")
-        elif not self.run_log.is_silent:
-            resources, cost = self.resources, self.distributed.cost
-            assert cost is not None
-            plan = describe_plan(
-                self.spec.recipe,
-                self.task,
-                resources.dataset,
-                self.pipeline.model,
-                resources.note,
-                cost,
-                self.workers.size,
-                self.device,
-                resources.is_fine_tuned,
-                resources.vectors,
-            )
-            self.run_log.print_lines(*plan)
 
     def update(
         self, apply_batches: Callable[[list[Batch]], LossParts], epoch: int, batch: int, batches: list[Batch]
@@ -368,13 +361,14 @@ class Trainer:
         self.distributed.gather()
         if not self.is_rank_0:
             return
-        config, state, resources = self.config, self.state, self.resources
-        scores = evaluate_loss(self.task, self.pipeline.model, resources.batches, self.autocast)
-        scores |= self.task.validation_scores(self.pipeline, resources.dataset)
+        config, state, validation = self.config, self.state, self.validation
+        scores = evaluate_loss(self.task, self.pipeline.model, validation.batches, self.autocast)
+        scores |= self.task.validation_scores(self.pipeline, validation.dataset)
         self.model.train()
         self.run_log.add(state.step, "validation", **scores)
         metric = {"loss": -scores["nll"], "last": float(state.step), **scores}[config.validate_by]
-        if state.improves(metric, scores["nll"]):
+        self.is_best = state.improves(metric, scores["nll"])
+        if self.is_best:
             state.best, state.best_step, state.stale = (metric, -scores["nll"]), state.step, 0
             self.pipeline.training |= {"step": state.step, "validation": scores, "selected_by": config.validate_by}
             self.saver.save_model(self.spec.out, self.pipeline)

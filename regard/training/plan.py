@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import nn
 
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import METRIC_FORMATS
@@ -13,29 +13,30 @@ from regard.training.datasets import Dataset, count_units
 from regard.training.distributed import Cost
 from regard.training.pretrained_embeddings import VectorCoverage
 from regard.training.recipe import Recipe, TrainConfig
+from regard.training.registry import TASKS
 from regard.training.schedules import format_duration
 from regard.training.tasks.task import Task
 
+if TYPE_CHECKING:
+    from regard.training.run import Setup
+
 
 def describe_plan(
-    recipe: Recipe,
-    task: Task,
-    dataset: Dataset,
-    model: torch.nn.Module,
+    setup: "Setup",
+    model: nn.Module,
     note: str,
-    cost: Cost,
-    workers: int,
-    device: torch.device,
-    is_fine_tuned: bool,
+    cost: Cost | None,
     vectors: Sequence[VectorCoverage] = (),
 ) -> list[str]:
     """The lines of the plan, followed by warnings about the data."""
-    config = recipe.train
+    recipe, dataset, is_fine_tuned = setup.recipe, setup.dataset, setup.origin is not None
+    config, task = recipe.train, TASKS[recipe.task]
+    assert cost is not None
     parameters = sum(p.numel() for p in model.parameters())
     # Two float32 moments per parameter (Adam), which are allocated after the measurement.
-    memory = workers * cost.memory + 8 * parameters * workers
-    choices = [] if is_fine_tuned else _choices(recipe, task, dataset)
-    where = device.type if workers == 1 else f"{workers} workers"
+    memory = cost.workers * (cost.memory + 8 * parameters)
+    choices = [] if is_fine_tuned else _choices(recipe, task, dataset, setup.suggested)
+    where = cost.device.type if cost.workers == 1 else f"{cost.workers} workers"
     rows = [
         ("data", dataset.describe()),
         ("", note),
@@ -46,7 +47,7 @@ def describe_plan(
         *(("", str(coverage)) for coverage in vectors),
         ("training", _describe_training(recipe, task)),
         ("validation", _describe_validation(config)),
-        ("time", _describe_time(config, cost, device)),
+        ("time", _describe_time(config, cost)),
         ("memory", f"about {memory / 1e9:.1f} GB on {where}"),
         *(("chosen", reason) for reason in task.reasons(dataset, recipe)),
         *(("chosen", choice) for choice in choices),
@@ -66,9 +67,9 @@ def metric_name(config: TrainConfig) -> str:
     return METRIC_FORMATS[name][0] if name in METRIC_FORMATS and name != "loss" else name
 
 
-def _choices(recipe: Recipe, task: Task, dataset: Dataset) -> list[str]:
+def _choices(recipe: Recipe, task: Task, dataset: Dataset, suggested: Recipe | None) -> list[str]:
     try:
-        return describe_choices(recipe, task.suggest_recipe(dataset, False))
+        return describe_choices(recipe, suggested or task.suggest_recipe(dataset, False))
     except RegardError:  # there is no suggestion for these data; all settings are the user's
         return []
 
@@ -106,9 +107,9 @@ def _describe_validation(config: TrainConfig) -> str:
     return f"every {config.validate_every:,} steps; {selected}{early}"
 
 
-def _describe_time(config: TrainConfig, cost: Cost, device: torch.device) -> str:
+def _describe_time(config: TrainConfig, cost: Cost) -> str:
     seconds = config.steps * config.accumulate * cost.seconds
-    bound = "at most " if device.type == "cuda" else "about "  # captured updates are faster than the measured ones
+    bound = "at most " if cost.device.type == "cuda" else "about "  # captured updates are faster than the measured ones
     text = f"{bound}{format_duration(seconds)} plus validation ({cost.seconds:.3f} s per batch, measured)"
     return f"{text}; ends within {config.time}" if config.time else text
 

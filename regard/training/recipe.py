@@ -246,6 +246,24 @@ def recipe_from_dict(table: Mapping[str, Any], base: Recipe | None = None, origi
     return Recipe(task=task, **sections)
 
 
+def replace_named(base: Recipe, chosen: Recipe, *tables: Mapping[str, Any]) -> Recipe:
+    """`base` with the values that the tables name, taken from `chosen`, the recipe that was read from them.
+
+    >>> chosen = recipe_from_dict({"train": {"steps": 10}})
+    >>> replace_named(Recipe().override(lr=1.0), chosen, {"train": {"steps": 10}}).train.lr
+    1.0
+    """
+    if type(base.model) is not type(chosen.model):
+        base = dataclasses.replace(base, model=type(chosen.model)())
+    sections: dict[str, Any] = {}
+    for section in SECTIONS:
+        config = getattr(chosen, section)
+        named = {key for table in tables for key in table.get(section, ())}
+        values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if item.name in named}
+        sections[section] = dataclasses.replace(getattr(base, section), **values)
+    return Recipe(task=chosen.task, **sections)
+
+
 def nest_overrides(overrides: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """Overrides as nested tables: a single key moves to the section that has it; `score` sets all scores of the model.
 

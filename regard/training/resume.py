@@ -9,15 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from regard.errors import RegardError
 from regard.files import check_output_folder
 from regard.training.checkpoint import STATE_FOLDER, STEPS, CheckpointStore, TrainState, read_checkpoint_facts
-from regard.training.datasets import Dataset, count_units
+from regard.training.datasets import count_units
 from regard.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from regard.training.schedules import parse_duration
-from regard.version import __version__
 
 LOCK = Path(STATE_FOLDER) / "lock"
 METRICS, LOSSES = "metrics.jsonl", "loss.png"
@@ -90,7 +87,7 @@ def read_stored_recipe(out: str | Path) -> Recipe | None:
 
 def check_same_run(out: Path, state: TrainState, provenance: dict[str, Any]) -> None:
     """Raise an error if the run in the folder differs from this one in a setting or in data that affect the results."""
-    current = _flatten(json.loads(json.dumps(provenance)))  # as it is read back from a file
+    current = _flatten(provenance)
     # Keys that were added after the run have their defaults.
     recipe = recipe_to_dict(recipe_from_dict(state.provenance["recipe"], origin=str(out)))
     stored = _flatten(json.loads(json.dumps({**state.provenance, "recipe": recipe})))
@@ -124,20 +121,6 @@ def is_extended(recipe: Recipe, state: TrainState) -> bool:
     before = state.provenance["recipe"]["train"]
     more_time = bool(before["time"]) and parse_duration(recipe.train.time) > parse_duration(before["time"])
     return recipe.train.steps > before["steps"] or more_time
-
-
-def make_provenance(recipe: Recipe, dataset: Dataset[Any], start_from: str | None, origin: Any) -> dict[str, Any]:
-    """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions.
-
-    What an imported parent model says of its tokens and prompts (its chat template) stays true of the new one.
-    """
-    imported = getattr(origin, "training", {}).get("imported")
-    return ({} if imported is None else {"imported": imported}) | {
-        "recipe": recipe_to_dict(recipe),
-        "data": dataset.fingerprints,
-        "start_from": start_from,
-        "versions": {"regard": __version__, "torch": torch.__version__},
-    }
 
 
 @contextlib.contextmanager

@@ -1,21 +1,27 @@
-"""A run of a recipe: data, tokenizers and workers around the training loop of `loop.py`."""
+"""A run: from data and a recipe to a model folder. `regard.train` and the command `regard train` are runs."""
 
-import copy
-import dataclasses
+import json
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, overload
 
-from regard.data.text.languages import add_directions
+import torch
+
+from regard.config_reader import read_toml
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.devices import find_device
 from regard.errors import RegardError
+from regard.interop.export_targets import ExportTarget
 from regard.pipelines import (
-    Pipeline,
+    ImageModel,
     TextEncoder,
+    TextGenerator,
     Translator,
-    check_storable,
     load,
     load_weights,
     make_pipeline,
@@ -23,29 +29,277 @@ from regard.pipelines import (
     read_tokenizers,
     write_tokenizers,
 )
-from regard.training.checkpoint import CheckpointStore, TrainState
-from regard.training.datasets import Dataset, count_units
-from regard.training.fine_tuning import HEAD_PARAMETERS, StartFrom, fine_tuning_recipe, initial_weights, origin_name
+from regard.pipelines.folder import AnyPipeline
+from regard.recipes import find_recipe
+from regard.training.checkpoint import CheckpointStore
+from regard.training.datasets import Dataset, count_units, find_rows, write_rows
+from regard.training.fine_tuning import (
+    HEAD_PARAMETERS,
+    Origin,
+    StartFrom,
+    fine_tuning_recipe,
+    inherit_settings,
+    initial_weights,
+    open_origin,
+)
 from regard.training.log import RunLog, plot_losses, read_metrics
-from regard.training.loop import Rank0Resources, RunSpec, Trainer, build_model
+from regard.training.loop import RunSpec, Trainer, Validation, build_model
 from regard.training.machine import check_model_size, configured_machine, count_ranks, resolve_precision
 from regard.training.multilingual import select_training_languages
-from regard.training.pretrained_embeddings import init_embeddings
-from regard.training.recipe import Recipe, resolve_cache_folder
+from regard.training.plan import describe_plan
+from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
+from regard.training.recipe import (
+    Recipe,
+    nest_overrides,
+    recipe_from_dict,
+    recipe_to_dict,
+    replace_named,
+    resolve_cache_folder,
+)
 from regard.training.resume import (
     LOSSES,
     METRICS,
     check_run_folder,
     check_same_run,
     is_extended,
-    make_provenance,
     open_run_folder,
     read_state,
+    read_stored_recipe,
 )
+from regard.training.shards.dataset import ShardedDataset, shards_task
 from regard.training.shards.folder import shard_files
-from regard.training.tasks import TASKS, read_dataset
-from regard.training.tasks.task import BatchShape, Task
+from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe, suggest_recipe
+from regard.training.tasks.task import BatchShape
 from regard.training.workers import Workers, join_torchrun, run_torchrun_rank, start_workers, torchrun_rank
+from regard.version import __version__
+
+Data = str | Path | Sequence[str | Path] | Iterable[Any]
+ROWS = "<rows>"
+"""the name of data that were passed as rows, in recipes"""
+# Fields of rows that are tuples; of other tasks, a row is a text.
+_FIELDS = {"translate": ("source", "target"), "text2text": ("source", "target"), "classify": ("text", "label")}
+
+
+@overload
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: Literal["translate", "text2text"] = "translate",
+    recipe: None = None,
+    dry_run: Literal[False] = False,
+    **options: Any,
+) -> Translator: ...
+@overload
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: Literal["language"],
+    dry_run: Literal[False] = False,
+    **options: Any,
+) -> TextGenerator: ...
+@overload
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: Literal["mask", "classify", "answer", "tag"],
+    dry_run: Literal[False] = False,
+    **options: Any,
+) -> TextEncoder: ...
+@overload
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: Literal["classify-images", "segment", "mask-images"],
+    dry_run: Literal[False] = False,
+    **options: Any,
+) -> ImageModel: ...
+@overload
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: str | None = None,
+    recipe: str | Path | Recipe | None = None,
+    start_from: StartFrom | None = None,
+    export_for: ExportTarget | None = None,
+    quiet: bool = False,
+    dry_run: bool = False,
+    **overrides: Any,
+) -> AnyPipeline | None: ...
+def train(
+    data: Data | None = None,
+    out: str | Path = "model",
+    *,
+    task: str | None = None,
+    recipe: str | Path | Recipe | None = None,
+    start_from: StartFrom | None = None,
+    export_for: ExportTarget | None = None,
+    quiet: bool = False,
+    dry_run: bool = False,
+    **overrides: Any,
+) -> AnyPipeline | None:
+    """Train a model on files or rows; whatever is not specified is chosen from the data.
+
+    `data` names one or more files ("phrasebook": the built-in data) or a folder of token shards (see
+    `regard.prepare`), or is an iterable of rows: pairs, dictionaries with the fields of a JSONL file, or a data frame.
+    `out` is the model folder to write. `task` is "translate" unless the recipe or the shards name
+    another one. `recipe` is a Recipe, the path of a TOML file or the name of a packaged recipe. Further keyword
+    arguments override keys of the recipe: sections as dictionaries or config objects (`train={"steps": 3000}`), or
+    single keys (`steps=3000`). `start_from` is a model to fine-tune: its folder, or what `regard.load` returns;
+    `export_for` restricts the model to a form that this export target supports.
+
+    An interrupted run is resumed by the same call. Random numbers, default types and gradient modes of PyTorch are
+    those of the run while it trains, and afterwards those of the caller; in several threads, one training waits for
+    the other. With `dry_run` the plan is printed and nothing is trained. Returns
+    the pipeline that `regard.load(out)` returns; in a script that torchrun started, only on rank 0.
+
+    >>> translator = train("pairs.tsv", out="model", steps=3000)  # doctest: +SKIP
+    >>> translator("The cat chased the mouse.")  # doctest: +SKIP
+    'Le chat a chassé la souris.'
+    """
+    if torchrun_rank():  # rank 0 reads the data, prints and writes
+        if not dry_run:
+            run_torchrun_rank()
+        return None
+    name = "the recipe" if recipe is None or isinstance(recipe, Recipe) else str(recipe)
+    if isinstance(recipe, Recipe):
+        table = recipe_to_dict(recipe)
+    else:
+        table = {} if recipe is None else read_toml(find_recipe(str(recipe)))
+    if task is not None:
+        table["task"] = task
+    rows, files = find_rows(data), None
+    with ExitStack() as stack:
+        if rows is not None:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "rows.jsonl")
+            columns = overrides.get("columns") or overrides.get("data", {}).get("columns")
+            write_rows(rows, file, columns or _FIELDS.get(table.get("task", "translate"), ("text",)))
+            files = [str(file)]
+        elif data is not None:
+            files = [str(file) for file in ([data] if isinstance(data, str | Path) else data)]
+        table = add_shards_task(table, files)
+        plain = recipe_from_dict(table, origin=name)
+        nested = nest_overrides(overrides, plain)
+        if files is not None:
+            nested["data"] = {**nested.get("data", {}), "files": files}
+        chosen = recipe_from_dict(nested, plain, "regard.train")
+        options: Any = dict(start_from=start_from, export_for=export_for, quiet=quiet, dry_run=dry_run)
+        try:
+            setup = complete_recipe(chosen, table, nested, out, **options)
+        except RegardError as error:
+            if rows is None:
+                raise
+            raise RegardError(error.message.replace(str(file), "data"), error.hint) from None
+    if rows is not None:
+        recipe = replace(setup.recipe, data=replace(setup.recipe.data, files=(ROWS,)))
+        setup = setup._replace(recipe=recipe)
+    return run(setup, out, quiet=quiet, dry_run=dry_run)
+
+
+def add_shards_task(table: dict[str, Any], files: Sequence[str] | None) -> dict[str, Any]:
+    """The table with the task of the token shards that `files` (or the table) name, if it has no task of its own.
+
+    >>> add_shards_task({}, ["pairs.tsv"])
+    {}
+    """
+    data = table.get("data")
+    task = shards_task(files or (data.get("files") if isinstance(data, dict) else None))
+    return {"task": task, **table} if task else table
+
+
+def _keyword(key: str) -> str:
+    return {"data.files": "data=…", "for": "export_for"}.get(key, key)
+
+
+class Setup(NamedTuple):
+    """A complete recipe, and what was read to complete it."""
+
+    recipe: Recipe
+    dataset: Dataset[Any]
+    origin: Origin | None = None
+    """the model to fine-tune"""
+    suggested: Recipe | None = None
+    """the recipe that was suggested for the data"""
+
+
+def complete_recipe(
+    chosen: Recipe,
+    table: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    out: str | Path,
+    *,
+    start_from: StartFrom | None = None,
+    export_for: ExportTarget | None = None,
+    quiet: bool = False,
+    dry_run: bool = False,
+    key_name: Callable[[str], str] = _keyword,
+) -> Setup:
+    """Read the data, and choose from them what `table` and `overrides` do not name.
+
+    `chosen` is the recipe that was read from the two tables. A run that is resumed keeps its recipe, apart from what
+    they name. Errors spell keys by `key_name`.
+    """
+    data = chosen.data
+    if "files" not in {**table.get("data", {}), **overrides.get("data", {})}:
+        raise RegardError("No training data is given.", f"Pass {key_name('data.files')}.")
+    if export_for and start_from:
+        raise RegardError(
+            f"A model to fine-tune cannot be restricted to a form for {export_for}.", f"Leave out {key_name('for')}."
+        )
+    origin = open_origin(start_from)
+    if not dry_run:  # before reading the data, which may take long
+        check_run_folder(Path(out), [*data.files, *data.validation, origin and origin.name])
+    dataset = read_dataset(chosen.task, resolve_cache_folder(data, out), quiet=quiet)
+    base, suggested = read_stored_recipe(out), None
+    if base is None or base.task != chosen.task:
+        base = suggested = suggest_recipe(chosen.task, dataset, origin is not None)
+        if chosen.train.time:  # only the decay of this schedule can start early
+            base = replace(base, train=replace(base.train, schedule="wsd"))
+    if export_for:
+        base = restrict_recipe(base, export_for)
+    is_sharded = isinstance(dataset, ShardedDataset)
+    if is_sharded:
+        base = replace(base, tokenizer=dataset.tokenizer_config)
+    recipe = replace_named(base, chosen, table, overrides)
+    if is_sharded:
+        _check_tokenizer(recipe, dataset, key_name)
+    if origin is not None:
+        _check_origin(overrides, recipe, origin, key_name)
+    if export_for:
+        check_recipe(recipe, export_for)
+    return Setup(recipe, dataset, origin, suggested)
+
+
+def _check_tokenizer(recipe: Recipe, dataset: ShardedDataset, key_name: Callable[[str], str]) -> None:
+    """Raise an error for tokenizer settings that contradict those of token shards."""
+    for name, value in asdict(dataset.tokenizer_config).items():
+        if name != "dropout" and getattr(recipe.tokenizer, name) != value:
+            raise RegardError(
+                f"The token shards were prepared with tokenizer.{name} = {value!r}, not "
+                f"{getattr(recipe.tokenizer, name)!r}.",
+                f"Leave out {key_name(f'tokenizer.{name}')}, or prepare the data again.",
+            )
+
+
+def _check_origin(overrides: Mapping[str, Any], recipe: Recipe, origin: Origin, key_name: Callable[[str], str]) -> None:
+    """Raise an error for overrides that contradict the model to fine-tune."""
+    for name in overrides.get("tokenizer", {}):
+        if name != "dropout":  # used only during training
+            raise RegardError(
+                f"Fine-tuning uses the tokenizers of {origin.name}.", f"Leave out {key_name(f'tokenizer.{name}')}."
+            )
+    model = fine_tuning_recipe(recipe, origin).model
+    for name, value in overrides.get("model", {}).items():
+        current = getattr(model, name, value)
+        if current != value:
+            raise RegardError(
+                f"Fine-tuning uses the model of {origin.name}, whose {name} is {current} (got {value}).",
+                f"Leave out {key_name(f'model.{name}')}.",
+            )
 
 
 def run_recipe(
@@ -69,36 +323,26 @@ def run_recipe(
     """
     if torchrun_rank():
         return None if dry_run else run_torchrun_rank()
-    with configured_machine(recipe.train):
-        return _run(recipe, Path(out), start_from, dataset, quiet, dry_run)
-
-
-def _run(
-    recipe: Recipe,
-    out: Path,
-    start_from: StartFrom | None,
-    dataset: Dataset[Any] | None,
-    quiet: bool,
-    dry_run: bool,
-) -> Any:
-    started, task, name = time.monotonic(), TASKS[recipe.task], origin_name(start_from)
-    check_task_settings(recipe, task)
+    origin = open_origin(start_from)
     if not dry_run:
-        check_run_folder(out, [*recipe.data.files, *recipe.data.validation, name])
-    origin = _open_origin(start_from) if start_from is not None else None
-    if origin is not None:
-        recipe = fine_tuning_recipe(recipe, origin.model.config, name)
+        check_run_folder(Path(out), [*recipe.data.files, *recipe.data.validation, origin and origin.name])
     dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
-    check_model_size(recipe, task, dataset)
-    provenance = make_provenance(recipe, dataset, name, origin)
+    return run(Setup(recipe, dataset, origin), out, quiet=quiet, dry_run=dry_run)
 
-    with open_run_folder(out, dry_run) as folder:
+
+def run(setup: Setup, out: str | Path, *, quiet: bool, dry_run: bool) -> Any:
+    """Train with a complete recipe, in a folder that was checked; returns the pipeline, of a dry run None."""
+    started, recipe, out = time.monotonic(), setup.recipe, Path(out)
+    check_settings(recipe)
+    if setup.origin is not None:
+        recipe = fine_tuning_recipe(recipe, setup.origin)
+    check_model_size(recipe, TASKS[recipe.task], setup.dataset)
+    setup = setup._replace(recipe=recipe)
+    provenance = make_provenance(setup)
+    with configured_machine(recipe.train), open_run_folder(out, dry_run) as folder:
         checkpoint = CheckpointStore(folder).find_intact(lambda line: print(f"regard: {line}", file=sys.stderr))
         state = read_state(checkpoint) if checkpoint else None
-        if state is None:
-            # Written before the first step; a resumed run reads them back.
-            write_tokenizers(folder, *choose_tokenizers(recipe, task, dataset, origin))
-        else:
+        if state is not None:
             check_same_run(out, state, provenance)
         if state is not None and state.done and not is_extended(recipe, state):
             if not quiet:
@@ -106,62 +350,40 @@ def _run(
             if torchrun_rank() is not None:
                 with join_torchrun() as workers:
                     workers.connect(None)
+            pipeline = load(out, recipe.train.device)
         else:
-            _train(recipe, folder, checkpoint, state, dataset, origin, provenance, started, quiet, dry_run)
-        if dry_run:
-            return None
+            tokenizers = choose_tokenizers(setup, folder, is_resumed=state is not None, writes=not dry_run)
+            size = count_ranks(recipe, state)
+            setup = setup._replace(recipe=resolve_precision(recipe, state.precision if state else None))
+            with Workers(size=size) if dry_run else start_workers(size) as workers:
+                # While the other workers start, rank 0 encodes the data and builds the model for all of them.
+                spec, validation, note, vectors = prepare(setup, tokenizers, provenance, folder, checkpoint)
+                run_log = RunLog(
+                    folder / METRICS,
+                    recipe.train.steps,
+                    state.step if state else 0,
+                    is_silent=quiet,
+                    writes_files=not dry_run,
+                    wandb_mode=recipe.train.wandb,
+                    recipe=provenance["recipe"],
+                )
+                if not dry_run:
+                    workers.connect(spec)
+                trainer = Trainer(spec, workers, run_log, started, validation)
+                if state is not None:
+                    run_log.print_lines(f"Resuming from step {state.step:,} of {recipe.train.steps:,}.")
+                elif not quiet:
+                    run_log.print_lines(
+                        *describe_plan(setup, trainer.pipeline.model, note, trainer.distributed.cost, vectors)
+                    )
+                if dry_run:
+                    return None
+                pipeline = trainer.run()
         try:
-            plot_losses(read_metrics(out / METRICS), out / LOSSES, task.unit)
+            plot_losses(read_metrics(out / METRICS), out / LOSSES, TASKS[recipe.task].unit)
         except RegardError as error:  # the model is saved
             print(f"regard: {error.message}", file=sys.stderr)
-    return load(out, recipe.train.device)
-
-
-def _open_origin(start_from: StartFrom) -> Any:
-    """The pipeline of the model to fine-tune, on the CPU."""
-    if not isinstance(start_from, Pipeline):
-        return load(start_from, "cpu")
-    check_storable(start_from)  # its config and parameters are used
-    if start_from.device.type == "cpu":
-        return start_from
-    copied: Any = start_from
-    return dataclasses.replace(copied, model=copy.deepcopy(copied.model).cpu())
-
-
-def _train(
-    recipe: Recipe,
-    folder: Path,
-    checkpoint: Path | None,
-    state: TrainState | None,
-    dataset: Dataset[Any],
-    origin: Any,
-    provenance: dict[str, Any],
-    started: float,
-    quiet: bool,
-    dry_run: bool,
-) -> None:
-    size = count_ranks(recipe, state)
-    recipe = resolve_precision(recipe, state.precision if state else None)
-    with Workers(size=size) if dry_run else start_workers(size) as workers:
-        # While the other workers start, rank 0 encodes the data and builds the model for all of them.
-        spec, resources = prepare_run(recipe, folder, checkpoint, dataset, origin, provenance)
-        step = state.step if state else 0
-        run_log = RunLog(
-            folder / METRICS,
-            recipe.train.steps,
-            step,
-            is_silent=quiet,
-            writes_files=not dry_run,
-            wandb_mode=recipe.train.wandb,
-            recipe=provenance["recipe"],
-        )
-        if not dry_run:
-            workers.connect(spec)
-        trainer = Trainer(spec, workers, run_log, started, resources)
-        if dry_run:
-            trainer.print_plan()
-        else:
-            trainer.run()
+    return pipeline
 
 
 def run_worker(spec: RunSpec, workers: Workers) -> None:
@@ -171,9 +393,9 @@ def run_worker(spec: RunSpec, workers: Workers) -> None:
         Trainer(spec, workers, run_log, time.monotonic()).run()
 
 
-def check_task_settings(recipe: Recipe, task: Task) -> None:
+def check_settings(recipe: Recipe) -> None:
     """Raise an error for training settings that contradict each other or the task."""
-    config = recipe.train
+    config, task = recipe.train, TASKS[recipe.task]
     if recipe.tokenizer.dropout and shard_files(recipe.data.files):
         raise RegardError(
             "tokenizer.dropout needs text; the data are token shards.", "Train on the files, or leave it out."
@@ -190,35 +412,60 @@ def check_task_settings(recipe: Recipe, task: Task) -> None:
         )
 
 
-def choose_tokenizers(recipe: Recipe, task: Task, dataset: Dataset[Any], origin: Any) -> tuple[Any, ...]:
-    """The tokenizers of a new run: those of the model to fine-tune, of token shards, or new ones."""
-    if origin is None:
-        return dataset.tokenizers or task.make_tokenizers(dataset, recipe.tokenizer)
-    if dataset.tokenizers and any(one != other for one, other in zip(dataset.tokenizers, origin.tokenizers)):
-        raise RegardError(
-            "The token shards were made with other tokenizers than those of the model to fine-tune.",
-            "Prepare the data again: regard prepare --tokenizer MODEL",
-        )
-    return origin.tokenizers
+def make_provenance(setup: Setup) -> dict[str, Any]:
+    """The origin of a model, as stored in training.json: recipe, data fingerprints, parent model and versions.
+
+    What an imported parent model says of its tokens and prompts (its chat template) stays true of the new one.
+    """
+    origin = setup.origin
+    imported = None if origin is None else origin.pipeline.training.get("imported")
+    provenance = ({} if imported is None else {"imported": imported}) | {
+        "recipe": recipe_to_dict(setup.recipe),
+        "data": setup.dataset.fingerprints,
+        "start_from": None if origin is None else origin.name,
+        "versions": {"regard": __version__, "torch": torch.__version__},
+    }
+    return json.loads(json.dumps(provenance))  # as it is read back from the file
 
 
-def prepare_run(
-    recipe: Recipe,
-    out: Path,
-    checkpoint: Path | None,
-    dataset: Dataset[Any],
-    origin: Any,
+def choose_tokenizers(setup: Setup, folder: Path, *, is_resumed: bool, writes: bool) -> tuple[Any, ...]:
+    """The tokenizers of source and target: those of the interrupted run, the model to fine-tune or token shards, or
+    new ones. Those of a new run are written to its folder; images have none."""
+    recipe, dataset, origin = setup.recipe, setup.dataset, setup.origin and setup.origin.pipeline
+    if not pipeline_class(recipe.model).tokenizer_count:
+        return ()
+    if is_resumed:
+        # Special ids do not tell the formats apart: those of ALBERT are the ids of Regard.
+        is_foreign = origin is not None and any(tokenizer.kind == FOREIGN_KIND for tokenizer in origin.tokenizers)
+        return read_tokenizers(folder, foreign=is_foreign)
+    tokenizers = dataset.tokenizers
+    if origin is not None:
+        if tokenizers and any(given != other for given, other in zip(tokenizers, origin.tokenizers)):
+            raise RegardError(
+                "The token shards were made with other tokenizers than those of the model to fine-tune.",
+                "Prepare the data again: regard prepare --tokenizer MODEL",
+            )
+        tokenizers = origin.tokenizers
+    tokenizers = tokenizers or TASKS[recipe.task].make_tokenizers(dataset, recipe.tokenizer)
+    if writes:
+        write_tokenizers(folder, *tokenizers)
+    return tokenizers[0], tokenizers[-1]
+
+
+def prepare(
+    setup: Setup,
+    tokenizers: tuple[Any, ...],
     provenance: dict[str, Any],
-) -> tuple[RunSpec, Rank0Resources]:
-    """Encode the data and build the model; its initial weights are those of the pipeline `origin`, if there is one."""
-    config, task, family = recipe.train, TASKS[recipe.task], pipeline_class(recipe.model)
+    folder: Path,
+    checkpoint: Path | None,
+) -> tuple[RunSpec, Validation, str, list[VectorCoverage]]:
+    """Encode the data and build the model: what all ranks need, what rank 0 validates, and two notes for the plan."""
+    recipe, config, task = setup.recipe, setup.recipe.train, TASKS[setup.recipe.task]
+    origin = setup.origin and setup.origin.pipeline
     if isinstance(origin, Translator):
         origin = select_training_languages(origin, recipe.data)
-    special = family.special if origin is None else origin.special
-    # Special ids do not tell the formats apart: those of ALBERT are the ids of Regard.
-    is_foreign = origin is not None and any(one.kind == FOREIGN_KIND for one in origin.tokenizers)
-    tokenizers = read_tokenizers(out, foreign=is_foreign) if family.tokenizer_count else ()
-    model_config = task.complete_config(recipe.model, dataset, tokenizers)
+    special = pipeline_class(recipe.model).special if origin is None else origin.special
+    model_config = task.complete_config(recipe.model, setup.dataset, tokenizers)
     shape = BatchShape(
         config.batch_tokens,
         config.seed,
@@ -226,23 +473,12 @@ def prepare_run(
         constant=find_device(config.device).type == "cuda",
         images=config.batch_images,
     )
-    batches, validation, note = task.encode(dataset, tokenizers, special, recipe, model_config, shape)
-    spec = RunSpec(recipe, out, provenance, model_config, batches, checkpoint)
+    batches, validation, note = task.encode(setup.dataset, tokenizers, special, recipe, model_config, shape)
+    spec = RunSpec(recipe, folder, provenance, model_config, batches, checkpoint)
     model = build_model(spec)
     if origin is not None:
-        weights = initial_weights(model, origin.model)
-        load_weights(model, weights, provenance["start_from"], allow_mismatch=HEAD_PARAMETERS)
+        load_weights(model, initial_weights(model, origin.model), provenance["start_from"], HEAD_PARAMETERS)
     vectors = init_embeddings(model, config, *tokenizers) if tokenizers else []
     pipeline = make_pipeline(model, tokenizers, dict(provenance), special)
-    if isinstance(origin, Translator):
-        # A model that is fine-tuned on some of its language pairs keeps the others.
-        keeps = tokenizers[0].language_tags or not pipeline.language_pairs
-        pairs = (*origin.language_pairs, *pipeline.language_pairs) if keeps else pipeline.language_pairs
-        pipeline.language_pairs = add_directions(pairs, both=False)
-        pipeline.language_tokens = origin.language_tokens
-        pipeline.source_language, pipeline.target_language = origin.source_language, origin.target_language
-    if hasattr(origin, "decoding") and type(origin) is type(pipeline):
-        pipeline.decoding = origin.decoding
-    if isinstance(origin, TextEncoder) and isinstance(pipeline, TextEncoder):
-        pipeline.sentence = origin.sentence
-    return spec, Rank0Resources(dataset, validation, pipeline, note, origin is not None, vectors)
+    inherit_settings(pipeline, origin)
+    return spec, Validation(pipeline, setup.dataset, validation), note, vectors

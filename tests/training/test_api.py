@@ -1,5 +1,8 @@
 """`regard.train`: training in one call, and overrides of a recipe."""
 
+import dataclasses
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +12,10 @@ from regard.attention import Cosine
 from regard.cli import main
 from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
-from regard.training import Recipe, TrainConfig, read_toml, recipe_from_dict
-from regard.training.api import resolve_recipe
+from regard.training import TASKS, Recipe, TrainConfig, loop, read_toml, recipe_from_dict, run
+from regard.training import recipe as recipe_module
 from regard.training.resume import read_stored_recipe
-from regard.training.run import run_recipe
+from regard.training.run import complete_recipe, run_recipe
 from tests.training.helpers import bit_equal, saved_tensors
 
 SMALL = {"limit": 60, "steps": 2, "batch_tokens": 512, "workers": 1, "device": "cpu"}
@@ -26,10 +29,45 @@ def pairs(tmp_path):
     return path
 
 
-def test_train_returns_a_pipeline_that_load_reopens(tmp_path, pairs):
-    translator = regard.train(pairs, tmp_path / "model", model=TINY, steps=2, workers=1, device="cpu", quiet=True)
-    assert translator("word 1") == regard.load(tmp_path / "model", "cpu")("word 1")
+def complete(overrides, out, **options):
+    """The recipe that is completed from these overrides."""
+    return complete_recipe(recipe_from_dict(overrides), {}, overrides, out, **options).recipe
+
+
+@pytest.mark.parametrize("best", ["last", "earlier"])
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_train_returns_the_pipeline_that_load_opens(tmp_path, pairs, monkeypatch, best, ema):
+    losses = iter([2.0, 1.0] if best == "last" else [1.0, 2.0])
+    monkeypatch.setattr(loop, "evaluate_loss", lambda *_: {"nll": next(losses)})
+    options: dict = dict(steps=2, validate_every=1, workers=1, device="cpu", quiet=True, ema=ema)
+    translator = regard.train(pairs, tmp_path / "model", model=TINY, languages=("en", "fr"), **options)
+    loaded = regard.load(tmp_path / "model", "cpu")
+    assert translator.training["step"] == (2 if best == "last" else 1)
+    assert translator.fingerprint() == loaded.fingerprint()
+    for field in dataclasses.fields(loaded):
+        if field.name != "model":
+            assert getattr(translator, field.name) == getattr(loaded, field.name), field.name
+    assert not translator.model.training
+    assert translator("word 1") == loaded("word 1")
     assert read_stored_recipe(tmp_path / "model").data.files == (str(pairs),)
+
+
+def test_a_run_does_nothing_twice(tmp_path, pairs, monkeypatch):
+    calls: Counter[str] = Counter()
+
+    def count(owner, name):
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, **options: calls.update([name]) or function(*args, **options))
+
+    for owner, name in (
+        *((run, name) for name in ("recipe_from_dict", "check_run_folder", "read_dataset", "load", "read_tokenizers")),
+        *((loop, name) for name in ("load", "build_model")),
+        *((recipe_module, "recipe_from_dict"), (type(TASKS["translate"]), "suggest_recipe"), (run, "build_model")),
+    ):
+        count(owner, name)
+    regard.train(pairs, tmp_path / "model", model=TINY, steps=1, workers=1, device="cpu")
+    once = ["check_run_folder", "read_dataset", "suggest_recipe", "build_model"]
+    assert calls == {"recipe_from_dict": 2} | dict.fromkeys(once, 1)  # the file and the overrides are read once each
 
 
 def test_the_same_call_resumes_and_keeps_the_recipe(tmp_path):
@@ -51,7 +89,7 @@ def test_nested_and_single_keys_override_the_suggestion(tmp_path):
 def test_python_and_command_line_choose_the_same_recipe(tmp_path, pairs, capsys):
     assert main(["train", "--data", str(pairs), "--steps", "7", "--out", str(tmp_path / "a"), "--dry-run"]) == 0
     (tmp_path / "printed.toml").write_text(capsys.readouterr().out, encoding="utf-8")
-    recipe, _ = resolve_recipe({}, {"data": {"files": [str(pairs)]}, "train": {"steps": 7}}, tmp_path / "a")
+    recipe = complete({"data": {"files": [str(pairs)]}, "train": {"steps": 7}}, tmp_path / "a")
     assert recipe_from_dict(read_toml(tmp_path / "printed.toml")) == recipe
 
 
@@ -59,11 +97,11 @@ def test_time_budget_chooses_its_schedule(tmp_path, pairs):
     """The suggestion for fine-tuning is another schedule, whose decay cannot start early."""
     regard.train(pairs, tmp_path / "model", model=TINY, steps=1, workers=1, device="cpu", quiet=True)
     table = {"data": {"files": [str(pairs)]}, "train": {"time": "30s"}}
-    plain, _ = resolve_recipe({}, {"data": table["data"]}, tmp_path / "new", start_from=tmp_path / "model")
-    timed, _ = resolve_recipe({}, table, tmp_path / "new", start_from=tmp_path / "model")
+    plain = complete({"data": table["data"]}, tmp_path / "new", start_from=tmp_path / "model")
+    timed = complete(table, tmp_path / "new", start_from=tmp_path / "model")
     assert (plain.train.schedule, timed.train.schedule) == ("linear", "wsd")
     table["train"]["schedule"] = "cosine"  # an explicit contradiction is still an error
-    chosen, _ = resolve_recipe({}, table, tmp_path / "new", start_from=tmp_path / "model")
+    chosen = complete(table, tmp_path / "new", start_from=tmp_path / "model")
     with pytest.raises(RegardError, match=r"train\.time needs the schedule wsd"):
         run_recipe(chosen, tmp_path / "new", start_from=tmp_path / "model", quiet=True)
 
@@ -199,11 +237,11 @@ def test_fine_tuning_starts_from_a_folder_or_a_model(tmp_path, pairs):
     changes["lr"] = 1e-30
     tuned = regard.train(pairs, tmp_path / "memory", start_from=translator, **changes)
     assert all(parameter.abs().max() < 1e-20 for parameter in tuned.model.parameters())
+    with pytest.raises(RegardError, match=r"model of a model in memory, whose width is 8 \(got 16\)"):
+        regard.train(pairs, tmp_path / "wide", start_from=translator, width=16, **changes)
     translator.model.encoder[0].attention.score = Cosine(4.0)
     with pytest.raises(RegardError, match=r"encoder\.0\.attention\.score is Cosine instead of ScaledDot"):
         regard.train(pairs, tmp_path / "changed", start_from=translator, **changes)
-    with pytest.raises(RegardError, match=r"model of a model in memory, whose width is 8 \(got 16\)"):
-        regard.train(pairs, tmp_path / "wide", start_from=translator, width=16, **changes)
 
 
 def test_data_is_required(tmp_path):

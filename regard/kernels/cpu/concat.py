@@ -1,6 +1,6 @@
 """Additive attention on a CPU, a block of rows at a time, without computing a tanh.
 
-Plain twin: `regard.attention.reference` with the score `Concat`. tanh(a + b) = 1 − 2r with r = 1 / (1 + e^{2a} e^{2b}).
+Reference: `regard.attention.reference` with the score `Concat`. tanh(a + b) = 1 − 2r with r = 1 / (1 + e^{2a} e^{2b}).
 The exponentials depend on rows and columns separately, so that a pair costs a multiplication and a reciprocal, which on
 a CPU are twenty times as fast as a tanh. The 1 is the same for every key and cancels in the softmax: scores are −2 w·r.
 In the backward pass ∂score/∂a = ∂score/∂b = 4 w r (1 − r).

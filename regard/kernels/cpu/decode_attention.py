@@ -1,6 +1,6 @@
 """Attention of one decoding step, and of the encoder, on a CPU: queries of a row over cached keys and values.
 
-Plain twins: tests/kernels/cpu/test_decode_attention.py.
+References: tests/kernels/cpu/test_decode_attention.py.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The choice of the next tokens on a CPU: log-softmax and top-k of a row in one pass, without a matrix of logits.
 
-Plain twin: regard.decode.rules.best_tokens.
+Reference: regard.decode.rules.best_tokens.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """All layers of a decoding step in one call: for a few rows, the calls of single kernels take longer than they do.
 
-Plain twin: the same kernels around matrix products of torch, in regard.decode.steppers.compiled.
+Reference: the same kernels around matrix products of torch, in regard.decode.steppers.compiled.
 """
 
 from regard.kernels.cpu.decode_attention import cross_attention, self_attention

@@ -2,7 +2,7 @@
 
 A matrix product gives `y`: int32 sums of int8 products, whose value is y * row_scale * scale + bias, or float32 (with
 scales of 1). The input of the next one is `out`: int8 with one scale per row, or float32. Every function computes a row
-from this row alone, so that results do not depend on the batch. Plain twins: tests/kernels/cpu/test_decode_rows.py.
+from this row alone, so that results do not depend on the batch. References: tests/kernels/cpu/test_decode_rows.py.
 """
 
 import math

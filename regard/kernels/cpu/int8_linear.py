@@ -1,5 +1,5 @@
 """Matrix products of int8 weights and activations on a CPU: weights have one scale per output channel, activations one
-per row, so that the result of a row does not depend on the other rows. Plain twin: torch.nn.functional.linear.
+per row, so that the result of a row does not depend on the other rows. Reference: torch.nn.functional.linear.
 """
 
 from functools import cache

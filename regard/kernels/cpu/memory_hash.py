@@ -1,4 +1,4 @@
-"""A hash of the memory of many arrays, at the speed of memory. Reference implementation: tests/kernels/cpu."""
+"""A hash of the memory of many arrays, at the speed of memory. Reference: tests/kernels/cpu."""
 
 from typing import Any
 

@@ -3,7 +3,7 @@
 A weight (N, K) is packed once into panels of 16 outputs, in the order in which a product reads them: float32 (N/16, K,
 16), or bytes (N/16, K/4, 64) of which each group of four belongs to one output. A tile of a product is a block of rows
 times a few panels whose sums stay in registers. Libraries that take the weight in its usual layout pack it again in
-every call, which costs more than the product of a few rows. Plain twin: x @ weight.T.
+every call, which costs more than the product of a few rows. Reference: x @ weight.T.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Additive attention, softmax(w·tanh(a + b)) v with a = q W_b and b = k W_c, fused, packed or padded (CUDA, Triton).
 
-Plain twin: `regard.attention.reference` with the score `Concat`. Neither scores nor weights are ever in memory; the
+Reference: `regard.attention.reference` with the score `Concat`. Neither scores nor weights are ever in memory; the
 backward pass has the output and the log-sum-exp of each query, and recomputes the rest. Nothing synchronizes with the
 device, and torch.compile sees one operator.
 

@@ -1,6 +1,6 @@
 """Cross-entropy over the vocabulary in chunks of rows: a kernel replaces the logits by their gradient (CUDA, Triton).
 
-Plain twin: the chunked loss in `regard.training.losses`. A matrix product computes a chunk of low-precision logits, one
+Reference: the chunked loss in `regard.training.losses`. A matrix product computes a chunk of low-precision logits, one
 kernel reads each row and overwrites it with its gradient, and two products propagate that to features and weights. The
 full logits never exist in memory, and no logits are stored in float32.
 

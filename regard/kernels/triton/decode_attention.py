@@ -1,6 +1,6 @@
 """Attention of one new token per hypothesis over static caches (CUDA, Triton; inference only).
 
-Plain twins: `plain_decode_attention` and `plain_decode_cross_attention`. Nothing synchronizes with the host, and
+References: `reference_decode_attention` and `reference_decode_cross_attention`. Nothing synchronizes with the host, and
 launches depend on shapes only, so calls can be captured in a CUDA graph. Beam search never copies a cache: the key of
 position s of a hypothesis stays in the column of the hypothesis that wrote it, and `ancestors` says which that is.
 
@@ -133,7 +133,7 @@ def decode_cross_attention(
     return out
 
 
-def plain_decode_attention(
+def reference_decode_attention(
     qkv: Float[Tensor, "R C"],
     k_cache: Float[Tensor, "B G S K D"],
     v_cache: Float[Tensor, "B G S K D"],
@@ -175,7 +175,7 @@ def plain_decode_attention(
     return torch.where(is_used[:, None], out.reshape(B, -1), 0.0).view(B * K, heads * D).to(qkv.dtype)
 
 
-def plain_decode_cross_attention(
+def reference_decode_cross_attention(
     q: Float[Tensor, "R HD"],
     k: Float[Tensor, "B G M D"],
     v: Float[Tensor, "B G M D"],

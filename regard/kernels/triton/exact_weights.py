@@ -1,6 +1,6 @@
 """Exact attention weights for scores that are dot products (CUDA, Triton), without storing the scores.
 
-Plain twin: the blockwise loop in `regard.attention.exact_weights`. One kernel computes the log-sum-exp of each row, a
+Reference: the blockwise loop in `regard.attention.exact_weights`. One kernel computes the log-sum-exp of each row, a
 second one the weights. Computing the scores twice is faster than storing them, and the second kernel, whose tiles are
 independent of each other, fills the GPU. There is no backward pass.
 """

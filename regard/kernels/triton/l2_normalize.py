@@ -1,6 +1,6 @@
 """L2 normalization of the rows of q and k, with a learned scale on q, in one launch (CUDA, Triton).
 
-Plain twin: the last lines of `regard.attention.scores._normalize_rows`. torch needs seven or eight passes over memory
+Reference: the last lines of `regard.attention.scores._normalize_rows`. torch needs seven or eight passes over memory
 for it, and about twenty for the backward pass.
 
 Complete rows are in registers, each read and written once. One launch handles q and k: the first programs process rows

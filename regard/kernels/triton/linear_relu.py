@@ -1,6 +1,6 @@
 """relu(x Wᵀ + b) with one fewer pass over memory in each direction (CUDA, bf16 or f16, Triton).
 
-Plain twin: `relu(linear(x, weight, bias))`. The epilogue of the matrix product adds the bias and applies the relu. In
+Reference: `relu(linear(x, weight, bias))`. The epilogue of the matrix product adds the bias and applies the relu. In
 the backward pass one kernel masks the gradient and sums it for the bias; torch.compile needs two. In wide feed-forward
 layers of narrow models these passes cost about as much as attention.
 """

@@ -1,6 +1,6 @@
 """Bookkeeping of a step of beam search and of greedy decoding in one launch (CUDA, Triton).
 
-Plain twins: `BeamSearch.keep_best` and `StepwiseSearch.append` of `regard.decode.search`, which launch dozens of small
+References: `BeamSearch.keep_best` and `StepwiseSearch.append` of `regard.decode.search`, which launch dozens of small
 kernels. Nothing synchronizes with the host, and launches depend on shapes only, so calls can be captured in a CUDA
 graph. B slots, K hypotheses per slot, N finished hypotheses per slot, T steps, S cache positions.
 

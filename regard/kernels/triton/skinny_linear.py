@@ -1,8 +1,8 @@
 """Norm, linear layer, activation and residual sum of up to 16 rows in one launch (CUDA, Triton; inference only).
 
-Plain twin: `plain_skinny_linear`. With so few rows a linear layer takes as long as reading its weights, and a sublayer
-takes as long as its launches. Nothing synchronizes with the host, and launches depend on shapes only, so calls can be
-captured in a CUDA graph.
+Reference: `reference_skinny_linear`. With so few rows a linear layer takes as long as reading its weights, and a
+sublayer takes as long as its launches. Nothing synchronizes with the host, and launches depend on shapes only, so calls
+can be captured in a CUDA graph.
 
 A program computes a few outputs for all rows and reads their weights once. Statistics of norms are computed again by
 every program, which costs less than a launch. USE_DOT: with matrix units, whose tiles have at least 16 outputs; fewer
@@ -127,7 +127,7 @@ def skinny_linear(
     return out
 
 
-def plain_skinny_linear(
+def reference_skinny_linear(
     x: Float[Tensor, "R E_in"],
     weight: Float[Tensor, "E_out E_in"],
     bias: Float[Tensor, "E_out"] | None = None,
@@ -141,7 +141,7 @@ def plain_skinny_linear(
 ) -> Float[Tensor, "R E_out"]:
     """`skinny_linear` in torch operations.
 
-    >>> plain_skinny_linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [-1.0, 0.0]]), activation="relu")
+    >>> reference_skinny_linear(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [-1.0, 0.0]]), activation="relu")
     tensor([[3., 0.]])
     """
     dtype = out_dtype or _result_dtype(x, weight, residual)

@@ -1,7 +1,7 @@
 """Start of a decoding step in one launch: embeddings, positions and constraints (CUDA, Triton; inference only).
 
-Plain twin: `plain_start_step`. Nothing synchronizes with the host, so calls can be captured in a CUDA graph. B slots,
-K hypotheses per slot, R = B·K rows.
+Reference: `reference_start_step`. Nothing synchronizes with the host, so calls can be captured in a CUDA graph. B
+slots, K hypotheses per slot, R = B·K rows.
 """
 
 from typing import NamedTuple
@@ -76,7 +76,7 @@ def start_step(
     return start
 
 
-def plain_start_step(
+def reference_start_step(
     last: Int[Tensor, "B K"],
     step: Int[Tensor, "B"],
     done: Bool[Tensor, "B"],

@@ -1,7 +1,7 @@
 """Top-k log-probabilities under constraints without writing a log-softmax (CUDA, Triton; inference only).
 
-Plain twin: `plain_topk_log_softmax`. Nothing synchronizes with the host, and launches depend on shapes only, so calls
-can be captured in a CUDA graph.
+Reference: `reference_topk_log_softmax`. Nothing synchronizes with the host, and launches depend on shapes only, so
+calls can be captured in a CUDA graph.
 
 Log-sum-exp and largest logits take one pass over a row. A program reads its part of a row in blocks and keeps a sum of
 exponentials and the largest logit of each column of the block. The k largest logits are in the k columns with the
@@ -86,7 +86,7 @@ def topk_log_softmax(
     return log_p, ids
 
 
-def plain_topk_log_softmax(
+def reference_topk_log_softmax(
     logits: Float[Tensor, "R V"],
     k: int,
     *,
@@ -97,7 +97,7 @@ def plain_topk_log_softmax(
 ) -> tuple[Float[Tensor, "R k"], Int[Tensor, "R k"]]:
     """`topk_log_softmax` in torch operations, without synchronization; the order of equal logits is torch's.
 
-    >>> plain_topk_log_softmax(torch.tensor([[1.0, 5.0, 0.0, 2.0]]), 2, banned=(1,), eos=2)[1]
+    >>> reference_topk_log_softmax(torch.tensor([[1.0, 5.0, 0.0, 2.0]]), 2, banned=(1,), eos=2)[1]
     tensor([[3, 0]])
     """
     log_p = logits.log_softmax(-1, dtype=torch.float32)

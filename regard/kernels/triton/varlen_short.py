@@ -1,6 +1,6 @@
 """Attention over short packed sequences of up to 128 tokens, with tiles of about their length (CUDA, Triton).
 
-Plain twin: `regard.attention.reference.reference_packed`. torch's variable-length attention has tiles of 128 rows,
+Reference: `regard.attention.reference.reference_packed`. torch's variable-length attention has tiles of 128 rows,
 which sentences of 10 to 100 tokens leave mostly empty. Nothing synchronizes with the device, and torch.compile sees one
 operator, so calls can be compiled and captured in a CUDA graph.
 

@@ -9,7 +9,7 @@ from regard.decode import DecodeConfig, Request, decode_all, engine
 from regard.decode.precision import convert_model, convert_to_float8
 from regard.decode.steppers import captured
 from regard.kernels.triton import search_update, skinny_linear, topk_log_softmax
-from regard.kernels.triton.start_step import StepTables, plain_start_step, start_step
+from regard.kernels.triton.start_step import StepTables, reference_start_step, start_step
 from regard.kernels.triton.support import is_interpreted, triton_available
 from tests.decode.models import assert_equal_search, decode_both, gpt, make_sources, transformer
 
@@ -155,5 +155,5 @@ def test_start_step_equals_its_twin(prefix_len, has_positions):
         prefix,
         tables,
     )
-    for ours, plain in zip(start_step(*inputs), plain_start_step(*inputs)):
+    for ours, plain in zip(start_step(*inputs), reference_start_step(*inputs)):
         torch.testing.assert_close(ours, plain)

@@ -7,8 +7,8 @@ from regard.kernels.triton import decode_attention as kernels
 from regard.kernels.triton.decode_attention import (
     decode_attention,
     decode_cross_attention,
-    plain_decode_attention,
-    plain_decode_cross_attention,
+    reference_decode_attention,
+    reference_decode_cross_attention,
 )
 from regard.kernels.triton.support import is_interpreted, triton_available
 from tests.attention.helpers import FakeCudaTensor
@@ -100,7 +100,7 @@ def test_kernel_equals_loop(case, dtype, splits, monkeypatch):
     inputs = make_inputs(case, dtype)
     expected = expected_output({name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()})
     plain_inputs = inputs | {name: inputs[name].clone() for name in ("k_cache", "v_cache")}
-    plain = plain_decode_attention(**plain_inputs)
+    plain = reference_decode_attention(**plain_inputs)
     out = decode_attention(**inputs)
     assert out.dtype == dtype
     assert_norms_close(out, expected, TOLERANCE[dtype])
@@ -150,7 +150,7 @@ def test_cross_attention_equals_torch(lengths, K, H, G, D, M, dtype):
             keys, values = (x[b, h // (H // G), :length].double().cpu() for x in (k, v))
             scores = q.view(B, K, H, D)[b, :, h].double().cpu() @ keys.T * D**-0.5
             expected[b, :, h] = scores.softmax(-1) @ values
-    for function in (decode_cross_attention, plain_decode_cross_attention):
+    for function in (decode_cross_attention, reference_decode_cross_attention):
         out = function(q, k, v, arguments[0], **arguments[1])
         assert out.dtype == dtype
         assert_norms_close(out, expected.view(B * K, H * D), TOLERANCE[dtype])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.kernels.triton import skinny_linear as kernels
-from regard.kernels.triton.skinny_linear import RowNorm, plain_skinny_linear, skinny_linear
+from regard.kernels.triton.skinny_linear import RowNorm, reference_skinny_linear, skinny_linear
 from regard.kernels.triton.support import is_interpreted, triton_available
 from regard.layers.float8_linear import quantize_float8
 from tests.attention.helpers import FakeCudaTensor
@@ -37,7 +37,9 @@ def to_double(value):
 
 
 def assert_equals_float64(x, weight, bias=None, **options):
-    expected = plain_skinny_linear(*map(to_double, (x, weight, bias)), **{k: to_double(v) for k, v in options.items()})
+    expected = reference_skinny_linear(
+        *map(to_double, (x, weight, bias)), **{k: to_double(v) for k, v in options.items()}
+    )
     out = skinny_linear(x, weight, bias, **options)
     assert out.shape == expected.shape
     product_dtype = x.dtype if "scale" in options else weight.dtype
@@ -83,7 +85,7 @@ def test_residual_stream_in_float32(rows):
     assert_equals_float64(x, weight, norm=norm, residual=residual)
     assert_equals_float64(x, weight, norm=norm)
     assert skinny_linear(x, weight, out_dtype=torch.float32).dtype == torch.float32
-    assert plain_skinny_linear(x, weight, out_dtype=torch.float32).dtype == torch.float32
+    assert reference_skinny_linear(x, weight, out_dtype=torch.float32).dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -5,7 +5,7 @@ import torch
 
 from regard.kernels.triton import topk_log_softmax as kernels
 from regard.kernels.triton.support import is_interpreted, triton_available
-from regard.kernels.triton.topk_log_softmax import plain_topk_log_softmax, topk_log_softmax
+from regard.kernels.triton.topk_log_softmax import reference_topk_log_softmax, topk_log_softmax
 from tests.attention.helpers import FakeCudaTensor
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
@@ -58,7 +58,7 @@ def test_kernel_equals_torch(rows, columns, k, dtype, splits, monkeypatch):
     for options in ({}, {"ban_eos": ban_eos}, {"forced": forced, "ban_eos": ban_eos.byte()}):
         expected = expected_results(logits, k, **options)
         assert_results(topk_log_softmax(logits, k, banned=BANNED, eos=EOS, **options), expected, logits)
-        plain, _ = plain_topk_log_softmax(logits, k, banned=BANNED, eos=EOS, **options)
+        plain, _ = reference_topk_log_softmax(logits, k, banned=BANNED, eos=EOS, **options)
         torch.testing.assert_close(plain.double().cpu(), expected[0], rtol=1e-5, atol=1e-5)
 
 
