@@ -67,6 +67,9 @@ class Pipeline(_Stored):
             raise RegardError("Only a translator has languages.", "Leave out to and source_language.")
         return self
 
+    def inherit_settings(self, origin: Any) -> None:
+        """Take over the settings of the pipeline from which this one is fine-tuned."""
+
     def as_saved(self) -> Any:
         """The pipeline as it is stored in a model folder."""
         return self
@@ -214,6 +217,9 @@ class DecodingPipeline(TextPipeline):
     stored_keys = frozenset({"decoding"})
     decoding: DecodeConfig
     """default options of decoding"""
+
+    def inherit_settings(self, origin: Any) -> None:
+        self.decoding = origin.decoding
 
     def write_settings(self, folder: Path) -> dict[str, Any]:
         is_default = self.decoding == type(self).decoding

@@ -90,6 +90,9 @@ class TextEncoder(TextPipeline):
         if not isinstance(self.head, head):
             raise RegardError(f"This model has no {name} head.", hint)
 
+    def inherit_settings(self, origin: Any) -> None:
+        self.sentence = origin.sentence
+
     def write_settings(self, folder: Path) -> dict[str, Any]:
         return write_sentence_embedding(folder, self.sentence)
 

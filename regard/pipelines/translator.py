@@ -91,6 +91,15 @@ class Translator(DecodingPipeline):
         translator.language_pairs = _recipe_language_pairs(training)  # at the start of training there is no config.json
         return translator
 
+    def inherit_settings(self, origin: Any) -> None:
+        super().inherit_settings(origin)
+        # A model that is fine-tuned on some of its language pairs keeps the others.
+        keeps = self.source_tokenizer.language_tags or not self.language_pairs
+        pairs = (*origin.language_pairs, *self.language_pairs) if keeps else self.language_pairs
+        self.language_pairs = add_directions(pairs, both=False)
+        self.language_tokens = origin.language_tokens
+        self.source_language, self.target_language = origin.source_language, origin.target_language
+
     def as_saved(self) -> "Translator":
         return without_languages(self)
 

@@ -21,7 +21,7 @@ from regard.attention import SCORES
 from regard.devices import LIMITED_ISA, cpu_flags, find_device
 from regard.errors import RegardError
 from regard.layers import POSITIONS
-from regard.models import ModelConfig, Seq2SeqConfig, ViTConfig
+from regard.models import ModelConfig
 from regard.models.parameters import count_parameters
 from regard.pipelines import pipeline_class
 from regard.training.checkpoint import TrainState
@@ -81,7 +81,7 @@ def _benefits_from_bfloat16(recipe: Recipe) -> bool:
     """Whether bfloat16 is faster on this CPU: it needs instructions for it and a wide model; recurrent cells run in
     float32."""
     model = recipe.model
-    return not isinstance(model, Seq2SeqConfig) and model.width >= MIN_WIDTH and has_bfloat16_instructions()
+    return not getattr(model, "is_recurrent", False) and model.width >= MIN_WIDTH and has_bfloat16_instructions()
 
 
 def has_bfloat16_instructions() -> bool:
@@ -271,10 +271,11 @@ def _is_built_in(recipe: Recipe) -> bool:
 def _suggest_workers(recipe: Recipe) -> int:
     """One worker per core, as long as each gets a large enough share of the batch and can hold the longest example."""
     config = recipe.train
-    if pipeline_class(recipe.model).tokenizer_count:
-        shares = config.batch_tokens // max(MIN_WORKER_TOKENS, recipe.model.max_len)
-    elif isinstance(recipe.model, ViTConfig) and recipe.data.longest:
-        max_tokens = recipe.model.prefix + (recipe.data.longest // recipe.model.patch) ** 2
+    model: Any = recipe.model
+    if pipeline_class(model).tokenizer_count:
+        shares = config.batch_tokens // max(MIN_WORKER_TOKENS, model.max_len)
+    elif recipe.data.longest:
+        max_tokens = model.prefix + (recipe.data.longest // model.patch) ** 2
         shares = config.batch_tokens // max(MIN_WORKER_TOKENS, max_tokens)
     else:
         shares = config.batch_images // MIN_WORKER_IMAGES

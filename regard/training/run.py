@@ -38,14 +38,12 @@ from regard.training.fine_tuning import (
     Origin,
     StartFrom,
     fine_tuning_recipe,
-    inherit_settings,
     initial_weights,
     open_origin,
 )
 from regard.training.log import RunLog, plot_losses, read_metrics
 from regard.training.loop import RunSpec, Trainer, Validation, build_model
 from regard.training.machine import check_model_size, configured_machine, count_ranks, resolve_precision
-from regard.training.multilingual import select_training_languages
 from regard.training.plan import describe_plan
 from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
 from regard.training.recipe import (
@@ -462,8 +460,8 @@ def prepare(
     """Encode the data and build the model: what all ranks need, what rank 0 validates, and two notes for the plan."""
     recipe, config, task = setup.recipe, setup.recipe.train, TASKS[setup.recipe.task]
     origin = setup.origin and setup.origin.pipeline
-    if isinstance(origin, Translator):
-        origin = select_training_languages(origin, recipe.data)
+    if origin is not None:
+        origin = task.adapt_origin(origin, recipe.data)
     special = pipeline_class(recipe.model).special if origin is None else origin.special
     model_config = task.complete_config(recipe.model, setup.dataset, tokenizers)
     shape = BatchShape(
@@ -480,5 +478,6 @@ def prepare(
         load_weights(model, initial_weights(model, origin.model), provenance["start_from"], HEAD_PARAMETERS)
     vectors = init_embeddings(model, config, *tokenizers) if tokenizers else []
     pipeline = make_pipeline(model, tokenizers, dict(provenance), special)
-    inherit_settings(pipeline, origin)
+    if origin is not None:
+        pipeline.inherit_settings(origin)
     return spec, Validation(pipeline, setup.dataset, validation), note, vectors
