@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.errors import RegardError, require_package
 from regard.layers.packed import Packed
 from regard.models import family_name
+from regard.models.bert import TEXT_HEADS
 from regard.pipelines import ModelFolder, make_pipeline
 
 GRAPHS = {
@@ -68,10 +69,10 @@ class OnnxEncoder(OnnxModel):
 
     def __call__(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
         output, mask = self._run(tokens, segments, "output")
-        return output if self.config.head == "classify" else output[mask]
+        return output if TEXT_HEADS[self.config.head].is_per_text else output[mask]
 
     def encode(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
-        name = "output" if self.config.head == "none" else "encoded"
+        name = "encoded" if TEXT_HEADS[self.config.head].output_size(self.config) else "output"
         known = [output.name for output in self.sessions["model"].get_outputs()]
         if name not in known or self.config.pooling == "query":
             raise RegardError(
