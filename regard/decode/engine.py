@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from regard.attention import dispatch
+from regard.attention import Dot, ScaledDot, dispatch
 from regard.decode import workers
 from regard.decode.config import DecodeConfig
 from regard.decode.ensemble import Ensemble, EnsembleStepper
@@ -28,11 +28,10 @@ from regard.decode.steppers.static import StaticDecoder, StaticSeq2Seq
 from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
 from regard.layers.packed import pack
-from regard.models.gpt import GPT
+from regard.models.decoder import Decoder
 from regard.models.lengths import length_limit
 from regard.models.parameters import find_replacement
 from regard.models.seq2seq import Seq2Seq
-from regard.models.transformer import Transformer
 
 # Hypotheses in the batch of one CPU process: more are not faster.
 CPU_ROWS = 160
@@ -68,7 +67,7 @@ def decode_all(
     only at the end. `progress(done, total)` is called for every finished sentence. `budget` limits
     sentences * hypotheses * longest source of a batch.
 
-    >>> from regard.models.transformer import TransformerConfig
+    >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> len(decode_all(Transformer(sizes).eval(), Request([[4, 5, 3], [6, 3], [7, 3]], DecodeConfig(beam=2))))
     3
@@ -223,7 +222,7 @@ class EngineChoice(NamedTuple):
 def explain() -> Iterator[list[EngineChoice]]:
     """List how each call of `decode_all` in this thread inside the with block is decoded.
 
-    >>> from regard.models.transformer import TransformerConfig
+    >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> with explain() as choices:
     ...     _ = decode_all(Transformer(sizes).eval(), Request([[4, 3]], DecodeConfig(coverage_penalty=0.2)))
@@ -265,7 +264,7 @@ def choose_stepper(model: Any, job: DecodingJob) -> tuple[StepperName, str]:
 def model_reason(model: Any, config: DecodeConfig) -> str:
     """Why the model itself computes each step; "" if a decoder with static caches does.
 
-    >>> from regard.models.transformer import TransformerConfig
+    >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> model_reason(Transformer(sizes).eval(), DecodeConfig(coverage_penalty=0.2))
     'the coverage penalty needs the attention weights of every step'
@@ -278,23 +277,31 @@ def model_reason(model: Any, config: DecodeConfig) -> str:
         return "attention is recorded, changed or forced to a backend"
     members = member_models(model)
     for member in members:
-        if type(member) not in (Transformer, GPT, Seq2Seq):
-            return f"{type(member).__name__} has no static decoder"
+        if not has_static_decoder(member):
+            return f"{type(member).__name__} has no decoder stack"
         if member.training:
             return "the model is in training mode"
         if any(module._forward_hooks or module._forward_pre_hooks for module in iterate_modules(member)):
             return "the model has forward hooks"
         if path := find_replacement(member):
             return f"{path} was replaced"
-        if isinstance(member, GPT) and member.config.rotary_scaling == "dynamic":
+        if isinstance(member, Seq2Seq):
+            continue
+        attentions = [block.attention for block in member.stack.blocks]
+        if any(attention.rotary is not None and attention.rotary.is_dynamic for attention in attentions):
             return "dynamic rotary scaling depends on the length of the text"
-        if isinstance(member, Transformer) and member.decoder_bias is not None:
-            score = member.config.decoder_score
-            if score not in ("dot", "scaled_dot"):
-                return f"relative positions with the score {score}"
+        if member.stack.bias is not None:
+            for score in (attention.score for attention in attentions):
+                if type(score) not in (Dot, ScaledDot):
+                    return f"relative positions with the score {type(score).__name__}"
     if torch.is_autocast_enabled(device_of(model).type):
         return "autocast is enabled"
     return ""
+
+
+def has_static_decoder(model: Any) -> bool:
+    """Whether a model can be decoded with static caches: it has a decoder stack, or is a recurrent encoder-decoder."""
+    return isinstance(getattr(model, "stack", None), Decoder) or isinstance(model, Seq2Seq)
 
 
 def choose_static_stepper(model: Any, job: DecodingJob) -> tuple[StepperName, str]:
@@ -343,7 +350,7 @@ def uses_compiled_kernels(sentences: int) -> bool:
 
 def uses_graphs(model: Any, hypotheses: int) -> bool:
     """Whether the steps of a model are captured in a CUDA graph."""
-    if not isinstance(model, Transformer | GPT) or not next(model.parameters()).is_cuda:
+    if not hasattr(model, "stack") or not next(model.parameters()).is_cuda:
         return False
     supported = _supported.setdefault(model, {})
     if hypotheses not in supported:
@@ -451,7 +458,7 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
 
 def rows_in_memory(model: Any, capacity: int) -> int:
     """The number of hypotheses whose keys and values take at most a quarter of the free memory of the GPU."""
-    blocks = model.decoder if isinstance(model, Transformer) else model.blocks
+    blocks = model.stack.blocks
     attention, itemsize = blocks[0].attention, next(model.parameters()).element_size()
     row_bytes = 2 * len(blocks) * attention.kv_heads * attention.head_width * capacity * itemsize
     if not torch.cuda.is_available():

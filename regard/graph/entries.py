@@ -13,10 +13,9 @@ from regard.graph.steps import Graph
 from regard.layers.kv_cache import CrossAttentionCache, FunctionalKVCache
 from regard.layers.packed import Padded
 from regard.layers.recurrent import PARTS
-from regard.models import FAMILIES, GPT, Bert, Seq2Seq, Transformer, ViT, family_name
-from regard.models.gpt import GPTState
+from regard.models import FAMILIES, Bert, Seq2Seq, ViT, family_name
+from regard.models.decoder import Decoder, DecoderState
 from regard.models.seq2seq import Seq2SeqState
-from regard.models.transformer import TransformerState
 
 
 class EntryPoint(NamedTuple):
@@ -70,7 +69,7 @@ def forward_graph(model: nn.Module, image: Tensor | None = None, call: Callable[
 
     `call`, a function of the model and the inputs, replaces `forward`.
 
-    >>> from regard.models.gpt import GPTConfig
+    >>> from regard.models.gpt import GPT, GPTConfig
     >>> model = GPT(GPTConfig(width=8, heads=2, layers=1, feedforward=16, vocab=11))
     >>> graph = forward_graph(model)
     >>> graph.inputs, graph.steps[-1].module, graph is forward_graph(model)
@@ -98,13 +97,12 @@ def batch_entries(model: nn.Module) -> dict[str, EntryPoint]:
 
     The mask is true at tokens and false at padding, which is on the right. Tensors of the new state are named new_*.
     """
+    stack = getattr(model, "stack", None)
+    if isinstance(stack, Decoder):
+        return _translator_entries(model) if stack.has_cross else _language_entries(model)
     match model:
-        case Transformer():
-            return _transformer_entries(model)
         case Seq2Seq():
             return _seq2seq_entries(model)
-        case GPT():
-            return _gpt_entries(model)
         case Bert():
             inputs = _tokens() | (
                 {"segments": torch.zeros(3, 5, dtype=torch.long)} if model.config.segments > 1 else {}
@@ -121,7 +119,7 @@ def batch_entries(model: nn.Module) -> dict[str, EntryPoint]:
 def for_single_input(entry: EntryPoint) -> EntryPoint:
     """An entry point for batches, restricted to one input: B is 1, and R, the number of hypotheses, is K.
 
-    >>> from regard.models.gpt import GPTConfig
+    >>> from regard.models.gpt import GPT, GPTConfig
     >>> model = GPT(GPTConfig(width=8, heads=2, layers=1, feedforward=16, vocab=11))
     >>> entry = for_single_input(batch_entries(model)["decoder_step"])
     >>> entry.inputs["last"].shape, entry.sizes["last"], entry.sizes["lengths"]
@@ -151,24 +149,21 @@ def _bert(model: Bert, ids: Tensor, mask: Tensor, segments: Tensor | None = None
     return encoded if model.output is None else (model.output(model.head_features(encoded, tokens)), encoded)
 
 
-def _transformer_entries(model: Transformer) -> dict[str, EntryPoint]:
-    groups, width = model.decoder[0].cross.kv_heads, model.decoder[0].cross.head_width
-    memory = [f"memory_{kind}_{i}" for i in range(len(model.decoder)) for kind in ("keys", "values")]
+def _translator_entries(model: Any) -> dict[str, EntryPoint]:
+    """Of a model whose decoder stack attends to the output of an encoder."""
+    blocks = model.stack.blocks
+    groups, width = blocks[0].cross.kv_heads, blocks[0].cross.head_width
+    memory = [f"memory_{kind}_{i}" for i in range(len(blocks)) for kind in ("keys", "values")]
     state_names = [name.removeprefix("memory_") for name in memory]
 
-    def encode(model: Transformer, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        caches = model.start(_padded(ids, mask)).cross_caches
-        return tuple(tensor for cache in caches for tensor in (cache.k, cache.v))
+    def encode(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor for cache in model.start(_padded(ids, mask)).memory for tensor in (cache.k, cache.v))
 
-    def step(model: Transformer, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def step(model: Any, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         sources, states = _pairs(tensors[: len(memory)]), _pairs(tensors[len(memory) :])
         caches = [FunctionalKVCache(k, v) for k, v in states]
-        state = TransformerState(
-            beams=last.shape[1],
-            position=states[0][0].shape[2],
-            self_caches=list(caches),
-            cross_caches=[CrossAttentionCache(k, v, mask.sum(1)) for k, v in sources],
-        )
+        stored = [CrossAttentionCache(k, v, mask.sum(1)) for k, v in sources]
+        state = DecoderState(torch.full_like(last, states[0][0].shape[2]), list(caches), stored)
         logits, _ = model.step(state, last)
         return logits, *(tensor for cache in caches for tensor in cache.tensors)
 
@@ -208,18 +203,20 @@ def _seq2seq_entries(model: Seq2Seq) -> dict[str, EntryPoint]:
     }
 
 
-def _gpt_entries(model: GPT) -> dict[str, EntryPoint]:
-    attention = model.blocks[0].attention
-    state_names = [f"{kind}_{i}" for i in range(len(model.blocks)) for kind in ("keys", "values")]
+def _language_entries(model: Any) -> dict[str, EntryPoint]:
+    """Of a model whose decoder stack continues a prompt."""
+    blocks = model.stack.blocks
+    attention = blocks[0].attention
+    state_names = [f"{kind}_{i}" for i in range(len(blocks)) for kind in ("keys", "values")]
 
-    def prompt(model: GPT, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        caches = [FunctionalKVCache() for _ in model.blocks]
-        logits = model.logits(model._features(_padded(ids, mask), list(caches)))
+    def prompt(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        caches = [FunctionalKVCache() for _ in blocks]
+        logits = model.stack.logits(model.stack.features(_padded(ids, mask), caches=caches))
         return logits, mask.sum(1), *(tensor for cache in caches for tensor in cache.tensors)
 
-    def step(model: GPT, last: Tensor, lengths: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def step(model: Any, last: Tensor, lengths: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         caches = [FunctionalKVCache(k, v, lengths) for k, v in _pairs(tensors)]
-        logits, _ = model.step(GPTState(list(caches), lengths.reshape(last.shape), None), last)
+        logits, _ = model.step(DecoderState(lengths.reshape(last.shape), list(caches)), last)
         return logits, lengths + 1, *(tensor for cache in caches for tensor in cache.tensors)
 
     inputs = {"last": torch.zeros(3, 2, dtype=torch.long), "lengths": torch.full((6,), 4)}

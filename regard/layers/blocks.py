@@ -7,7 +7,7 @@ the sublayer's output: x + norm(sublayer(x)) (output) and x + norm(sublayer(norm
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -219,28 +219,21 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*n E"],
-        offsets: Offsets | Lengths,
-        memory: Float[Tensor, "*m E"],
-        memory_offsets: Offsets | Lengths,
+        offsets: Offsets | Lengths | None,
         positions: Int[Tensor, "*n"] | None = None,
         bias: Bias | None = None,
+        cache: KVCache | None = None,
+        memory: Float[Tensor, "*m E"] | None = None,
+        memory_offsets: Offsets | Lengths | None = None,
+        memory_cache: CrossAttentionCache | None = None,
     ) -> Float[Tensor, "*n E"]:
-        """Full packed target sequences (teacher forcing)."""
-        attention = partial(self.attention, offsets=offsets, positions=positions, bias=bias)
-        cross = partial(self.cross, offsets=offsets, memory=memory, memory_offsets=memory_offsets)
-        return self.sublayers(x, attention, cross)
+        """Full packed target sequences (teacher forcing), over `memory`, the output of the encoder.
 
-    def step(
-        self,
-        x: Float[Tensor, "B K E"],
-        cache: KVCache,
-        memory: CrossAttentionCache,
-        positions: Int[Tensor, "B K"],
-        bias: Bias | None = None,
-    ) -> Float[Tensor, "B K E"]:
-        """One token per hypothesis; its keys and values are appended to `cache`."""
-        attention = partial(self.attention, positions=positions, cache=cache, bias=bias)
-        return self.sublayers(x, attention, partial(self.cross, cache=memory))
+        With caches and no offsets: one token (B, K, E) per hypothesis.
+        """
+        attention = partial(self.attention, offsets=offsets, positions=positions, bias=bias, cache=cache)
+        options: Any = dict(offsets=offsets, memory=memory, memory_offsets=memory_offsets, cache=memory_cache)
+        return self.sublayers(x, attention, partial(self.cross, **options))
 
     def sublayers(
         self, x: Float[Tensor, "*n E"], attention: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]

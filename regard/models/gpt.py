@@ -11,12 +11,12 @@ from regard.attention.scores import ScoreName
 from regard.layers.blocks import BlockConfig, EncoderBlock
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
-from regard.layers.kv_cache import KVCache
 from regard.layers.multihead import BiasPlacement
 from regard.layers.norms import DecoderNormKind, make_norm
 from regard.layers.packed import Packed, Tokens
 from regard.layers.positions import RotaryScaling, StackPositionKind
 from regard.models.config_checks import check_heads
+from regard.models.decoder import Decoder, DecoderState
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 
@@ -139,16 +139,6 @@ def gpt2(**changes) -> GPTConfig:
     return GPTConfig(**(published | changes))
 
 
-@dataclass
-class GPTState:
-    """Decoding state between steps: rows are (B, K) hypotheses."""
-
-    caches: list[KVCache]
-    positions: Int[Tensor, "B K"]
-    prompt_logits: Float[Tensor, "B K V"] | None
-    """logits of the token after the prompt, until the first step returns them"""
-
-
 class GPT(nn.Module):
     """Decoder-only Transformer: logits of the next token, given the tokens before it.
 
@@ -192,45 +182,24 @@ class GPT(nn.Module):
         if config.tied:
             self.output.weight = self.embedding.tokens.weight
 
+    @property
+    def stack(self) -> Decoder:
+        """The decoder stack, which is all of the model."""
+        return Decoder(self.embedding, self.blocks, self.norm, self.output, logit_cap=self.config.logit_cap)
+
     def features(self, tokens: Tokens) -> Float[Tensor, "N E"]:
         """The input of the output layer, one row per token. Training computes its loss from it."""
-        return self._features(tokens, None)
-
-    def _features(self, tokens: Tokens, caches: list[KVCache] | None) -> Float[Tensor, "N E"]:
-        x = self.embedding(tokens.ids, tokens.positions, tokens.max_len)
-        for i, block in enumerate(self.blocks):
-            x = block(x, tokens.offsets, tokens.positions, cache=caches[i] if caches is not None else None)
-        return self.norm(x)
+        return self.stack.features(tokens)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "N V"]:
         """Logits of the token after each token."""
-        return self.logits(self.features(tokens))
+        return self.stack.logits(self.features(tokens))
 
-    def logits(self, features: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        """The output layer, soft-capped if the config says so."""
-        logits, cap = self.output(features), self.config.logit_cap
-        return (logits / cap).tanh() * cap if cap else logits
+    def start(self, source: Packed) -> DecoderState:
+        return self.stack.start(source)
 
-    def start(self, source: Packed) -> GPTState:
-        """Process the prompts in one call; none may be empty."""
-        caches = [KVCache() for _ in self.blocks]
-        last = source.offsets.starts[1:].long() - 1
-        prompt_logits = self.logits(self._features(source, caches)[last])[:, None]
-        return GPTState(caches, source.offsets.lengths.long()[:, None], prompt_logits)
+    def step(self, state: DecoderState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], DecoderState]:
+        return self.stack.step(state, last)
 
-    def step(self, state: GPTState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], GPTState]:
-        """The logits of the first step come from the prompt; `last` is unused there."""
-        if state.prompt_logits is not None:
-            return state.prompt_logits, GPTState(state.caches, state.positions, None)
-        # The longest row of the cache bounds all positions.
-        x = self.embedding(last, state.positions, state.caches[0].length + 1)
-        for block, cache in zip(self.blocks, state.caches):
-            x = block(x, None, state.positions, cache=cache)
-        return self.logits(self.norm(x)), GPTState(state.caches, state.positions + 1, None)
-
-    def reorder(self, state: GPTState, indices: Int[Tensor, "B2 K2"]) -> GPTState:
-        rows = indices.flatten()
-        logits = state.prompt_logits
-        logits = None if logits is None else logits.flatten(0, 1)[rows].unflatten(0, indices.shape)
-        positions = state.positions.flatten()[rows].view(indices.shape)
-        return GPTState([cache.reorder(rows) for cache in state.caches], positions, logits)
+    def reorder(self, state: DecoderState, indices: Int[Tensor, "B2 K2"]) -> DecoderState:
+        return self.stack.reorder(state, indices)

@@ -100,7 +100,7 @@ class Seq2SeqState:
     """None for a model without attention"""
 
 
-class Encoder(nn.Module):
+class RecurrentEncoder(nn.Module):
     """Recurrent encoder: a state per source token, and the initial states of the decoder."""
 
     layers: Sequence[Bidirectional | Unidirectional]  # a ModuleList
@@ -125,7 +125,7 @@ class Encoder(nn.Module):
         return x, torch.stack(states, dim=1)
 
 
-class Decoder(nn.Module):
+class RecurrentDecoder(nn.Module):
     """Recurrent decoder: attentional states s̃_t = tanh(W_o [c_t; s_t]), or tanh(W_o s_t) without attention.
 
     Luong et al. 2015: the context c_t is the attention output of s_t. It is not fed to the next step (no input
@@ -242,8 +242,8 @@ class Seq2Seq(nn.Module):
         self.target_embedding = Embedding(
             config.target_vocab, config.width, positions="none", dropout=config.dropout, tokens=shared
         )
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = RecurrentEncoder(config)
+        self.decoder = RecurrentDecoder(config)
         self.output = nn.Linear(config.width, config.target_vocab, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear) and module is not self.output:

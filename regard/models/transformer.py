@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -14,11 +13,11 @@ from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlacement
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
-from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Tokens
 from regard.layers.positions import PositionKind, RelativeBias
 from regard.models.config_checks import check_heads, check_relative_bias
+from regard.models.decoder import Decoder, DecoderState
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 
@@ -138,16 +137,6 @@ def t5_small(**changes) -> TransformerConfig:
     return TransformerConfig(**(style | changes))
 
 
-@dataclass
-class TransformerState:
-    """Decoding state between steps: rows are (B, K) hypotheses."""
-
-    beams: int
-    position: int
-    self_caches: list[KVCache]
-    cross_caches: list[CrossAttentionCache]
-
-
 class Transformer(nn.Module):
     """Encoder-decoder Transformer: logits of the next target token, given the source and the target so far.
 
@@ -192,7 +181,6 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(decoder)  # type: ignore[assignment]
         # Post-norm blocks end in a norm already.
         self.encoder_norm, self.decoder_norm = (norm() if config.norm == "pre" else nn.Identity() for _ in range(2))
-        self.output_factor = config.width**-0.5 if config.output_scale else 1.0
         self.output = nn.Linear(config.width, config.target_vocab, bias=config.output_bias)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2 and name.startswith(("encoder.", "decoder.")) and ".score." not in name:
@@ -204,6 +192,14 @@ class Transformer(nn.Module):
         else:
             nn.init.normal_(self.output.weight, std=config.width**-0.5)
 
+    @property
+    def stack(self) -> Decoder:
+        """The decoder stack, between the target embedding and the output layer."""
+        factor = self.config.width**-0.5 if self.config.output_scale else 1.0
+        return Decoder(
+            self.target_embedding, self.decoder, self.decoder_norm, self.output, self.decoder_bias, output_factor=factor
+        )
+
     def encode(self, source: Tokens) -> Float[Tensor, "M E"]:
         """The output of the encoder, one row per source token."""
         x = self.source_embedding(source.ids, source.positions, source.max_len)
@@ -213,49 +209,17 @@ class Transformer(nn.Module):
 
     def features(self, source: Tokens, target: Tokens) -> Float[Tensor, "N E"]:
         """The input of the output layer, one row per target token. Training computes its loss from it."""
-        memory = self.encode(source)
-        x = self.target_embedding(target.ids, target.positions, target.max_len)
-        for block in self.decoder:
-            x = block(x, target.offsets, memory, source.offsets, target.positions, self.decoder_bias)
-        return self.final_norm(x)
-
-    def final_norm(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
-        """The norm before the output layer."""
-        x = self.decoder_norm(x)
-        return x * self.output_factor if self.config.output_scale else x
+        return self.stack.features(target, self.encode(source), source.offsets)
 
     def forward(self, source: Tokens, target: Tokens) -> Float[Tensor, "N V"]:
         """Logits of the token after each target token (teacher forcing)."""
-        return self.output(self.features(source, target))
+        return self.stack.logits(self.features(source, target))
 
-    def start(self, source: Tokens) -> TransformerState:
-        memory = self.encode(source)
-        self_caches = [KVCache() for _ in self.decoder]
-        cross_caches = [
-            CrossAttentionCache.from_sequences(*block.cross.keys_values(memory, None), source.offsets)
-            for block in self.decoder
-        ]
-        return TransformerState(beams=1, position=0, self_caches=self_caches, cross_caches=cross_caches)
+    def start(self, source: Tokens) -> DecoderState:
+        return self.stack.start_from(self.encode(source), source.offsets)
 
-    def step(
-        self, state: TransformerState, last: Int[Tensor, "B K"]
-    ) -> tuple[Float[Tensor, "B K V"], TransformerState]:
-        positions = torch.full_like(last, state.position)
-        x = self.target_embedding(last, positions, state.position + 1)
-        for block, cache, memory in zip(self.decoder, state.self_caches, state.cross_caches):
-            x = block.step(x, cache, memory, positions, self.decoder_bias)
-        state.position += 1
-        return self.output(self.final_norm(x)), state
+    def step(self, state: DecoderState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], DecoderState]:
+        return self.stack.step(state, last)
 
-    def reorder(self, state: TransformerState, indices: Int[Tensor, "B2 K2"]) -> TransformerState:
-        sentences = indices[:, 0] // state.beams
-        same_count = len(sentences) == len(state.cross_caches[0].k)
-        is_identity = same_count and bool((sentences == torch.arange(len(sentences), device=sentences.device)).all())
-        return TransformerState(
-            beams=indices.shape[1],
-            position=state.position,
-            self_caches=[cache.reorder(indices.flatten()) for cache in state.self_caches],
-            cross_caches=(
-                state.cross_caches if is_identity else [cache.reorder(sentences) for cache in state.cross_caches]
-            ),
-        )
+    def reorder(self, state: DecoderState, indices: Int[Tensor, "B2 K2"]) -> DecoderState:
+        return self.stack.reorder(state, indices)

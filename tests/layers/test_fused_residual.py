@@ -56,11 +56,11 @@ def test_fused_blocks_equal_plain_blocks(block, kind, norm, monkeypatch):
     block = (block(config, "dot") if block is EncoderBlock else block(config, "dot", "dot")).to(DEVICE)
     offsets = Offsets.from_starts(torch.tensor([0, 2, 6], device=DEVICE))
     x, memory = torch.randn(2, 6, 16, device=DEVICE).unbind()
-    other_inputs = (offsets,) if isinstance(block, EncoderBlock) else (offsets, memory, offsets)
+    options = {} if isinstance(block, EncoderBlock) else {"memory": memory, "memory_offsets": offsets}
 
     def outputs_and_gradients(function):
         x_input = x.clone().requires_grad_()
-        out = function(x_input, *other_inputs)
+        out = function(x_input, offsets, **options)
         return out, torch.autograd.grad(out.sin().sum(), [x_input, *block.parameters()])
 
     expected = outputs_and_gradients(block)
@@ -69,7 +69,7 @@ def test_fused_blocks_equal_plain_blocks(block, kind, norm, monkeypatch):
     sublayers = 2 if isinstance(block, EncoderBlock) else 3
     fused = sublayers - 1 if norm == "pre" else sublayers
     assert len(calls) == fused
-    block.eval()(x, *other_inputs)  # pre-norm: single decoded tokens compute faster than a kernel launches
+    block.eval()(x, offsets, **options)  # pre-norm: single decoded tokens compute faster than a kernel launches
     assert len(calls) == fused + (0 if norm == "pre" else fused)
     monkeypatch.setattr(add_norm, "add_norm", kernel)
     torch._dynamo.reset()

@@ -112,7 +112,7 @@ def test_blocks_match_the_formulas_of_the_paper(norm, kind):
     source = dict(memory=memory, memory_offsets=memory_offsets)
     expected = residual(expected, lambda y: decoder.cross(y, offsets, **source), decoder.cross_norm)
     expected = residual(expected, decoder.feedforward, decoder.feedforward_norm)
-    torch.testing.assert_close(decoder(x, offsets, memory, memory_offsets), expected)
+    torch.testing.assert_close(decoder(x, offsets, memory=memory, memory_offsets=memory_offsets), expected)
 
 
 def test_parameter_names_of_blocks():

@@ -119,7 +119,7 @@ def _write_results(results: dict[str, Any], options: Options) -> int:
 
 def plot_confusion(results: dict[str, Any], file_format: str) -> bytes:
     """Plot of the confusion matrix of an evaluation, as the bytes of a file."""
-    from regard.viewer.plots.confusion_matrix import draw_confusion  # matplotlib is slow to import
+    from regard.viewer.plots import draw_confusion  # matplotlib is slow to import
 
     items = "pixels" if "mean_iou" in results else "texts" if "texts" in results else "images"
     metric = "mean IoU" if items == "pixels" else "accuracy"

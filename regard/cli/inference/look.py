@@ -30,10 +30,9 @@ from regard.files import check_output_file
 from regard.pipelines import ImageModel, Translator
 from regard.ranges import Port, check_value
 from regard.viewer import look
-from regard.viewer.page.image_requests import ImageRequestHandler
 from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.live_server import LiveServer
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.requests import ImageRequestHandler, TextRequestHandler
 from regard.viewer.page.text_scene import Scene, build_scene
 
 # Seconds to wait for a running request when the live page is closed.

@@ -12,7 +12,7 @@ from regard.data import read_image
 from regard.errors import RegardError
 from regard.files import check_output_file, write_atomically
 from regard.pipelines import ImageModel
-from regard.viewer.plots.mask_overlays import mask_overlay, mask_png
+from regard.viewer.masks import mask_overlay, mask_png
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from regard.layers.float8_linear import Float8Linear
 from regard.layers.norms import RMSNorm
 from regard.layers.packed import Packed
 from regard.layers.positions import Learned, Sinusoidal
-from regard.models.transformer import Transformer
 
 # Steps per graph. Graphs in flight: the device never waits for the host, which sees a few steps late that all ended.
 UNROLLED_STEPS, GRAPHS_AHEAD = 4, 1
@@ -82,7 +81,7 @@ class GraphSlotDecoder(SlotDecoder):
     ) -> None:
         super().__init__(None, job, slots, capacity, device=next(model.parameters()).device, prefix_len=prefix_len)
         self.model = CudaDecoder(model, slots, job.hypotheses, capacity, source_capacity, self.constraints)
-        self.is_encoder_decoder = isinstance(model, Transformer)
+        self.is_encoder_decoder = model.stack.has_cross
         self.max_len = source_capacity if self.is_encoder_decoder else capacity - 1
         self.is_refilled_often = is_refilled_often
         self.loads: OrderedDict[tuple[int, int, int], CapturedLoad] = OrderedDict()
@@ -213,9 +212,8 @@ class CudaDecoder(StaticDecoder):
         self.reads_float8 = self.is_skinny and supports_float8(self.device)
         self.norm_first: bool = self.blocks[0].norm_first
         self.fused = [self._fuse_block(i) for i in range(len(self.blocks))]
-        self.last_norm = model.decoder_norm if isinstance(model, Transformer) else model.norm
-        self.factor = model.output_factor if isinstance(model, Transformer) else 1.0
-        self.output_weights = self._weights(model.output)
+        self.last_norm, self.factor = self.stack.norm, self.stack.output_factor
+        self.output_weights = self._weights(self.stack.output)
 
     def prepare_layers(self) -> None:
         """The layers of `StaticDecoder.step` are not used."""
@@ -225,11 +223,9 @@ class CudaDecoder(StaticDecoder):
         """Whether the kernels support the attention of this model and this number of hypotheses."""
         if not kernels_support(model):
             return False
-        embedding = model.target_embedding if isinstance(model, Transformer) else model.embedding
-        if not isinstance(embedding.positions, Sinusoidal | Learned | None):
+        if not isinstance(model.stack.embedding.positions, Sinusoidal | Learned | None):
             return False
-        blocks = model.decoder if isinstance(model, Transformer) else model.blocks
-        for block in blocks:
+        for block in model.stack.blocks:
             for attention in (block.attention, getattr(block, "cross", None)):
                 if attention is None:
                     continue
@@ -426,7 +422,7 @@ class CapturedLoad:
     def __init__(self, model: CudaDecoder, state: Any, offsets: torch.Tensor, count: int, total: int, max_len: int):
         self.model, self.state, self.offsets = model, state, offsets
         self.count, self.total, self.max_len = count, total, max_len
-        self.is_encoder_decoder = isinstance(model.model, Transformer)
+        self.is_encoder_decoder = model.stack.has_cross
         self.prefix_len = model.constraints.prefix.shape[1]
         # Padding sequences have at most max_len tokens each.
         self.sequences = count + -(-total // max_len) if self.is_encoder_decoder else count

@@ -117,7 +117,7 @@ class CpuDecoder(StaticDecoder):
     @cached_property
     def _whole_output(self) -> PackedLinear:
         """The output layer of all tokens, without panels."""
-        return PackedLinear.from_modules([self.model.output])
+        return PackedLinear.from_modules([self.stack.output])
 
     def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
         """Compute the logits of these tokens only."""

@@ -1,4 +1,4 @@
-"""The weights of a Transformer or GPT as arrays for compiled CPU kernels."""
+"""The weights of a decoder stack as arrays for compiled CPU kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -21,8 +21,7 @@ from regard.layers.int8_linear import Int8Linear
 from regard.layers.multihead import MultiHead
 from regard.layers.norms import RMSNorm
 from regard.layers.positions import Learned, Sinusoidal
-from regard.models.gpt import GPT
-from regard.models.transformer import Transformer
+from regard.models.decoder import Decoder
 
 Array = np.ndarray[Any, Any]
 # Tokens in a part of the output layer.
@@ -254,7 +253,7 @@ class PackedEncoder:
 
 @dataclass(frozen=True)
 class PackedDecoder:
-    """The decoder of a Transformer, or a GPT."""
+    """A decoder stack, with the encoder that it reads."""
 
     embedding: PackedEmbedding
     blocks: list[PackedBlock]
@@ -291,18 +290,18 @@ class PackedDecoder:
         return tuple((arguments[i], no_cross, arguments[i + 1]) for i in range(0, len(arguments), 2))
 
     @staticmethod
-    def from_model(model: Transformer | GPT) -> "PackedDecoder":
-        blocks: Any = model.decoder if isinstance(model, Transformer) else model.blocks
-        norm = PackedNorm.from_module(model.decoder_norm if isinstance(model, Transformer) else model.norm)
-        if isinstance(model, Transformer) and model.output_factor != 1.0:
-            factor = np.float32(model.output_factor)
+    def from_model(model: Any) -> "PackedDecoder":
+        stack: Decoder = model.stack
+        norm = PackedNorm.from_module(stack.norm)
+        if stack.output_factor != 1.0:
+            factor = np.float32(stack.output_factor)
             norm = replace(norm, gain=norm.gain * factor, bias=norm.bias * factor)
         return PackedDecoder(
-            PackedEmbedding.from_module(model.target_embedding if isinstance(model, Transformer) else model.embedding),
-            [PackedBlock.from_module(block) for block in blocks],
-            blocks[0].norm_first,
+            PackedEmbedding.from_module(stack.embedding),
+            [PackedBlock.from_module(block) for block in stack.blocks],
+            stack.blocks[0].norm_first,
             norm,
-            PackedLinear.from_modules([model.output]),
+            PackedLinear.from_modules([stack.output]),
             PackedEncoder.from_model(model) if _supports_encoder(model) else None,
         )
 
@@ -341,7 +340,7 @@ def _can_pack(decoder: PackedDecoder) -> bool:
 _packed: "WeakKeyDictionary[Any, tuple[Any, PackedDecoder]]" = WeakKeyDictionary()
 
 
-def packed_decoder(model: Transformer | GPT) -> PackedDecoder:
+def packed_decoder(model: Any) -> PackedDecoder:
     """The packed weights of a model, kept until its weights change."""
     key = weight_versions(model)
     cached_key, packed = _packed.get(model, (None, None))
@@ -355,24 +354,23 @@ def packed_decoder(model: Transformer | GPT) -> PackedDecoder:
 def supports(model: Any) -> bool:
     """Whether the kernels support this model: float32 or int8 weights, dot-product scores, common norms.
 
-    >>> from regard.models.transformer import TransformerConfig
+    >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> supports(Transformer(sizes))
     True
     """
-    if not isinstance(model, Transformer | GPT) or not kernels_support(model):
+    if not hasattr(model, "stack") or not kernels_support(model):
         return False
     parameters = [p for module in iterate_modules(model) for p in module._parameters.values() if p is not None]
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in parameters):
         return False
-    embedding = model.target_embedding if isinstance(model, Transformer) else model.embedding
-    if not _supports_embedding(embedding):
+    stack: Decoder = model.stack
+    if not _supports_embedding(stack.embedding):
         return False
-    blocks: Any = model.decoder if isinstance(model, Transformer) else model.blocks
-    norm = model.decoder_norm if isinstance(model, Transformer) else model.norm
-    if not blocks or isinstance(norm, nn.Identity) == blocks[0].norm_first:
+    blocks = stack.blocks
+    if not blocks or isinstance(stack.norm, nn.Identity) == blocks[0].norm_first:
         return False
-    if not blocks[0].norm_first and isinstance(model, Transformer) and model.output_factor != 1.0:
+    if not blocks[0].norm_first and stack.output_factor != 1.0:
         return False
     return all(_supports_block(block) for block in blocks)
 
@@ -390,7 +388,7 @@ def _supports_embedding(embedding: Embedding) -> bool:
 
 
 def _supports_encoder(model: Any) -> bool:
-    if not isinstance(model, Transformer) or not model.encoder or model.encoder_bias is not None:
+    if not model.stack.has_cross or not model.encoder or model.encoder_bias is not None:
         return False
     if isinstance(model.encoder_norm, nn.Identity) == model.encoder[0].norm_first:
         return False

@@ -1,4 +1,4 @@
-"""Steppers with caches of a fixed capacity: Transformers, GPTs and recurrent decoders for B slots of K hypotheses.
+"""Steppers with caches of a fixed capacity: decoder stacks and recurrent decoders for B slots of K hypotheses.
 
 A step processes one new token per hypothesis, without the overhead of calling modules."""
 
@@ -20,10 +20,10 @@ from regard.layers.float8_linear import Float8Linear
 from regard.layers.int8_linear import Int8Linear
 from regard.layers.kv_cache import CrossAttentionCache
 from regard.layers.multihead import MultiHead
+from regard.layers.norms import RMSNorm
 from regard.layers.packed import Packed, pack
-from regard.models.gpt import GPT
+from regard.models.decoder import Decoder
 from regard.models.seq2seq import Seq2Seq
-from regard.models.transformer import Transformer
 
 # Longer prompts are processed in chunks of this many tokens, which limits the memory of their activations.
 PREFILL_CHUNK = 2048
@@ -257,14 +257,14 @@ class StaticCrossAttention(_HeadAttention):
 
 
 class StaticDecoder:
-    """A Transformer or GPT with caches for B slots of K hypotheses, `capacity` positions and `source_capacity` tokens.
+    """A decoder stack with caches for B slots of K hypotheses, `capacity` positions and `source_capacity` tokens.
 
     `load` puts new sentences into slots; `step` processes the last token of every hypothesis.
     """
 
     def __init__(
         self,
-        model: Transformer | GPT,
+        model: Any,
         slots: int,
         hypotheses: int,
         capacity: int,
@@ -272,20 +272,20 @@ class StaticDecoder:
         allocate: Callable[..., Tensor] = torch.zeros,
     ) -> None:
         self.model, self.hypotheses, self.capacity = model, hypotheses, capacity
-        self.blocks: Sequence[Any] = list(model.decoder if isinstance(model, Transformer) else model.blocks)
-        self.embedding = model.target_embedding if isinstance(model, Transformer) else model.embedding
+        self.stack: Decoder = model.stack
+        self.blocks, self.embedding = list(self.stack.blocks), self.stack.embedding
         self.device = self.embedding.tokens.weight.device
         if self.embedding.positions is not None:
             self.embedding.positions.reserve(capacity - 1)
         bias = None
-        if isinstance(model, Transformer) and model.decoder_bias is not None:
+        if self.stack.bias is not None:
             last, positions = torch.tensor([capacity - 1]), torch.arange(capacity)
-            bias = model.decoder_bias(last.to(self.device), positions.to(self.device))[:, 0].flip(-1)
+            bias = self.stack.bias(last.to(self.device), positions.to(self.device))[:, 0].flip(-1)
         self.self_attention = [
             CachedAttention(block.attention, slots, capacity, hypotheses, bias, allocate) for block in self.blocks
         ]
         self.cross_attention: list[StaticCrossAttention] = []
-        if isinstance(model, Transformer):
+        if self.stack.has_cross:
             self.cross_attention = [
                 StaticCrossAttention(block.cross, slots, source_capacity, allocate) for block in self.blocks
             ]
@@ -295,17 +295,15 @@ class StaticDecoder:
 
     def prepare_layers(self) -> None:
         """Make the functions of the layers. Weights are copied, which must not happen in a captured step."""
-        model = self.model
+        stack = self.stack
         for attention in self.self_attention:
             _ = attention.qkv, attention.out
         for cross in self.cross_attention:
             _ = cross.query, cross.out
         self.layers = [self._make_layer(i) for i in range(len(self.blocks))]
-        final_norm = make_norm_function(model.decoder_norm if isinstance(model, Transformer) else model.norm)
-        factor = model.output_factor if isinstance(model, Transformer) else 1.0
+        final_norm, factor = make_norm_function(stack.norm), stack.output_factor
         self.final_norm = final_norm if factor == 1.0 else lambda x: final_norm(x) * factor
-        self.output = make_projection(model.output)
-        self.logit_cap = model.config.logit_cap if isinstance(model, GPT) else 0.0
+        self.output = make_projection(stack.output)
 
     def _make_layer(self, i: int) -> list[tuple[Callable[..., Tensor], Callable[..., Tensor]]]:
         """The sublayers of a block, each with its norm."""
@@ -319,11 +317,11 @@ class StaticDecoder:
 
     def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
         """Compute the logits of these tokens only."""
-        self.output = make_projection(self.model.output, tokens)
+        self.output = make_projection(self.stack.output, tokens)
 
     def load(self, slots: list[int], sources: list[list[int]]) -> None:
         """Encode new source sentences, or process all but the last token of new prompts."""
-        if not isinstance(self.model, Transformer):
+        if not self.stack.has_cross:
             self._prefill(slots, [prompt[:-1] for prompt in sources])
             return
         self.load_source(torch.tensor(slots, device=self.device), pack(sources).to(self.device))
@@ -332,7 +330,6 @@ class StaticDecoder:
 
     def load_source(self, slots: Int[Tensor, "n"], source: Packed) -> None:
         """Encode source sentences into these slots; `source` may have further sequences, which are padding."""
-        assert isinstance(self.model, Transformer)
         memory = self.model.encode(source)
         for attention in self.cross_attention:
             attention.load(slots, memory, source)
@@ -395,8 +392,8 @@ class StaticDecoder:
                 x = update.add_(x)
                 if not norm_first:
                     x = norm(x)
-        logits = self.output(self.final_norm(x)).view(*last.shape, -1)
-        return (logits / self.logit_cap).tanh() * self.logit_cap if self.logit_cap else logits
+        logits, cap = self.output(self.final_norm(x)).view(*last.shape, -1), self.stack.logit_cap
+        return (logits / cap).tanh() * cap if cap else logits
 
     def _tree_mask(self, at: StepPositions, ancestors: Int[Tensor, "B K S"] | None) -> TreeMask:
         K, S = self.hypotheses, at.longest
@@ -484,13 +481,17 @@ def kernels_support(model: Any) -> bool:
     They have no norms of outputs, parallel sublayers, sliding windows, soft-capping, layers of different kinds, or
     rotation of some channels only.
     """
-    if not isinstance(model, GPT):
-        return True
-    config = model.config
-    differs = any(config.sliding_windows) or config.unrotated_layers or config.rotary_share < 1
-    is_capped = config.score_cap or config.logit_cap
-    has_norms = config.norm == "pre" and config.norm_kind != "rms_zero_centered" and not config.qk_norm_joint
-    return has_norms and not (config.parallel or differs or is_capped)
+    stack: Decoder = model.stack
+    attentions = [block.attention for block in stack.blocks]
+    are_alike = len({attention.rotary is None for attention in attentions}) == 1
+    return are_alike and not stack.logit_cap and all(map(_kernels_support_block, stack.blocks))
+
+
+def _kernels_support_block(block: Any) -> bool:
+    attention = block.attention
+    has_norms = isinstance(block.attention_norm, nn.LayerNorm | RMSNorm) and getattr(block, "is_plain", True)
+    is_simple = not attention.sliding_window and not attention.qk_norm_joint
+    return has_norms and is_simple and (attention.rotary is None or attention.rotary.width == attention.head_width)
 
 
 def make_projection(module: Any, channels: Int[Tensor, "U"] | None = None) -> Projection:

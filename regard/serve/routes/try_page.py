@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from regard.serve.service import Service
-from regard.viewer.page.html_page import render_page
+from regard.viewer.page.html import render_page
 from regard.viewer.page.text_scene import Scene
 
 

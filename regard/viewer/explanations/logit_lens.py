@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.models import GPT, Bert, Transformer, ViT
+from regard.models import Bert, ViT
 from regard.pipelines import TextGenerator
-from regard.viewer.explanations.explained_output import (
+from regard.viewer.explanations.output import (
     ExplainedOutput,
     ExplainedStep,
     batch_size,
@@ -112,7 +112,7 @@ def lens_steps(look: Look | ImageLook, output: ExplainedOutput) -> tuple[list[Ex
 
 def check_has_lens(model: nn.Module) -> None:
     """Raise an error unless the model has layers with a residual stream that ends in an output layer."""
-    is_residual = isinstance(model, Transformer | GPT | Bert | ViT)
+    is_residual = hasattr(model, "stack") or isinstance(model, Bert | ViT)
     if not is_residual or getattr(model, "output", None) is None or getattr(model.config, "head", "") == "segment":
         raise RegardError(
             f"The logit lens needs a residual stream and an output layer; {type(model).__name__} has none.",
@@ -122,7 +122,7 @@ def check_has_lens(model: nn.Module) -> None:
 
 def blocks_of(model: Any) -> Sequence[nn.Module]:
     """The blocks that end in the output layer."""
-    return model.decoder if isinstance(model, Transformer) else model.blocks
+    return model.stack.blocks if hasattr(model, "stack") else model.blocks
 
 
 @contextmanager
@@ -146,10 +146,8 @@ def record_streams(model: Any) -> Iterator[list[Float[Tensor, "*n E"]]]:
 def unembed(model: Any, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
     """Final norm, head and output layer on a residual stream."""
     match model:
-        case Transformer():
-            return model.output(model.final_norm(stream))
         case ViT():
             return model.logits(model.pool(stream if model.norm_is_last else model.norm(stream), inputs))
         case Bert():
             return model.output(model.head_features(model.norm(stream), inputs))
-    return model.logits(model.norm(stream))
+    return model.stack.logits(model.stack.final_norm(stream))

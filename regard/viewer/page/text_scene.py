@@ -30,7 +30,7 @@ from regard.evaluation.teacher_forcing import mutual_information
 from regard.pipelines import Translator
 from regard.version import __version__
 from regard.viewer.outcomes import compute_outcome, output_header
-from regard.viewer.page.page_explanations import explanation_header
+from regard.viewer.page.explanations import explanation_header
 from regard.viewer.search_tree import SearchTree, search_header
 from regard.viewer.text_look import AttentionMap, Look
 from regard.viewer.token_axis import TokenAxis

@@ -214,7 +214,7 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
         "stack": StepLabel("h", "Hidden states of all tokens", "[h₀, h₁, …]"),
     },
     "Bidirectional": {"cat": StepLabel("h", "Hidden states of both directions", "hₛ = [h→; h←]")},
-    "Encoder": {
+    "RecurrentEncoder": {
         "cat": StepLabel("final", "Final hidden states of both directions", "[h→; h←]"),
         "bridges.*.linear": StepLabel("bridge", "Projection of the final states", "u = [h→; h←] W + b"),
         "tanh": StepLabel("first", "Initial state of the decoder: the source as one vector", "s₀ = tanh(u)"),
@@ -225,7 +225,7 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
         "masked_fill": None,
         "matmul": StepLabel("c", "Weighted sum of encoder states: context vector", "cₜ = Σₛ aₜₛ hₛ"),
     },
-    "Decoder": {
+    "RecurrentDecoder": {
         "memory.linear": StepLabel("memory", "Encoder states projected to the decoder's width", "h = h W + b"),
         "context.linear": StepLabel("context", "Context projection of the gates", "u = c W_c + b"),
         "add": StepLabel("x_context", "Add context to the inputs of the gates", "u ← u + c W_c"),

@@ -29,9 +29,9 @@ from regard.models import family_name
 from regard.pipelines import TextEncoder
 from regard.viewer.image_look import ImageLook
 from regard.viewer.outcomes import TOP_K
-from regard.viewer.page.html_page import PageModel
+from regard.viewer.page.html import PageModel
 from regard.viewer.page.image_scene import with_axes
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import attention_headers
 from regard.viewer.text_look import AttentionMap, Look
 from regard.viewer.trace.build import forward_all_tokens

@@ -64,7 +64,7 @@ def mask_overlay(
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    from regard.viewer.plots.heatmaps import FAINT, INK, STYLE, render
+    from regard.viewer.plots import FAINT, INK, STYLE, render
 
     step = max(1, -(-max(mask.shape) // MAX_SIDE))
     shares = np.bincount(mask.flatten(), minlength=len(labels)) / mask.size

@@ -71,7 +71,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, transformer_folder: Path) -> I
     folders = {name: tmp_path / name.lower() for name in FOLDERS}
     startup = folders["IPYTHONDIR"] / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    (startup / "first.py").write_text("import regard, regard.viewer.page.widget\n")
+    (startup / "first.py").write_text("import regard, regard.viewer.display\n")
     folders["JUPYTER_CONFIG_DIR"].mkdir()
     (folders["JUPYTER_CONFIG_DIR"] / "jupyter_lab_config.py").write_text(CONFIG)
     work = tmp_path / "work"

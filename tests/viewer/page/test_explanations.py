@@ -8,11 +8,10 @@ import pytest
 import regard
 from regard.errors import RegardError
 from regard.viewer.explanations import attribution
-from regard.viewer.explanations.explained_output import explain_output
-from regard.viewer.page import page_explanations
-from regard.viewer.page.image_requests import ImageRequestHandler
+from regard.viewer.explanations.output import explain_output
+from regard.viewer.page import explanations as page_explanations
 from regard.viewer.page.image_scene import build_image_scene
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.requests import ImageRequestHandler, TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
 from tests.viewer import image_models, text_models
 

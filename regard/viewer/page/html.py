@@ -45,7 +45,7 @@ _NO_ICON = '<link rel="icon" href="data:,">\n'
 
 @dataclass(frozen=True, eq=False)
 class PageModel:
-    """A model that runs inside a page: a JSON header and the weights that it refers to (see page_model.py)."""
+    """A model that runs inside a page: a JSON header and the weights that it refers to (see model.py)."""
 
     header: dict[str, Any]
     weights: bytes

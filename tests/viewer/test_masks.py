@@ -10,8 +10,8 @@ from PIL import Image
 
 from regard.data.images.decoding import to_mask_array
 from regard.errors import RegardError
-from regard.viewer.plots.confusion_matrix import draw_confusion
-from regard.viewer.plots.mask_overlays import label_colors, mask_overlay, mask_png
+from regard.viewer.masks import label_colors, mask_overlay, mask_png
+from regard.viewer.plots import draw_confusion
 
 MASK = np.array([[0, 1, 1], [2, 2, 2]])
 

@@ -10,13 +10,6 @@ from regard.attention.recording import KINDS
 from regard.errors import RegardError
 from regard.pipelines import Translator
 from regard.viewer.explanations.attribution import attribution_values, check_method
-from regard.viewer.explanations.explained_output import (
-    ExplainedOutput,
-    ExplainedStep,
-    column_name,
-    explain_output,
-    model_of,
-)
 from regard.viewer.explanations.head_effects import compute_head_effects, module_name
 from regard.viewer.explanations.logit_lens import (
     LENS_TOP_K,
@@ -24,6 +17,13 @@ from regard.viewer.explanations.logit_lens import (
     check_has_lens,
     compute_logit_lens,
     lens_steps,
+)
+from regard.viewer.explanations.output import (
+    ExplainedOutput,
+    ExplainedStep,
+    column_name,
+    explain_output,
+    model_of,
 )
 from regard.viewer.image_look import ImageLook
 from regard.viewer.outcomes import Outcome

@@ -20,9 +20,9 @@ from regard.models import Seq2SeqConfig, make_model
 from regard.pipelines import Translator
 from regard.pipelines.sentence_embedding import SentenceConfig, SentenceEmbedding
 from regard.viewer import look
-from regard.viewer.page import page_model
-from regard.viewer.page.html_page import PageModel, render_page
-from regard.viewer.page.page_model import build_page_model, model_for_page, round_tensor, tokenizer_header
+from regard.viewer.page import model as page_model
+from regard.viewer.page.html import PageModel, render_page
+from regard.viewer.page.model import build_page_model, model_for_page, round_tensor, tokenizer_header
 from regard.viewer.page.text_scene import Scene, build_scene
 from tests.viewer.text_models import SOURCE, make_pipeline
 
@@ -130,7 +130,7 @@ def test_page_without_model_allows_no_worker():
 
 
 def test_page_limits_include_the_model(monkeypatch):
-    monkeypatch.setattr("regard.viewer.page.html_page.MAX_BYTES", 1000)
+    monkeypatch.setattr("regard.viewer.page.html.MAX_BYTES", 1000)
     model = PageModel({"fields": [], "precision": "int8", "change": None, "head": "", "tensors": []}, bytes(2000), {})
     with pytest.raises(RegardError, match="--no-with-model"):
         render_page(Scene({"title": ""}, []), model)

@@ -14,7 +14,7 @@ from regard.attention.backends.call import Call
 from regard.attention.masks import NO_MASK
 from regard.errors import RegardError
 from regard.viewer import AttentionMap, Look, look, web
-from regard.viewer.page import html_page
+from regard.viewer.page import html as html_page
 from regard.viewer.page.text_scene import Scene, build_scene
 from regard.viewer.token_axis import TokenAxis
 

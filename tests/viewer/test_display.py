@@ -11,9 +11,9 @@ from IPython.core.formatters import DisplayFormatter
 
 from regard.errors import RegardError
 from regard.viewer import look
-from regard.viewer.page import text_requests
+from regard.viewer.display import _widget_class
+from regard.viewer.page import requests
 from regard.viewer.page.text_scene import build_scene
-from regard.viewer.page.widget import _widget_class
 from regard.viewer.text_look import Look
 from regard.viewer.web import module
 
@@ -76,7 +76,7 @@ def test_errors_are_sent_as_messages(seen, monkeypatch, caplog):
     def broken(handler, arguments):
         raise KeyError("a secret")
 
-    monkeypatch.setitem(text_requests.REQUESTS, "look", broken)
+    monkeypatch.setitem(requests.REQUESTS, "look", broken)
     ((content, _),) = send_message(seen.widget(), {"number": "2", "request": {"look": {}}})
     assert "Internal error" in content["error"]
     assert "a secret" in caplog.text
@@ -109,7 +109,7 @@ def test_look_that_no_page_can_show_is_a_plot(seen, monkeypatch):
     def unfit(*_):
         raise RegardError("A page cannot compute this.", "Save a plot.")
 
-    monkeypatch.setattr("regard.viewer.page.widget.build_scene", unfit)
+    monkeypatch.setattr("regard.viewer.page.text_scene.build_scene", unfit)
     assert seen._repr_mimebundle_() is None
 
 

@@ -4,17 +4,21 @@ A request is JSON with one name and its arguments, `{"look": {"source": "The cat
 function and register it in `REQUESTS`: both hosts and their error handling use that table.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from regard.errors import RegardError
 from regard.models import family_name
-from regard.pipelines import TextEncoder, TextGenerator, Translator
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
+from regard.pipelines.image_model import ImageLike
 from regard.version import __version__
 from regard.viewer.experiments import handle_experiment
-from regard.viewer.page.page_explanations import handle_explanation
+from regard.viewer.page.explanations import handle_explanation
+from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.text_scene import FORMAT, Scene, build_scene
 from regard.viewer.text_look import LayerNames, Look, look
 
@@ -115,3 +119,53 @@ REQUESTS: dict[str, Callable[[TextRequestHandler, Any], Response]] = {
     "experiment": _experiment,
     "explain": _explain,
 }
+
+
+TEXT_FIELDS = ("target", "prefix", "instead", "context")
+
+
+@dataclass(frozen=True, eq=False)
+class ImageRequestHandler(TextRequestHandler):
+    """Handles the requests of a page with an image model, one at a time.
+
+    A request is `{"look": {"image": name}}`, or `{"experiment": …}` with the name as its source
+    (see `handle_experiment`).
+    """
+
+    pipeline: ImageModel  # type: ignore[assignment]
+    images: Mapping[str, ImageLike | Tensor] = field(default_factory=dict, kw_only=True)
+    """images by name; a page cannot open other files"""
+
+    @property
+    def fields(self) -> list[str]:
+        return ["image"]
+
+    def handle(self, request: Any) -> Response:
+        match request:
+            case {"look": {"image": name, **others}} if not others and len(request) == 1:
+                with self.lock:
+                    return self._look(name)
+            case {"experiment": dict() as arguments} if len(request) == 1:
+                with self.lock:
+                    return self._experiment(arguments)
+            case {"explain": dict() as arguments} if len(request) == 1:
+                with self.lock:
+                    seen = look(self.pipeline, self._image(arguments.get("source")))
+                    return Response(handle_explanation(seen, arguments), [])
+        raise RegardError("Invalid request for a page of images.", "Supported requests: look, experiment, explain.")
+
+    def _look(self, name: Any) -> Response:
+        seen = replace(look(self.pipeline, self._image(name), name=self.name), name=name)
+        scene = build_image_scene(seen, images=list(self.images))
+        return Response({"scene": scene.header}, scene.blobs)
+
+    def _experiment(self, arguments: Mapping[str, Any]) -> Response:
+        if any(arguments.get(name) is not None for name in TEXT_FIELDS):
+            raise RegardError("An experiment on an image takes no texts.", f"Leave out {', '.join(TEXT_FIELDS)}.")
+        image = self._image(arguments.get("source"))
+        return Response(handle_experiment(self.pipeline, arguments, image), [])
+
+    def _image(self, name: Any) -> ImageLike | Tensor:
+        if not isinstance(name, str) or name not in self.images:
+            raise RegardError("Unknown image.", f"Choose one of: {', '.join(self.images)}.")
+        return self.images[name]

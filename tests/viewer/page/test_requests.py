@@ -12,10 +12,10 @@ import regard
 from regard.errors import RegardError
 from regard.pipelines import ImageModel
 from regard.viewer import AblateHead, AblateLayer, apply_interventions, run_experiment
-from regard.viewer.page.image_requests import ImageRequestHandler
+from regard.viewer.display import _widget_class
 from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.live_server import LiveServer
-from regard.viewer.page.widget import _widget_class
+from regard.viewer.page.requests import ImageRequestHandler
 from tests.viewer.browser import QUIET, hash_of
 from tests.viewer.image_helpers import LABELS, images, model_of, photo
 
