@@ -27,6 +27,8 @@ ProblemType = Literal["single_label", "multi_label", "regression"]
 class TextHead:
     """The head of an encoder without a task: the output are the features of the tokens. Base class of other heads."""
 
+    fields: tuple[str, ...] = ("source",)
+    """names of the texts that the model reads"""
     method = ""
     """method of the pipeline that runs the head, in addition to `embed`"""
     is_per_text = False
@@ -90,6 +92,7 @@ class MaskedTokenHead(TokenHead):
 class AnswerHead(TokenHead):
     """Question answering: the start and the end of the answer."""
 
+    fields = ("source", "context")
     method = "answer"
 
     def output_size(self, config: "BertConfig") -> int:

@@ -49,6 +49,7 @@ class ImageModel(Pipeline):
     description = "an image model"
     commands = "regard classify, segment, evaluate, look, info"
     tokenizer_count = 0
+    sides = ("image",)
     stored_keys = frozenset({"resizing"})
     model: ViT
     training: dict[str, Any] = field(default_factory=dict)
@@ -69,6 +70,10 @@ class ImageModel(Pipeline):
 
     def read_settings(self, folder: "ModelFolder") -> None:
         self.resizing = folder.read_section("resizing", Resizing())
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("image",)
 
     @property
     def abilities(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import logging
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,10 @@ class Pipeline(_Stored):
     """commands that run it, for messages"""
     tokenizer_count: ClassVar[int]
     """number of tokenizers: 2 for source and target, 1 for text, 0 for images"""
+    sides: ClassVar[tuple[str, ...]] = ("text",)
+    """the sequences that the model reads"""
+    continues_source: ClassVar[bool] = False
+    """whether the output of the model continues its input, as that of a language model does"""
     stored_keys: ClassVar[frozenset[str]] = frozenset()
     """keys of config.json that `write_settings` may return"""
     model: Any
@@ -83,6 +88,11 @@ class Pipeline(_Stored):
 
     def read_settings(self, folder: "ModelFolder") -> None:
         """Set what `write_files` and `write_settings` have stored."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the inputs of `look`."""
+        return ("source",)
 
     @property
     def abilities(self) -> tuple[str, ...]:
@@ -217,6 +227,24 @@ class DecodingPipeline(TextPipeline):
     stored_keys = frozenset({"decoding"})
     decoding: DecodeConfig
     """default options of decoding"""
+
+    @abstractmethod
+    def record_search(
+        self, text: str, config: DecodeConfig, prefix: str, **phrases: Any
+    ) -> tuple[list[Any], list[int]]:
+        """Decode a text; the outputs, of which the first has the search history, and the ids of the text."""
+
+    @abstractmethod
+    def forced_ids(self, prefix: str) -> list[int]:
+        """The ids with which every output begins, given a forced prefix."""
+
+    @abstractmethod
+    def output_limit(self, config: DecodeConfig, source: Sequence[int]) -> int:
+        """The maximum length of an output in tokens."""
+
+    @abstractmethod
+    def forced_inputs(self, source: list[int], outputs: Sequence[list[int]]) -> tuple[Any, ...]:
+        """Arguments of the model's forward for outputs of one source (teacher forcing)."""
 
     def inherit_settings(self, origin: Any) -> None:
         self.decoding = origin.decoding

@@ -83,6 +83,10 @@ class TextEncoder(TextPipeline):
         return TEXT_HEADS[self.model.config.head]
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        return self.head.fields
+
+    @property
     def abilities(self) -> tuple[str, ...]:
         return ("embed", self.head.method) if self.head.method else ("embed",)
 

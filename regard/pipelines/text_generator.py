@@ -84,6 +84,7 @@ class TextGenerator(DecodingPipeline):
     description = "a language model"
     commands = "regard generate, evaluate, look, info"
     tokenizer_count = 1
+    continues_source = True
     model: GPT
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
@@ -107,6 +108,23 @@ class TextGenerator(DecodingPipeline):
     def __call__(self, prompts: str | Sequence[str]) -> Any:
         """The first continuation of a prompt, or of each."""
         return best_text(prompts, self.generate(prompts))
+
+    def record_search(
+        self, text: str, config: DecodeConfig, prefix: str, **phrases: Any
+    ) -> tuple[list[Any], list[int]]:
+        if prefix:
+            raise RegardError("Only translators support a prefix.", "Append it to the prompt instead.")
+        return self.generate([text], config, **phrases, history=True)[0], self.encode_prompt(text)
+
+    def forced_ids(self, prefix: str) -> list[int]:
+        return []
+
+    def output_limit(self, config: DecodeConfig, source: Sequence[int]) -> int:
+        limit = self.length_limit
+        return config.max_len if limit is None else min(config.max_len, limit - len(source))
+
+    def forced_inputs(self, source: list[int], outputs: Sequence[list[int]]) -> tuple[Any, ...]:
+        return (self.pack([[*source, *output] for output in outputs]),)
 
     def encode_prompt(
         self,

@@ -59,6 +59,7 @@ class Translator(DecodingPipeline):
     description = "a translator"
     commands = "regard translate, evaluate, score, look, info"
     tokenizer_count = 2
+    sides = ("source", "target")
     stored_keys = frozenset({"languages", "language_tokens", *DecodingPipeline.stored_keys})
     model: TranslationModel
     source_tokenizer: Tokenizer
@@ -128,6 +129,10 @@ class Translator(DecodingPipeline):
             vocab = min(config.source_vocab, config.target_vocab)
             self.language_tokens = LanguageTokens.from_json(tokens, f"{file}: language_tokens", vocab)
         self.shortlist = read_shortlist(folder.path, config.source_vocab, config.target_vocab)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("source", "target")
 
     @property
     def abilities(self) -> tuple[str, ...]:
@@ -231,6 +236,24 @@ class Translator(DecodingPipeline):
         """Number of special tokens added to a text."""
         special = self.with_target().special
         return max(len(special.add_special_tokens([])), len(special.make_decoder_input([])))
+
+    def record_search(
+        self, text: str, config: DecodeConfig, prefix: str, **phrases: Any
+    ) -> tuple[list[Any], list[int]]:
+        prefixes = [prefix] if prefix else None
+        outputs = self.translate([text], config, prefixes=prefixes, **phrases, history=True)[0]
+        return outputs, self.encode_source(text)
+
+    def forced_ids(self, prefix: str) -> list[int]:
+        return [*self.special.make_decoder_input([])[1:], *self.encode_target(prefix)]
+
+    def output_limit(self, config: DecodeConfig, source: Sequence[int]) -> int:
+        limit, most = config.limit(len(source)), self.max_output_len
+        return limit if most is None else min(limit, most)
+
+    def forced_inputs(self, source: list[int], outputs: Sequence[list[int]]) -> tuple[Any, ...]:
+        forced = len(self.forced_ids(""))
+        return self.teacher_forced([(source, output[forced:]) for output in outputs])
 
     @property
     def max_output_len(self) -> int | None:
