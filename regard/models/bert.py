@@ -381,3 +381,8 @@ class Bert(nn.Module):
         """Logits by head: of the token or tag at each position, of the label of each text, or of the answer's ends."""
         x = self.features(tokens, segments)
         return x if self.output is None else self.output(x)
+
+    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+        """The output from the residual stream after any block: final norm, head and output layer."""
+        x = self.head_features(self.norm(stream), inputs)
+        return x if self.output is None else self.output(x)

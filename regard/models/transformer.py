@@ -215,6 +215,10 @@ class Transformer(nn.Module):
         """Logits of the token after each target token (teacher forcing)."""
         return self.stack.logits(self.features(source, target))
 
+    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+        """The output from the residual stream after any block: final norm, head and output layer."""
+        return self.stack.logits(self.stack.final_norm(stream))
+
     def start(self, source: Tokens) -> DecoderState:
         return self.stack.start_from(self.encode(source), source.offsets)
 

@@ -497,6 +497,10 @@ class ViT(nn.Module):
         """The output of `forward` (with the head pixels: the tokens), from all tokens of the encoder."""
         return IMAGE_HEADS[self.config.head].output_of_tokens(self, encoded, images)
 
+    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+        """The output from the residual stream after any block: final norm, head and output layer."""
+        return self.logits(self.pool(stream if self.norm_is_last else self.norm(stream), inputs))
+
     def masked_loss(
         self, images: Float[Tensor, "B C H W"], mask_ratio: float = 0.75, noise: Float[Tensor, "B S"] | None = None
     ) -> Float[Tensor, ""]:

@@ -90,6 +90,11 @@ class Pipeline(_Stored):
         """Set what `write_files` and `write_settings` have stored."""
 
     @property
+    def is_per_text(self) -> bool:
+        """Whether the output of the model has one row per text, not one per token."""
+        return False
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """Names of the inputs of `look`."""
         return ("source",)

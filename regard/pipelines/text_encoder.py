@@ -83,6 +83,10 @@ class TextEncoder(TextPipeline):
         return TEXT_HEADS[self.model.config.head]
 
     @property
+    def is_per_text(self) -> bool:
+        return self.head.is_per_text
+
+    @property
     def fields(self) -> tuple[str, ...]:
         return self.head.fields
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.pipelines import TextEncoder, Translator
+from regard.pipelines import TextEncoder
 from regard.version import __version__
 from regard.viewer.display import PAGE_FORMAT, NotebookDisplay, check_format, make_widget
 from regard.viewer.page.requests import TextRequestHandler
@@ -191,7 +191,7 @@ def _own_outputs(looks: Sequence[Look]) -> list[str | None]:
 
 def _own_output(seen: Look) -> str | None:
     """The translation of the model itself, if the target of the look was given."""
-    is_forced = seen.translation and seen.search is None and isinstance(seen.pipeline, Translator)
+    is_forced = seen.translation and seen.search is None and "target" in seen.pipeline.fields
     return seen.pipeline(seen.source) if is_forced else None
 
 
@@ -238,7 +238,7 @@ class ComparisonRequestHandler(TextRequestHandler):
             ]
             return compare(*looks, labels=[one.source.strip() for one in looks])
         target = texts.get("target", "").strip() or None
-        if self.share_last_translation and target is None and isinstance(self.pipeline, Translator):
+        if self.share_last_translation and target is None and "target" in self.pipeline.fields:
             target = self._look_with(self.models[-1](), source).translation
         looks, outputs = [], []
         for load in self.models:

@@ -12,7 +12,6 @@ from regard.evaluation.attention_measures import entropy
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.graph import forward_graph
 from regard.layers.packed import pack
-from regard.layers.patches import remove_prefix
 from regard.models import Bert, Seq2Seq, ViT
 from regard.pipelines import Translator
 from regard.viewer.image_look import BLOCKS, ImageLook
@@ -191,10 +190,7 @@ class TextTraceBuilder:
 
 def forward_all_tokens(model: ViT, image: Tensor) -> Any:
     """The forward of the model with all tokens in the last block, as a look records it."""
-    encoded = model.encode(image)
-    if model.config.head == "segment":
-        return model.masks(remove_prefix(encoded, model.config.prefix, None), image)
-    return encoded if model.config.head == "pixels" else model.logits(model.pool(encoded, image))
+    return model.output_of_tokens(model.encode(image), image)
 
 
 class ImageTraceBuilder:
