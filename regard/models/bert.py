@@ -27,6 +27,12 @@ ProblemType = Literal["single_label", "multi_label", "regression"]
 class TextHead:
     """The head of an encoder without a task: the output are the features of the tokens. Base class of other heads."""
 
+    name = "none"
+    """of the head and its subclasses in the page of a model"""
+    runs_on_page = True
+    """whether the page of a model can compute the output for new texts"""
+    label_axis = -1
+    """axis of the logits over which probabilities sum to 1"""
     fields: tuple[str, ...] = ("source",)
     """names of the texts that the model reads"""
     method = ""
@@ -76,6 +82,7 @@ class TokenHead(TextHead):
 class MaskedTokenHead(TokenHead):
     """Masked language modeling: the token at each position."""
 
+    name = "mask"
     method = "fill"
     shares_embedding = True
 
@@ -92,6 +99,8 @@ class MaskedTokenHead(TokenHead):
 class AnswerHead(TokenHead):
     """Question answering: the start and the end of the answer."""
 
+    name = "answer"
+    label_axis = 0  # start and end are distributions over the tokens
     fields = ("source", "context")
     method = "answer"
 
@@ -102,6 +111,8 @@ class AnswerHead(TokenHead):
 class TokenLabelHead(TokenHead):
     """Token classification: a label, the tag, for every token."""
 
+    name = "tag"
+    runs_on_page = False
     method = "tag"
     has_labels = True
 
@@ -112,6 +123,7 @@ class TokenLabelHead(TokenHead):
 class TextLabelHead(TextHead):
     """Classification: a label for every text."""
 
+    name = "classify"
     method = "classify"
     is_per_text = has_labels = True
 

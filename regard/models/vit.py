@@ -50,6 +50,12 @@ DECODER_HEAD_WIDTH = 32
 class ImageHead:
     """The head of a Vision Transformer without a task: the output are the features. Base class of the other heads."""
 
+    name = "none"
+    """of the head and its subclasses in the page of a model"""
+    runs_on_page = True
+    """whether the page of a model can compute the output for new images"""
+    label_axis = 1
+    """axis of the logits over which probabilities sum to 1; those of pixels follow"""
     method = ""
     """method of the pipeline that runs the head"""
     is_pooled = True
@@ -83,6 +89,7 @@ class ImageHead:
 class ImageLabelHead(ImageHead):
     """Classification: a label for every image."""
 
+    name = "classify"
     method = "classify"
     has_labels = True
 
@@ -96,6 +103,7 @@ class ImageLabelHead(ImageHead):
 class PixelLabelHead(ImageHead):
     """Segmentation: a label for every pixel."""
 
+    name = "segment"
     method = "segment"
     is_pooled, is_per_pixel, has_labels = False, True, True
     fields = ("segmenter", "segmenter_layers")
@@ -124,6 +132,8 @@ class PixelLabelHead(ImageHead):
 class PatchPixelHead(ImageHead):
     """Reconstruction of the pixels of masked patches (MAE); `ViT.reconstruct` runs it."""
 
+    name = "pixels"
+    runs_on_page = False
     is_pooled = False
     fields = ("decoder_width", "decoder_layers")
 

@@ -90,6 +90,11 @@ class Pipeline(_Stored):
         """Set what `write_files` and `write_settings` have stored."""
 
     @property
+    def head(self) -> Any:
+        """What the outputs of an encoder or image model are; None for models that generate text."""
+        return None
+
+    @property
     def is_per_text(self) -> bool:
         """Whether the output of the model has one row per text, not one per token."""
         return False

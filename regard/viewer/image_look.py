@@ -326,9 +326,8 @@ def check_rollout(attention: str | None, head: int | None) -> None:
         raise RegardError("Rollout combines all attentions and heads.", "Leave out the attention and the head.")
 
 
-def look_at_image(model: ImageModel | ViT, image: ImageLike | Tensor, model_name: str = "") -> ImageLook:
+def look_at_image(model: ImageModel, image: ImageLike | Tensor, model_name: str = "") -> ImageLook:
     """Run a model on an image and record its attention: a file, a PIL image, an array, bytes; or a tensor in 0…1."""
-    model = model if isinstance(model, ImageModel) else ImageModel(model)
     file = Path(image) if isinstance(image, str | Path) else None
     name = "the image" if file is None else file.name
     if isinstance(image, Tensor):
