@@ -10,7 +10,6 @@ from jaxtyping import Float
 
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.pipelines import TextEncoder
 from regard.version import __version__
 from regard.viewer.display import PAGE_FORMAT, NotebookDisplay, check_format, make_widget
 from regard.viewer.page.requests import TextRequestHandler
@@ -197,9 +196,9 @@ def _own_output(seen: Look) -> str | None:
 
 def _similarity(looks: Sequence[Look]) -> float | None:
     """Cosine similarity of two texts, if one encoder without a head embeds both."""
-    if len(looks) != 2 or not all(isinstance(one.pipeline, TextEncoder) for one in looks):
+    if len(looks) != 2 or looks[0].pipeline is not looks[1].pipeline or looks[0].pipeline is None:
         return None
-    if looks[0].pipeline is not looks[1].pipeline or looks[0].pipeline.model.config.head != "none":
+    if looks[0].pipeline.abilities != ("embed",):
         return None
     first, second = looks[0].pipeline.embed([one.source for one in looks], truncate=True)
     return float(first @ second)
