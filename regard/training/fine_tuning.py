@@ -15,8 +15,7 @@ from regard.models import BertConfig, ViT, ViTConfig, family_name
 from regard.models.bert import TEXT_HEADS
 from regard.pipelines import Pipeline, check_storable, load
 from regard.ranges import format_value
-from regard.training.recipe import Recipe
-from regard.training.registry import TASKS, families_for
+from regard.training.recipe import TASKS, Recipe, families_for
 
 StartFrom = str | Path | Pipeline
 """the model to fine-tune: its folder, or a pipeline"""
