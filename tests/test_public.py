@@ -166,7 +166,6 @@ PUBLIC = {
         "FORMAT",
         "ImageModel",
         "ModelFolder",
-        "PIPELINES",
         "Pipeline",
         "SequenceScore",
         "TaggedWord",

@@ -1,5 +1,4 @@
 from regard.pipelines.folder import FORMAT as FORMAT
-from regard.pipelines.folder import PIPELINES as PIPELINES
 from regard.pipelines.folder import ModelFolder as ModelFolder
 from regard.pipelines.folder import check_storable as check_storable
 from regard.pipelines.folder import load as load

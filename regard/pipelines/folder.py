@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -37,12 +38,16 @@ from regard.files import check_output_folder, write_atomically
 from regard.kernels.cpu.int8_linear import quantize_weight
 from regard.models import FAMILIES, family_name, make_model
 from regard.models.parameters import SkipInitialization, find_change, layer_counts
-from regard.pipelines.image_model import ImageModel
 from regard.pipelines.pipeline import Pipeline
-from regard.pipelines.text_encoder import TextEncoder
-from regard.pipelines.text_generator import TextGenerator
-from regard.pipelines.translator import Translator
 from regard.ranges import OneOf, check_value, format_value
+
+if TYPE_CHECKING:
+    from regard.pipelines.image_model import ImageModel
+    from regard.pipelines.text_encoder import TextEncoder
+    from regard.pipelines.text_generator import TextGenerator
+    from regard.pipelines.translator import Translator
+
+    AnyPipeline = Translator | TextGenerator | TextEncoder | ImageModel
 
 FORMAT = 1
 # Folders with int8 weights: versions that do not support them refuse this format.
@@ -58,18 +63,16 @@ logger = logging.getLogger("regard")
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 C = TypeVar("C")
-AnyPipeline = Translator | TextGenerator | TextEncoder | ImageModel
-P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
-PIPELINES: dict[str, type[Pipeline]] = {
-    "translator": Translator,
-    "text_generator": TextGenerator,
-    "text_encoder": TextEncoder,
-    "image_model": ImageModel,
+P = TypeVar("P", "Translator", "TextGenerator", "TextEncoder", "ImageModel")
+# The classes of pipelines by name, as modules: a command imports only the one that it runs.
+PIPELINES = {
+    "translator": ("regard.pipelines.translator", "Translator"),
+    "text_generator": ("regard.pipelines.text_generator", "TextGenerator"),
+    "text_encoder": ("regard.pipelines.text_encoder", "TextEncoder"),
+    "image_model": ("regard.pipelines.image_model", "ImageModel"),
 }
-# Keys of config.json that are not fields of the model config.
-_OTHER_KEYS = frozenset(
-    {"format", "family", "shared_tokenizer", "special", _FINGERPRINTS, _PRECISION, _CHECKSUM}
-).union(*(pipeline.stored_keys for pipeline in PIPELINES.values()))
+# Keys of config.json that are neither fields of the model config nor settings of the pipeline.
+_FOLDER_KEYS = frozenset({"format", "family", "shared_tokenizer", "special", _FINGERPRINTS, _PRECISION, _CHECKSUM})
 
 
 def pipeline_class(config: Any) -> type[Any]:
@@ -78,7 +81,8 @@ def pipeline_class(config: Any) -> type[Any]:
     >>> pipeline_class(FAMILIES["gpt"].config()).__name__
     'TextGenerator'
     """
-    return PIPELINES[FAMILIES[family_name(config)].pipeline]
+    module, name = PIPELINES[FAMILIES[family_name(config)].pipeline]
+    return getattr(import_module(module), name)
 
 
 @overload
@@ -154,15 +158,14 @@ def write_config(
     has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
     if has_foreign_tokenizer or pipeline.special != pipeline_class(pipeline.model.config).special:
         config["special"] = dataclasses.asdict(pipeline.special)
-    config |= dataclasses.asdict(pipeline.model.config)
-    if weights is not None:
-        config[_CHECKSUM] = _checksum(config, weights)
+    fields = dataclasses.asdict(pipeline.model.config)
+    checksum = {} if weights is None else {_CHECKSUM: _checksum(fields, weights)}
+    config |= fields | checksum
     write_atomically(folder / "config.json", json_bytes(config))
 
 
-def _checksum(table: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:
+def _checksum(fields: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:
     """CRC-32 of the fields of a model config and of the weights, with their names."""
-    fields = {key: value for key, value in table.items() if key not in _OTHER_KEYS}
     blocks: list[Any] = [json.dumps(fields, sort_keys=True).encode()]
     for name, tensor in sorted(weights.items()):
         blocks += [name.encode(), *tensor.reshape(-1).view(torch.uint8).split(_CHECKSUM_BLOCK)]
@@ -200,9 +203,9 @@ def read_tokenizers(folder: Path, *, foreign: bool = False) -> tuple[Tokenizer, 
 @overload
 def load(path: str | Path | Sequence[str | Path], device: str = "auto", *, expect: type[P]) -> P: ...
 @overload
-def load(path: str | Path, device: str = "auto") -> AnyPipeline: ...
+def load(path: str | Path, device: str = "auto") -> "AnyPipeline": ...
 @overload
-def load(path: list[Any] | tuple[Any, ...], device: str = "auto") -> Translator: ...
+def load(path: list[Any] | tuple[Any, ...], device: str = "auto") -> "Translator": ...
 def load(path, device="auto", *, expect=None):
     """Load a model folder as the pipeline of its family: Translator, TextGenerator, TextEncoder or ImageModel.
 
@@ -235,7 +238,9 @@ def load(path, device="auto", *, expect=None):
     return pipeline
 
 
-def _load_ensemble(paths: Any, device: str) -> Translator:
+def _load_ensemble(paths: Any, device: str) -> "Translator":
+    from regard.pipelines.translator import Translator
+
     if not isinstance(paths, Sequence) or isinstance(paths, bytes) or not paths:
         raise RegardError(
             f"Expected the path of a model folder, or a list of paths (got {format_value(paths)}).",
@@ -281,6 +286,8 @@ class ModelFolder:
     path: Path
     table: dict[str, Any] = field(repr=False)
     """config.json"""
+    fields: dict[str, Any] = field(repr=False)
+    """of these, the fields of the model config"""
     config: Any
     """config of the model"""
     special: SpecialTokens | None
@@ -318,12 +325,15 @@ class ModelFolder:
             raise RegardError(
                 f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared."
             )
-        config = _fill(family.config(), {key: value for key, value in table.items() if key not in _OTHER_KEYS}, file)
+        default = family.config()
+        other = _FOLDER_KEYS | pipeline_class(default).stored_keys
+        fields = {key: value for key, value in table.items() if key not in other}
+        config = _fill(default, fields, file)
         try:
             config.check()
         except RegardError as error:
             raise RegardError(f"{file}: {error.message}", _FIX) from None
-        stored = ModelFolder(folder, table, config, special)
+        stored = ModelFolder(folder, table, fields, config, special)
         actual = stored.pipeline_class
         if expect not in (None, actual):
             assert expect is not None
@@ -352,7 +362,7 @@ class ModelFolder:
     def read_weights(self) -> dict[str, Tensor]:
         """The weights in float32; a warning if they, or the model config, have changed since the folder was written."""
         weights = _read_weights(self.weights_file, self.config)
-        if _CHECKSUM in self.table and self.table[_CHECKSUM] != _checksum(self.table, weights):
+        if _CHECKSUM in self.table and self.table[_CHECKSUM] != _checksum(self.fields, weights):
             logger.warning(
                 "%s: weights or sizes are not those that were saved (%s in config.json). Restore the folder from a "
                 "good copy; if you changed it on purpose, load and save it once.",

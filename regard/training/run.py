@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 
@@ -29,7 +29,6 @@ from regard.pipelines import (
     read_tokenizers,
     write_tokenizers,
 )
-from regard.pipelines.folder import AnyPipeline
 from regard.recipes import find_recipe
 from regard.training.checkpoint import (
     LOSSES,
@@ -78,6 +77,9 @@ from regard.training.shards.folder import shard_files
 from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe, suggest_recipe
 from regard.training.tasks.task import BatchShape
 from regard.version import __version__
+
+if TYPE_CHECKING:
+    from regard.pipelines.folder import AnyPipeline
 
 Data = str | Path | Sequence[str | Path] | Iterable[Any]
 ROWS = "<rows>"
@@ -135,7 +137,7 @@ def train(
     quiet: bool = False,
     dry_run: bool = False,
     **overrides: Any,
-) -> AnyPipeline | None: ...
+) -> "AnyPipeline | None": ...
 def train(
     data: Data | None = None,
     out: str | Path = "model",
@@ -147,7 +149,7 @@ def train(
     quiet: bool = False,
     dry_run: bool = False,
     **overrides: Any,
-) -> AnyPipeline | None:
+) -> "AnyPipeline | None":
     """Train a model on files or rows; whatever is not specified is chosen from the data.
 
     `data` names one or more files ("phrasebook": the built-in data) or a folder of token shards (see
