@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention.scores import check_constructor
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
-from regard.ranges import OneOf
+from regard.ranges import OneOf, register
 
 # Llama 3: channel pairs with fewer rotations over the context are scaled in full, with more rotations not at all.
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0
@@ -445,13 +445,11 @@ def register_positions(name: str) -> Callable[[P], P]:
     >>> del POSITIONS["zeros"]
     """
 
-    def register(positions: P) -> P:
-        if POSITIONS.get(name, positions) is not positions:
-            raise RegardError(f"The positions {name!r} are already registered.", "Choose another name.")
-        POSITIONS[name] = positions
+    def decorate(positions: P) -> P:
+        register(POSITIONS, "positional encoding", name, positions, lambda entry: entry or PositionalEncoding)
         return positions
 
-    return register
+    return decorate
 
 
 def make_positions(kind: str, width: int, max_len: int, offset: int = 0) -> PositionalEncoding | Learned | None:
