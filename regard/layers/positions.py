@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.offsets import Lengths, Offsets
 from regard.attention.scores import check_constructor
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
@@ -174,10 +175,11 @@ class Rotary(nn.Module):
             rates = rates * (unscaled + (1 - unscaled) / factor)
         self.register_buffer("rates", rates, persistent=False)
 
-    def tables(self, positions: Int[Tensor, "*n"], lengths: Int[Tensor, "*n"] | None = None) -> RotaryTables:
-        """cos and sin of the angles at these positions; `lengths` are those of their texts, for dynamic scaling."""
+    def tables(self, positions: Int[Tensor, "*n"], offsets: Offsets | Lengths | None = None) -> RotaryTables:
+        """cos and sin of the angles at these positions; dynamic scaling depends on the lengths of the texts."""
         rates = self.rates
-        if self.is_dynamic and lengths is not None:
+        if self.is_dynamic:
+            lengths = _text_lengths(positions, offsets)
             # base' = base · (factor · length / context − factor + 1)^(D / (D − 2)), from the context on
             growth = (self.factor * lengths.float() / self.context - (self.factor - 1)).clamp(min=1)[..., None]
             exponents = torch.arange(0, self.width, 2, device=rates.device) / max(self.width - 2, 1)
@@ -187,13 +189,24 @@ class Rotary(nn.Module):
         return (cos, sin) if self.magnitude == 1.0 else (cos * self.magnitude, sin * self.magnitude)
 
     def forward(
-        self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"], lengths: Int[Tensor, "*n"] | None = None
+        self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"], offsets: Offsets | Lengths | None = None
     ) -> Float[Tensor, "*n H D"]:
-        tables = self.tables(positions, lengths)
+        tables = self.tables(positions, offsets)
         if self.width == x.shape[-1]:
             return apply_rotary(x, *tables)
         rotated, unchanged = x.split((self.width, x.shape[-1] - self.width), dim=-1)
         return torch.cat((apply_rotary(rotated, *tables), unchanged), dim=-1)
+
+
+def _text_lengths(positions: Int[Tensor, "*n"], offsets: Offsets | Lengths | None) -> Int[Tensor, "*n"]:
+    """The length of each token's text; without offsets, the last token of each row ends a text."""
+    if isinstance(offsets, Offsets):
+        return offsets.lengths[offsets.sequences]
+    if isinstance(offsets, Lengths):
+        if offsets.lengths is None:
+            return torch.full_like(positions, positions.shape[-1])
+        return offsets.lengths[:, None].expand_as(positions)
+    return (positions[..., -1:] + 1).expand_as(positions)
 
 
 def _yarn_factors(width: int, base: float, factor: float, context: int) -> Float[Tensor, "P"]:
