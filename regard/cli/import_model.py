@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from regard.cli.common import Quiet, parse, print_note
+from regard.cli.options import Arg
 from regard.files import check_output_folder
 from regard.interop.formats import import_model
 from regard.pipelines import pipeline_kind, save
@@ -25,11 +24,11 @@ class Options:
     model is executed, and the network is not used. A missing or unknown tensor is an error that names it.
     """
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    model: Annotated[Path, Arg("FOLDER", is_positional=True)]
     """folder or file to import"""
-    out: Annotated[Path, tyro.conf.arg(metavar="MODEL")]
+    out: Annotated[Path, Arg("MODEL")]
     """output model folder"""
-    tokenizer: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    tokenizer: Path | None = None
     """llama2.c: tokenizer file"""
     quiet: Quiet = False
 

@@ -14,8 +14,7 @@ from regard.layers.patches import patch_coordinates
 from regard.models import BertConfig, ViT, ViTConfig, family_name
 from regard.pipelines import Pipeline, TextEncoder, Translator, check_storable, load
 from regard.ranges import format_value
-from regard.training.recipe import Recipe
-from regard.training.registry import families_for
+from regard.training.recipe import Recipe, families_for
 
 StartFrom = str | Path | Pipeline
 """the model to fine-tune: its folder, or a pipeline"""

@@ -23,17 +23,21 @@ from regard.pipelines.folder import model_from_weights
 from regard.pipelines.language_choice import without_languages
 from regard.training.checkpoint import (
     STEPS,
+    AsyncSaver,
     Checkpoint,
     CheckpointStore,
+    RunSaver,
     TrainState,
     gather_state,
+    is_extended,
+    load_like,
     read_checkpoint_facts,
     restore_state,
     unique_parameters,
 )
 from regard.training.cuda_graphs import GraphedUpdate
 from regard.training.datasets import Dataset, count_units
-from regard.training.distributed import DistributedModel, accumulating
+from regard.training.distributed import DistributedModel, Workers, accumulating, report_dead_ranks
 from regard.training.guards import (
     MAX_SKIPPED,
     LossGuard,
@@ -57,12 +61,9 @@ from regard.training.losses import LossParts
 from regard.training.machine import make_autocast
 from regard.training.optimizers import make_optimizer, scale_gradients, set_learning_rate, step_if, update_ema
 from regard.training.recipe import Recipe
-from regard.training.resume import is_extended
-from regard.training.saving import AsyncSaver, RunSaver, load_like
 from regard.training.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchSource, evaluate_loss
-from regard.training.workers import Workers, report_dead_ranks
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,27 @@ from regard.pipelines import (
 )
 from regard.pipelines.folder import AnyPipeline
 from regard.recipes import find_recipe
-from regard.training.checkpoint import CheckpointStore
+from regard.training.checkpoint import (
+    LOSSES,
+    METRICS,
+    CheckpointStore,
+    check_run_folder,
+    check_same_run,
+    is_extended,
+    open_run_folder,
+    read_state,
+    read_stored_recipe,
+)
 from regard.training.datasets import Dataset, count_units, find_rows, write_rows
+from regard.training.distributed import (
+    Workers,
+    count_ranks,
+    join_torchrun,
+    run_torchrun_rank,
+    start_workers,
+    torchrun_rank,
+    torchrun_size,
+)
 from regard.training.fine_tuning import (
     HEAD_PARAMETERS,
     Origin,
@@ -44,7 +63,7 @@ from regard.training.fine_tuning import (
 )
 from regard.training.log import RunLog, plot_losses, read_metrics
 from regard.training.loop import RunSpec, Trainer, Validation, build_model
-from regard.training.machine import check_model_size, configured_machine, count_ranks, resolve_precision
+from regard.training.machine import check_model_size, configured_machine, resolve_precision
 from regard.training.multilingual import select_training_languages
 from regard.training.plan import describe_plan
 from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
@@ -56,21 +75,10 @@ from regard.training.recipe import (
     replace_named,
     resolve_cache_folder,
 )
-from regard.training.resume import (
-    LOSSES,
-    METRICS,
-    check_run_folder,
-    check_same_run,
-    is_extended,
-    open_run_folder,
-    read_state,
-    read_stored_recipe,
-)
 from regard.training.shards.dataset import ShardedDataset, shards_task
 from regard.training.shards.folder import shard_files
 from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe, suggest_recipe
 from regard.training.tasks.task import BatchShape
-from regard.training.workers import Workers, join_torchrun, run_torchrun_rank, start_workers, torchrun_rank
 from regard.version import __version__
 
 Data = str | Path | Sequence[str | Path] | Iterable[Any]
@@ -336,7 +344,7 @@ def run(setup: Setup, out: str | Path, *, quiet: bool, dry_run: bool) -> Any:
     check_settings(recipe)
     if setup.origin is not None:
         recipe = fine_tuning_recipe(recipe, setup.origin)
-    check_model_size(recipe, TASKS[recipe.task], setup.dataset)
+    check_model_size(recipe, setup.dataset, torchrun_size())
     setup = setup._replace(recipe=recipe)
     provenance = make_provenance(setup)
     with configured_machine(recipe.train), open_run_folder(out, dry_run) as folder:
@@ -353,7 +361,7 @@ def run(setup: Setup, out: str | Path, *, quiet: bool, dry_run: bool) -> Any:
             pipeline = load(out, recipe.train.device)
         else:
             tokenizers = choose_tokenizers(setup, folder, is_resumed=state is not None, writes=not dry_run)
-            size = count_ranks(recipe, state)
+            size = count_ranks(recipe, state.workers if state else None)
             setup = setup._replace(recipe=resolve_precision(recipe, state.precision if state else None))
             with Workers(size=size) if dry_run else start_workers(size) as workers:
                 # While the other workers start, rank 0 encodes the data and builds the model for all of them.

@@ -12,8 +12,8 @@ from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.pipelines import TextEncoder, Translator
 from regard.version import __version__
-from regard.viewer.page.notebook_display import NotebookDisplay
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.display import PAGE_FORMAT, NotebookDisplay, check_format, make_widget
+from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import (
     FORMAT,
     Scene,
@@ -24,7 +24,7 @@ from regard.viewer.page.text_scene import (
     length_warning,
     shorten_title,
 )
-from regard.viewer.text_look import PAGE_FORMAT, AttentionMap, Look, check_format, look
+from regard.viewer.text_look import AttentionMap, Look, look
 
 SECOND_SOURCE = "beside"
 """field of the second sentence in a request"""
@@ -68,7 +68,7 @@ class Comparison(NotebookDisplay):
         """
         file_format = check_format(path)
         if file_format == PAGE_FORMAT:
-            from regard.viewer.page.html_page import render_page
+            from regard.viewer.page.html import render_page
 
             content = render_page(self.scene(attention, head))
         else:
@@ -129,8 +129,6 @@ class Comparison(NotebookDisplay):
         return None
 
     def _make_widget(self) -> Any:
-        from regard.viewer.page.widget import make_widget
-
         return make_widget(self.scene(), self.handler)
 
     def __repr__(self) -> str:
@@ -141,7 +139,7 @@ class Comparison(NotebookDisplay):
 
     def _plot(self, file_format: str, attention: str | None = None, head: int | None = None) -> bytes:
         # matplotlib is slow to import
-        from regard.viewer.plots.heatmaps import MAX_SMALL_LABELS, HeadPanels, plot_side_by_side
+        from regard.viewer.plots import MAX_SMALL_LABELS, HeadPanels, plot_side_by_side
 
         shown = [self._select(one, attention, head) for one in self.looks]
         head_label = "mean of heads" if head is None else f"head {head}"

@@ -14,13 +14,12 @@ from torch import Tensor
 from regard.attention import Recorded
 from regard.data.batching.images import pixels_to_float
 from regard.errors import RegardError
-from regard.files import check_output_file, write_atomically
+from regard.files import write_atomically
 from regard.layers.patches import Grid
 from regard.models import ViT
 from regard.pipelines import ImageModel
 from regard.pipelines.image_model import ImageLike
-from regard.viewer.explanations.explained_look import ExplainedLook
-from regard.viewer.page.notebook_display import NotebookDisplay
+from regard.viewer.display import PAGE_FORMAT, ExplainedLook, NotebookDisplay, check_format, make_widget
 from regard.viewer.rollout import (
     ImageRun,
     PatchCoordinates,
@@ -32,24 +31,14 @@ from regard.viewer.rollout import (
 )
 
 if TYPE_CHECKING:
-    from regard.viewer.page.page_model import Precision
+    from regard.viewer.page.model import Precision
 
-PAGE_FORMAT, PLOT_FORMATS = "html", ("png", "svg", "pdf")
 # Labels of a segmenter in one plot: those with the most pixels.
 MAX_LABELS = 11
 BLOCKS, POOLER, SEGMENTER = "blocks.", "pooler.attention", "segmenter."
 """prefixes of attention names: between patches; pooling by a learned query; between class queries and patches"""
 
 PatchWeights = Float[np.ndarray, "rows columns"]
-
-
-def check_format(path: str | Path, image: Path | None = None) -> str:
-    """The format of an output file, by its extension; an error for an unsupported one, or the file of the image."""
-    file_format = Path(path).suffix.lower().removeprefix(".")
-    if file_format not in (PAGE_FORMAT, *PLOT_FORMATS):
-        raise RegardError(f"{path}: pages are .html, plots are .png, .svg or .pdf.", "Change the file extension.")
-    check_output_file(path, [image])
-    return file_format
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,9 +173,9 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         """
         file_format = check_format(path, image=self.file)
         if file_format == PAGE_FORMAT:
-            from regard.viewer.page.html_page import render_page
+            from regard.viewer.page.html import render_page
             from regard.viewer.page.image_scene import build_image_scene
-            from regard.viewer.page.page_model import model_for_page
+            from regard.viewer.page.model import model_for_page
 
             model = model_for_page(self, with_model)
             explain = False if explain is None and model is not None else explain
@@ -208,7 +197,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         label: str | None = None,
         rollout: bool = False,
     ) -> bytes:
-        from regard.viewer.plots.patch_overlays import plot_overlay_table, plot_overlays  # matplotlib is slow to import
+        from regard.viewer.plots import plot_overlay_table, plot_overlays  # matplotlib is slow to import
 
         if rollout or (label is not None and not self.has_class_queries):
             check_rollout(attention, head)
@@ -260,9 +249,8 @@ class ImageLook(ExplainedLook, NotebookDisplay):
         return f"Attention of the query of each label in {shown.name}, mean of the heads.", panels
 
     def _make_widget(self) -> Any:
-        from regard.viewer.page.image_requests import ImageRequestHandler
         from regard.viewer.page.image_scene import build_image_scene
-        from regard.viewer.page.widget import make_widget
+        from regard.viewer.page.requests import ImageRequestHandler
 
         assert isinstance(self.run.images, Tensor)
         handler = ImageRequestHandler(self.pipeline, self.model_name, images={self.name: self.run.images[0]})

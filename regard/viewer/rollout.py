@@ -1,18 +1,27 @@
-"""Attention rollout through all layers of an image model, plain and weighted by the gradients of a label."""
+"""Attention rollout (Abnar and Zuidema 2020): attention weights multiplied through all layers.
+
+Of an image model also weighted by the gradients of a label. The page computes the plain one itself.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention import Offsets, Recording, record
+from regard.attention.recording import KINDS
 from regard.errors import RegardError
+from regard.evaluation.teacher_forcing import attention_names
 from regard.layers.embeddings import Images
 from regard.layers.patches import Grid, PackedImages, compute_grid, remove_prefix
 from regard.models import ViT
+
+if TYPE_CHECKING:
+    from regard.viewer.text_look import AttentionMap, Look
 
 PatchCoordinates = tuple[int, int]
 """row and column of a patch"""
@@ -203,9 +212,9 @@ def _layer_names(run: ImageRun, stack: str) -> list[str]:
     return [name for name in run.recording if name.startswith(f"{stack}.")]
 
 
-def _add_residual(weights: Float[Tensor, "B T T"]) -> Float[Tensor, "B T T"]:
+def _add_residual(weights: Float[Tensor, "*B T T"]) -> Float[Tensor, "*B T T"]:
     """Attention weights and residual connection of a layer in equal parts."""
-    return _normalize_rows(weights + torch.eye(weights.shape[-1], device=weights.device))
+    return _normalize_rows(weights + torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device))
 
 
 def _normalize_rows(rows: Float[Tensor, "*b T"]) -> Float[Tensor, "*b T"]:
@@ -214,7 +223,7 @@ def _normalize_rows(rows: Float[Tensor, "*b T"]) -> Float[Tensor, "*b T"]:
     return rows / sums.where(sums > 0, 1.0)
 
 
-def _multiply(layers: Iterable[Float[Tensor, "B T T"]]) -> Float[Tensor, "B T T"]:
+def _multiply(layers: Iterable[Float[Tensor, "*B T T"]]) -> Float[Tensor, "*B T T"]:
     """The product with the last layer on the left: rows are output tokens, columns input tokens."""
     matrix: Tensor | None = None
     for layer in layers:
@@ -240,3 +249,37 @@ def _pad(x: Float[Tensor, "*n"], run: ImageRun) -> Float[Tensor, "B T"]:
         return x
     counts = [run.model.config.prefix + rows * columns for rows, columns in run.grids]
     return torch.nn.utils.rnn.pad_sequence(list(x.split(counts)), batch_first=True)
+
+
+def text_rollout(look: "Look") -> dict[str, Float[np.ndarray, "T S"]]:
+    """How much each input token contributes to each token of the last layer, by attention weights alone.
+
+    In each layer the heads are averaged, and attention and residual connection count in equal parts. In a translator,
+    the rows of the decoder distribute their weight over source and target: the rollout of the encoder is continued
+    through the cross-attentions. Rows sum to 1, of a translator over source and target together.
+
+    >>> text_rollout(look(translator, "The cat sleeps."))["source"].shape  # doctest: +SKIP
+    (5, 4)
+    """
+    if look.pipeline is None:
+        raise RegardError("This look has no model.", "Create it with regard.look.")
+    kinds = {kind: [one for one in look.maps.values() if one.kind == kind] for kind in KINDS}
+    if not any(attention_names(look.pipeline, kind) for kind in ("self", "masked")):
+        raise RegardError("Rollout needs a Transformer, in which every layer has attention.", "Use another measure.")
+    if not set(attention_names(look.pipeline)) <= {shown.recorded.name for shown in look.maps.values()}:
+        raise RegardError("Rollout needs all attentions of the model.", "Leave out layers.")
+    if not (kinds["masked"] and kinds["cross"]):
+        layers = kinds["self"] or kinds["masked"]
+        return {"text": _multiply(_add_residual(_mean_of_heads(layer)) for layer in layers).numpy()}
+    encoder = _multiply(_add_residual(_mean_of_heads(layer)) for layer in kinds["self"])
+    target_length = len(kinds["masked"][0].rows)
+    source, target = encoder.new_zeros(target_length, len(encoder)), torch.eye(target_length, dtype=encoder.dtype)
+    for masked, cross in zip(kinds["masked"], kinds["cross"]):
+        layer = _add_residual(_mean_of_heads(masked))
+        source, target = layer @ source, layer @ target
+        source, target = (source + _mean_of_heads(cross) @ encoder) / 2, target / 2
+    return {"source": source.numpy(), "target": target.numpy()}
+
+
+def _mean_of_heads(shown: "AttentionMap") -> Float[Tensor, "T S"]:
+    return torch.from_numpy(shown.head_weights()).double()

@@ -23,14 +23,13 @@ from regard.models import ViT, family_name
 from regard.pipelines import ImageModel, Pipeline, TextEncoder, TextGenerator, Translation, Translator
 from regard.pipelines.image_model import ImageLike
 from regard.ranges import format_value
-from regard.viewer.explanations.explained_look import ExplainedLook
-from regard.viewer.image_look import PAGE_FORMAT, ImageLook, check_format, look_at_image
-from regard.viewer.page.notebook_display import NotebookDisplay
+from regard.viewer.display import PAGE_FORMAT, ExplainedLook, NotebookDisplay, check_format, make_widget
+from regard.viewer.image_look import ImageLook, look_at_image
 from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, group_weights, pair_ranges
 
 if TYPE_CHECKING:
     from regard.viewer.explanations.attribution import Attribution
-    from regard.viewer.page.page_model import Precision
+    from regard.viewer.page.model import Precision
     from regard.viewer.search_tree import SearchTree
 
 LayerNames = str | Sequence[str] | None
@@ -210,7 +209,7 @@ class Look(ExplainedLook, NotebookDisplay):
 
     def rollout(self) -> "dict[str, Float[np.ndarray, 'T S']]":
         """Attention rollout through all layers, over source and target or over the text (see `text_rollout`)."""
-        from regard.viewer.explanations.text_rollout import text_rollout
+        from regard.viewer.rollout import text_rollout
 
         return text_rollout(self)
 
@@ -246,8 +245,8 @@ class Look(ExplainedLook, NotebookDisplay):
         if attention == "all":
             attention, overview = None, True
         if file_format == PAGE_FORMAT:
-            from regard.viewer.page.html_page import render_page
-            from regard.viewer.page.page_model import model_for_page
+            from regard.viewer.page.html import render_page
+            from regard.viewer.page.model import model_for_page
             from regard.viewer.page.text_scene import build_scene, initial_view
 
             initial_view(self, attention, head, overview)  # raises errors before the model is captured
@@ -265,7 +264,7 @@ class Look(ExplainedLook, NotebookDisplay):
     def _plot(
         self, file_format: str, attention: str | None = None, head: int | None = None, overview: bool = False
     ) -> bytes:
-        from regard.viewer.plots.heatmaps import (  # matplotlib is slow to import
+        from regard.viewer.plots import (  # matplotlib is slow to import
             MAX_LABELS,
             MAX_SMALL_LABELS,
             HeadPanels,
@@ -285,9 +284,13 @@ class Look(ExplainedLook, NotebookDisplay):
         return plot_heat_map(plotted, rows, columns, f"{shown.name}, {head_label}", kind, file_format, note)
 
     def _make_widget(self) -> Any:
-        from regard.viewer.page.widget import make_look_widget
+        from regard.viewer.page.requests import TextRequestHandler
+        from regard.viewer.page.text_scene import build_scene
 
-        return make_look_widget(self)
+        if self.pipeline is None:
+            return make_widget(build_scene(self), None)
+        layers = list(dict.fromkeys(one.recorded.name for one in self.maps.values()))
+        return make_widget(build_scene(self), TextRequestHandler(self.pipeline, self.name, layers))
 
     def __repr__(self) -> str:
         texts = " → ".join(repr(text) for text in self._texts() if text)

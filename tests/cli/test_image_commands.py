@@ -16,8 +16,8 @@ from PIL import Image
 from regard.models import ViT
 from regard.models.vit import vit_pico
 from regard.pipelines import ImageModel, save
+from regard.viewer.masks import label_colors
 from regard.viewer.page.live_server import LiveServer
-from regard.viewer.plots.mask_overlays import label_colors
 
 SIZES = dict(width=32, heads=2, layers=2, feedforward=64, patch=4, image_height=8, image_width=12)
 LABELS = ("dark", "gray", "light")

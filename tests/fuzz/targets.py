@@ -24,12 +24,17 @@ from regard.interop import import_huggingface, import_llama2c
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, load, pipeline_kind
 from regard.pipelines.resumable_file import ResumableFile
 from regard.training import TASKS, read_toml, recipe_from_dict
-from regard.training.checkpoint import CheckpointStore, restore_state, unique_parameters
+from regard.training.checkpoint import (
+    CheckpointStore,
+    load_like,
+    read_state,
+    read_stored_recipe,
+    restore_state,
+    unique_parameters,
+)
 from regard.training.log import RunLog, plot_losses, read_metrics
 from regard.training.pretrained_embeddings import read_word_vectors
-from regard.training.resume import read_state, read_stored_recipe
 from regard.training.run import add_shards_task
-from regard.training.saving import load_like
 from regard.training.tasks import read_dataset, suggest_recipe
 from regard.training.tasks.task import BatchShape
 from tests.fuzz import engine_calls, http_requests, valid_files

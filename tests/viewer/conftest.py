@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regard.viewer.page.html_page import render_page as html
+from regard.viewer.page.html import render_page as html
 from regard.viewer.page.text_scene import Scene
 from tests.viewer import scenes
 from tests.viewer.browser import FLAGS, LINKS, QUIET, missing

@@ -14,7 +14,7 @@ from regard.models import GPT, GPTConfig
 from regard.pipelines import TextGenerator
 from regard.viewer import Comparison, compare, look
 from regard.viewer.comparison import ComparisonRequestHandler
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
 from tests.viewer.text_models import make_pipeline
 

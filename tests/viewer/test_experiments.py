@@ -32,7 +32,7 @@ from regard.viewer import (
 )
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.outcomes import TEMPERATURES, compute_outcome
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.text_look import look_at_output
 from tests.viewer.image_helpers import images, model_of, photo
 

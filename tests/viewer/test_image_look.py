@@ -15,7 +15,7 @@ from regard.attention import record
 from regard.errors import RegardError
 from regard.pipelines import ImageModel
 from regard.viewer import attention_rollout
-from regard.viewer.plots.patch_overlays import overlay
+from regard.viewer.plots import overlay
 from tests.viewer.image_helpers import KINDS, LABELS, images, model_of, photo
 
 PATCHES = [f"{row},{column}" for row in range(2) for column in range(3)]

@@ -24,9 +24,8 @@ from regard.evaluation.teacher_forcing import mutual_information
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig
 from regard.pipelines import TextEncoder, TextGenerator
 from regard.pipelines.pipeline import TextPipeline
-from regard.viewer import look, text_look
+from regard.viewer import look, plots, text_look
 from regard.viewer.page.text_scene import build_scene
-from regard.viewer.plots import heatmaps
 from regard.viewer.search_tree import record_search
 from tests.conftest import train_numbers
 from tests.viewer import text_models
@@ -328,7 +327,7 @@ def test_plot_of_a_long_text_groups_tokens(form, tmp_path, monkeypatch):
     part = shown.grouped_weights(1, range(1, T), range(2, S)).weights
     np.testing.assert_allclose(part[:, 0, 0], shown.weights[:, 1:, 2:].sum(2).mean(1), atol=1e-6)
     for name in ("MAX_LABELS", "MAX_SMALL_LABELS"):
-        monkeypatch.setattr(heatmaps, name, 2)
+        monkeypatch.setattr(plots, name, 2)
     seen.save(tmp_path / "map.svg")
     assert "sum of" in (tmp_path / "map.svg").read_text()
     for overview in (False, True):

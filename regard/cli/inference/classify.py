@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from regard.cli.common import (
     Devices,
-    Flag,
     Input,
     Model,
     Output,
@@ -49,7 +48,7 @@ class Options:
     input: Input = None
     output: Output = None
     overwrite: Overwrite = False
-    all: Flag = False
+    all: bool = False
     """print the probabilities of all labels"""
     truncate: Truncate = False
     device: Devices = "auto"

@@ -1,16 +1,16 @@
 """`regard evaluate`: metrics of a model on test data."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
 import numpy as np
-import tyro
 
 from regard.cli.common import (
     Columns,
     Data,
+    Decoding,
     DeviceOption,
     Empty,
     Ensemble,
@@ -19,9 +19,9 @@ from regard.cli.common import (
     Truncate,
     open_model,
     parse,
-    parse_decoding,
     plot_format,
 )
+from regard.cli.options import Arg
 from regard.config_reader import json_bytes
 from regard.data.images.files import LABEL_COLUMN
 from regard.decode import DecodeConfig
@@ -45,18 +45,12 @@ class Options:
     model: Model
     data: Data
     columns: Columns = ()
-    languages: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PAIR", help_behavior_hint="")] = ()
+    languages: Annotated[tuple[str, ...], Arg("PAIR")] = ()
     """multilingual translators: language pair of each file, such as en-de en-fr"""
-    alignments: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    alignments: Path | None = None
     """gold word alignments in Pharaoh format (0-0 1-2) of whitespace-separated words, one line per pair; by default
     those of the third column of the data, if it has them"""
-    layer: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="NAME",
-            help_behavior_hint="(default: the sharpest)",
-        ),
-    ] = None
+    layer: Annotated[str | None, Arg("NAME", default="the sharpest")] = None
     """cross-attention to take alignments from"""
     ensemble: Ensemble = ()
     language: Literal["en", "de", "fr"] = "en"
@@ -66,14 +60,14 @@ class Options:
     """images: column or array of the labels"""
     bleu_tokenizer: BleuTokenizer = "auto"
     """translations: tokenizer of sacreBLEU; auto: 13a, or one for references without spaces"""
-    confusion: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    confusion: Path | None = None
     """labels: output file of a confusion matrix plot, .png, .svg or .pdf; its counts are in --json"""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    json: Path | None = None
     """output file of the metrics as JSON; "-": standard output, with the table on standard error"""
     truncate: Truncate = False
     device: DeviceOption = "auto"
     quiet: Quiet = False
-    decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
+    decode: Decoding = field(default_factory=dict)
 
 
 def run(argv: list[str]) -> int:
@@ -88,14 +82,13 @@ def run(argv: list[str]) -> int:
             check_output_file(output, [*options.data, options.alignments])
     expect = Translator if options.ensemble else pipeline_kind(config).pipeline_class
     pipeline: Any = open_model(options.model, options.device, expect, options.ensemble)
-    if isinstance(pipeline, Translator):
-        options = parse_decoding(options, "evaluate", argv, pipeline.decoding)
+    decoding = pipeline.decoding if isinstance(pipeline, Translator) else DecodeConfig()
     results = evaluate(
         pipeline,
         options.data,
         columns=options.columns,
         languages=options.languages,
-        decode=options.decode,
+        decode=replace(decoding, **options.decode),
         bleu_tokenizer=options.bleu_tokenizer,
         alignments=options.alignments,
         layer=options.layer,
@@ -119,7 +112,7 @@ def _write_results(results: dict[str, Any], options: Options) -> int:
 
 def plot_confusion(results: dict[str, Any], file_format: str) -> bytes:
     """Plot of the confusion matrix of an evaluation, as the bytes of a file."""
-    from regard.viewer.plots.confusion_matrix import draw_confusion  # matplotlib is slow to import
+    from regard.viewer.plots import draw_confusion  # matplotlib is slow to import
 
     items = "pixels" if "mean_iou" in results else "texts" if "texts" in results else "images"
     metric = "mean IoU" if items == "pixels" else "accuracy"

@@ -6,8 +6,7 @@ from typing import Any
 from regard.interop.export_targets import ExportTarget, check_exportable, unsupported_settings
 from regard.models import TransformerConfig, ViTConfig
 from regard.progress import show_progress
-from regard.training.recipe import DataConfig, Recipe
-from regard.training.registry import TASKS, TaskName, register_task
+from regard.training.recipe import TASKS, DataConfig, Recipe, TaskName, register_task
 from regard.training.shards.dataset import check_no_folder, read_shards
 from regard.training.tasks.answer import AnswerTask
 from regard.training.tasks.classify import ClassifyTask

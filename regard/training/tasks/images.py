@@ -19,8 +19,7 @@ from regard.errors import RegardError
 from regard.models import ViTConfig
 from regard.progress import OnProgress
 from regard.training.datasets import Dataset, Images, ImageSplit, count_units, too_few_examples
-from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.registry import TaskName
+from regard.training.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
 from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,

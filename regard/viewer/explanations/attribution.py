@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.models import ViT
 from regard.pipelines import TextGenerator, Translator
-from regard.viewer.explanations.explained_output import (
+from regard.viewer.explanations.output import (
     ExplainedOutput,
     ExplainedStep,
     batch_size,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention import dispatch
 from regard.attention.backends.call import Call
 from regard.errors import RegardError
-from regard.viewer.explanations.explained_output import (
+from regard.viewer.explanations.output import (
     ExplainedOutput,
     batch_size,
     explain_output,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.models import Bert, ViT
 from regard.pipelines import TextGenerator
-from regard.viewer.explanations.explained_output import (
+from regard.viewer.explanations.output import (
     ExplainedOutput,
     ExplainedStep,
     batch_size,

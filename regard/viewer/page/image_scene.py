@@ -24,9 +24,9 @@ from regard.viewer.image_look import (
     check_head,
     check_rollout,
 )
-from regard.viewer.page.page_explanations import explanation_header
+from regard.viewer.masks import label_colors
+from regard.viewer.page.explanations import explanation_header
 from regard.viewer.page.text_scene import FORMAT, Scene, add_blob, attention_headers, axis_headers, shorten_title
-from regard.viewer.plots.mask_overlays import label_colors
 from regard.viewer.rollout import PatchCoordinates, label_rollouts, patch_index
 from regard.viewer.text_look import AttentionMap
 from regard.viewer.token_axis import TokenAxis

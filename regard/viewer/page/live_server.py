@@ -18,9 +18,9 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from regard.errors import RegardError
-from regard.viewer.page.html_page import render_live_page
+from regard.viewer.page.html import render_live_page
 from regard.viewer.page.request_checks import JSON, RefusedRequest, check_content_type, check_host, check_origin
-from regard.viewer.page.text_requests import Response, TextRequestHandler
+from regard.viewer.page.requests import Response, TextRequestHandler
 from regard.viewer.page.text_scene import Scene
 
 LOOPBACK = "127.0.0.1"

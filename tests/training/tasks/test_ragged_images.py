@@ -17,7 +17,7 @@ from regard.models import make_model
 from regard.pipelines import ImageModel, load, pipeline_kind
 from regard.training import TrainConfig, recipe_from_dict, run_recipe
 from regard.training.cuda_graphs import GraphedUpdate
-from regard.training.machine import count_ranks
+from regard.training.distributed import count_ranks
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, evaluate_loss
 from regard.viewer import look
@@ -61,7 +61,7 @@ def test_workers_are_limited_by_the_largest_image(tmp_path, monkeypatch, longest
     recipe = toy_ragged(
         "classify-images", tmp_path, data={"longest": longest}, train={"batch_tokens": 2048, "workers": 0}
     )
-    assert count_ranks(recipe, None) == size
+    assert count_ranks(recipe) == size
 
 
 @every_task

@@ -6,9 +6,10 @@ import torch
 
 from regard.errors import RegardError
 from regard.layers.packed import pack
-from regard.viewer.explanations import attribution, explained_output
+from regard.viewer.explanations import attribution
+from regard.viewer.explanations import output as explained_output
 from regard.viewer.explanations.attribution import METHODS, compute_attribution
-from regard.viewer.explanations.explained_output import explain_output, model_of
+from regard.viewer.explanations.output import explain_output, model_of
 from tests.viewer import image_models, text_models
 
 FORMS = ["transformer", "BART", "luong", "bahdanau", "gpt", "llama", "bert", "albert", "classify"]

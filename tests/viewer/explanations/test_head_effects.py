@@ -8,9 +8,9 @@ import torch
 
 from regard.errors import RegardError
 from regard.layers.packed import pack
-from regard.viewer.explanations import explained_output
-from regard.viewer.explanations.explained_output import explain_output
+from regard.viewer.explanations import output as explained_output
 from regard.viewer.explanations.head_effects import compute_head_effects
+from regard.viewer.explanations.output import explain_output
 from tests.viewer import image_models, text_models
 
 TEXT_FORMS = ["transformer", "rotary, grouped", "luong", "bahdanau", "gpt", "llama", "bert", "albert", "classify"]

@@ -9,8 +9,8 @@ from torch import nn
 
 from regard.errors import RegardError
 from regard.layers.packed import pack
-from regard.viewer.explanations.explained_output import explain_output, model_of
 from regard.viewer.explanations.logit_lens import compute_logit_lens, lens_steps
+from regard.viewer.explanations.output import explain_output, model_of
 from tests.viewer import image_models, text_models
 
 TEXT_FORMS = ["transformer", "BART", "T5", "gpt", "gpt2", "gemma", "bert, pre", "albert", "classify"]

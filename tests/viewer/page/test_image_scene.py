@@ -11,10 +11,10 @@ import regard
 from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
 from regard.viewer import attention_rollout
+from regard.viewer.masks import label_colors
 from regard.viewer.page import image_scene
 from regard.viewer.page.image_scene import MAX_LABEL_ROLLOUTS
 from regard.viewer.page.text_scene import Scene
-from regard.viewer.plots.mask_overlays import label_colors
 from tests.viewer.helpers import numbers, weights
 from tests.viewer.image_helpers import KINDS, LABELS, images, model_of, photo
 from tests.viewer.web.test_web import OPEN, SHOW, carried, node

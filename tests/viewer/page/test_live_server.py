@@ -22,9 +22,9 @@ from regard.errors import RegardError
 from regard.models import Bert, BertConfig
 from regard.pipelines import TextEncoder, Translator
 from regard.viewer import look
-from regard.viewer.page import text_requests
+from regard.viewer.page import requests
 from regard.viewer.page.live_server import KEPT_RESPONSES, MAX_REQUEST_BYTES, PAUSE, LiveServer
-from regard.viewer.page.text_requests import Response, TextRequestHandler
+from regard.viewer.page.requests import Response, TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
 
 REQUEST = {"look": {"source": "one two three", "target": "trois deux un"}}
@@ -147,7 +147,7 @@ def test_registered_requests_are_handled(live, monkeypatch):
         assert handler.lock.locked()
         return Response({"count": len(arguments)}, [b"1", b"2"])
 
-    monkeypatch.setitem(text_requests.REQUESTS, "count", count)
+    monkeypatch.setitem(requests.REQUESTS, "count", count)
     header = json.loads(send(live, "POST", "request", {"count": [3, 4, 5]})[2])
     assert header["count"] == 3
     assert send(live, endpoint=f"blob/{header['blobs'] + 1}")[2] == b"2"
@@ -342,7 +342,7 @@ def test_internal_errors_are_logged_but_not_sent(live, monkeypatch, caplog):
     def broken(handler, arguments):
         raise KeyError("a secret")
 
-    monkeypatch.setitem(text_requests.REQUESTS, "look", broken)
+    monkeypatch.setitem(requests.REQUESTS, "look", broken)
     assert "Internal error" in refused(live, "POST", "request", REQUEST, status=500)
     assert "a secret" in caplog.text
     assert not live.handler.lock.locked()

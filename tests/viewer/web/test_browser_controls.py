@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from regard.viewer import web
-from regard.viewer.page.html_page import render_page as html
+from regard.viewer.page.html import render_page as html
 from regard.viewer.page.text_scene import Scene
 from tests.viewer import scenes
 from tests.viewer.browser import (

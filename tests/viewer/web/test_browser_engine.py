@@ -8,9 +8,9 @@ import pytest
 from regard.decode import DecodeConfig
 from regard.viewer import look
 from regard.viewer.experiments import handle_experiment
-from regard.viewer.page.html_page import render_page
+from regard.viewer.page.html import render_page
 from regard.viewer.page.image_scene import build_image_scene
-from regard.viewer.page.page_model import build_page_model
+from regard.viewer.page.model import build_page_model
 from regard.viewer.page.text_scene import build_scene
 from tests.viewer.browser import AXE, QUIET, missing
 from tests.viewer.image_helpers import photo

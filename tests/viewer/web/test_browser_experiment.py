@@ -25,7 +25,7 @@ from regard.viewer import (
     run_experiment,
 )
 from regard.viewer.page.live_server import LiveServer
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import Scene, build_scene
 from tests.viewer import scenes
 from tests.viewer.browser import AXE, QUIET, announced, missing, wait_for_announcement

@@ -12,9 +12,9 @@ import pytest
 
 from regard.pipelines import Translator
 from regard.viewer import look
-from regard.viewer.page import live_server, text_requests
+from regard.viewer.page import live_server, requests
 from regard.viewer.page.live_server import LiveServer
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
 from tests.viewer.browser import AXE, FLAGS, QUIET, hash_of, missing, wait_for_announcement
 
@@ -159,13 +159,13 @@ def test_errors_are_shown_next_to_the_field(opened, served, monkeypatch):
 
 def test_last_submission_is_shown_and_typing_is_kept(opened, served, monkeypatch):
     """A second sentence is submitted and a third typed while the model runs on the first."""
-    gate, run = Event(), text_requests.REQUESTS["look"]
+    gate, run = Event(), requests.REQUESTS["look"]
 
     def wait_for_gate(handler, arguments):
         gate.wait(60)
         return run(handler, arguments)
 
-    monkeypatch.setitem(text_requests.REQUESTS, "look", wait_for_gate)
+    monkeypatch.setitem(requests.REQUESTS, "look", wait_for_gate)
     page = opened(served("one two", "deux un").address)
     page.wait_for_selector(QUIET)
     page.evaluate("""() => {

@@ -23,10 +23,10 @@ from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.pipelines.sentence_embedding import SentenceConfig, SentenceEmbedding
 from regard.viewer import build_trace, look
 from regard.viewer.experiments import handle_experiment
+from regard.viewer.page.explanations import handle_explanation
 from regard.viewer.page.image_scene import build_image_scene
-from regard.viewer.page.page_explanations import handle_explanation
-from regard.viewer.page.page_model import Precision, build_page_model, round_tensor
-from regard.viewer.page.text_requests import TextRequestHandler
+from regard.viewer.page.model import Precision, build_page_model, round_tensor
+from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import Scene, build_scene
 from regard.viewer.trace.steps import Trace
 from tests.viewer.browser import bundle_script, node_program

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from regard.data import Tokenizer
 from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
 from regard.interop.sentencepiece_files import read_sentencepiece
-from regard.viewer.page.page_model import tokenizer_header
+from regard.viewer.page.model import tokenizer_header
 from tests.interop.sentencepiece_models import MODELS, train_sentencepiece, write_file
 from tests.viewer.browser import bundle_script, node_program
 

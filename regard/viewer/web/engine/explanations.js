@@ -1,4 +1,4 @@
-/** Explanations of an output: regard/viewer/explanations and page_explanations.py. */
+/** Explanations of an output: regard/viewer/explanations and page/explanations.py. */
 
 import { topIndices } from "./search.js";
 

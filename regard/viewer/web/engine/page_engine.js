@@ -33,7 +33,7 @@ const MAX_MASKED_TOKENS = 32;
 const MASK_TOKEN = "<mask>";
 
 export class PageEngine {
-  /** @param {any} header of the model (regard/viewer/page/page_model.py) @param {ArrayBuffer} weights @param {boolean} [fast] whether to use WebAssembly */
+  /** @param {any} header of the model (regard/viewer/page/model.py) @param {ArrayBuffer} weights @param {boolean} [fast] whether to use WebAssembly */
   constructor(header, weights, fast = true) {
     this.header = header;
     this.special = /** @type {import("./search.js").SpecialTokens} */ (header.special);

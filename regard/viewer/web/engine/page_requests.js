@@ -1,4 +1,4 @@
-/** Requests of a page: the same as those of regard/viewer/page/text_requests.py. */
+/** Requests of a page: the same as those of regard/viewer/page/requests.py. */
 
 import { explain } from "./explanations.js";
 import { runExperiment, sceneOutput } from "./experiments.js";

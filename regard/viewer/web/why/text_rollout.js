@@ -1,4 +1,4 @@
-/** Attention rollout of texts: regard/viewer/explanations/text_rollout.py. No DOM: this also runs under node. */
+/** Attention rollout of texts: regard/viewer/rollout.py. No DOM: this also runs under node. */
 
 /** @typedef {{rows: number, columns: number, cells: Float32Array}} Weights the mean of an attention's heads */
 

@@ -1,1 +1,0 @@
-"""Static plots: heat maps, overlays on images, confusion matrices."""
