@@ -10,7 +10,7 @@ from regard.attention.masks import MaskParts
 from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
 from regard.layers.kv_cache import CrossAttentionCache, KVCache, mask_padding
-from regard.layers.positions import RelativePositions, Rotary, RotaryTables, apply_rotary
+from regard.layers.positions import RelativePositions, Rotary, RotaryTables, Texts, apply_rotary
 
 
 class MultiHeadAttention(nn.Module):
@@ -70,30 +70,28 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Tensor, "*n E"],
         positions: Int[Tensor, "*n"] | None = None,
-        offsets: Offsets | Lengths | None = None,
+        texts: Texts = None,
         rotary: RotaryTables | None = None,
     ) -> Float[Tensor, "*n H D"]:
         """Projected, normalized and rotated queries."""
         q = self.query(x).unflatten(-1, (self.heads, self.head_width))
-        return self._rotate(q if self.query_norm is None else self.query_norm(q), positions, offsets, rotary)
+        return self._rotate(q if self.query_norm is None else self.query_norm(q), positions, texts, rotary)
 
     def keys_values(
         self,
         x: Float[Tensor, "*n E"],
         positions: Int[Tensor, "*n"] | None = None,
-        offsets: Offsets | Lengths | None = None,
+        texts: Texts = None,
         rotary: RotaryTables | None = None,
     ) -> tuple[Float[Tensor, "*n G D"], Float[Tensor, "*n G D"]]:
         """Projected keys, normalized and rotated, and values."""
         k, v = self.key_value(x).unflatten(-1, (2, self.kv_heads, self.head_width)).unbind(-3)
-        return self._rotate(k if self.key_norm is None else self.key_norm(k), positions, offsets, rotary), v
+        return self._rotate(k if self.key_norm is None else self.key_norm(k), positions, texts, rotary), v
 
-    def _rotate(
-        self, x: Tensor, positions: Tensor | None, offsets: Offsets | Lengths | None, rotary: RotaryTables | None
-    ) -> Tensor:
+    def _rotate(self, x: Tensor, positions: Tensor | None, texts: Texts, rotary: RotaryTables | None) -> Tensor:
         if rotary is not None:
             return apply_rotary(x, *rotary)
-        return x if self.rotary is None or positions is None else self.rotary(x, positions, offsets)
+        return x if self.rotary is None or positions is None else self.rotary(x, positions, texts)
 
     def forward(
         self,

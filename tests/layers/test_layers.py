@@ -85,6 +85,13 @@ def test_dropout_is_reproducible_and_off_in_eval_mode():
     assert torch.equal(layer.eval()(torch.ones(99)), torch.ones(99))
 
 
+def test_dropout_under_transforms_of_torch_func():
+    layer, x = Dropout(0.5), torch.ones(3, 400)
+    gradient = torch.func.vmap(torch.func.grad(lambda row: layer(row).sum()), randomness="different")(x)
+    assert gradient.unique().tolist() == [0.0, 2.0]
+    assert not torch.equal(gradient[0], gradient[1])
+
+
 def test_layer_norm_gives_each_token_mean_0_and_variance_1():
     y = make_norm("layer", 64)(3 + 5 * torch.randn(7, 64))
     torch.testing.assert_close(y.mean(-1), torch.zeros(7), atol=1e-5, rtol=0)

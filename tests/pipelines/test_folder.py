@@ -158,7 +158,7 @@ def test_components_that_are_not_registered_are_named(folder, monkeypatch):
     monkeypatch.setitem(POSITIONS, "offset", type("Offset", (Ramp,), {"__init__": lambda self, width, start: None}))
     with pytest.raises(RegardError, match=r"Offset cannot be built for a model.*'start'.*class method build"):
         make_translator("transformer", positions="offset")
-    with pytest.raises(RegardError, match="positions 'rotary' are already registered"):
+    with pytest.raises(RegardError, match="positional encoding 'rotary' is already registered"):
         register_positions("rotary")(Ramp)
 
 
