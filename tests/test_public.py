@@ -148,7 +148,7 @@ PUBLIC = {
         "Embedding",
         "EncoderBlock",
         "FeedForward",
-        "MultiHead",
+        "MultiHeadAttention",
         "POSITIONS",
         "Packed",
         "Padded",

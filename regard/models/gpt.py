@@ -8,10 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
-from regard.layers.blocks import BlockConfig, EncoderBlock
+from regard.layers.blocks import BiasPlacement, BlockConfig, EncoderBlock
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
-from regard.layers.multihead import BiasPlacement
 from regard.layers.norms import DecoderNormKind, make_norm
 from regard.layers.packed import Packed, Tokens
 from regard.layers.positions import RotaryScaling, StackPositionKind
