@@ -29,7 +29,8 @@ from regard.pipelines import (
     read_tokenizers,
     write_tokenizers,
 )
-from regard.pipelines.folder import AnyPipeline
+from regard.pipelines.folder import AnyPipeline, model_from_weights
+from regard.pipelines.language_choice import without_languages
 from regard.recipes import find_recipe
 from regard.training.checkpoint import (
     LOSSES,
@@ -386,12 +387,27 @@ def run(setup: Setup, out: str | Path, *, quiet: bool, dry_run: bool) -> Any:
                     )
                 if dry_run:
                     return None
-                pipeline = trainer.run()
+                trainer.run()
+                pipeline = best_pipeline(trainer)
         try:
             plot_losses(read_metrics(out / METRICS), out / LOSSES, TASKS[recipe.task].unit)
         except RegardError as error:  # the model is saved
             print(f"regard: {error.message}", file=sys.stderr)
     return pipeline
+
+
+def best_pipeline(trainer: Trainer) -> Any:
+    """The pipeline that `load` opens after a run; its weights are in memory if the last validation was the best."""
+    folder = trainer.spec.out
+    if not trainer.is_best:
+        return load(folder, trainer.config.device)
+    pipeline, model = trainer.pipeline, trainer.pipeline.model
+    if isinstance(pipeline, Translator):
+        pipeline = without_languages(pipeline)
+    # A new model with the same weights, without what training attached to them, such as hooks and gradients.
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    model = model_from_weights(model.config, weights, folder).to(trainer.device).eval()
+    return replace(pipeline, model=model, folders=frozenset([folder.resolve()]))
 
 
 def run_worker(spec: RunSpec, workers: Workers) -> None:
