@@ -61,7 +61,6 @@ def test_a_run_does_nothing_twice(tmp_path, pairs, monkeypatch):
 
     for owner, name in (
         *((run, name) for name in ("recipe_from_dict", "check_run_folder", "read_dataset", "load", "read_tokenizers")),
-        *((loop, name) for name in ("load", "build_model")),
         *((recipe_module, "recipe_from_dict"), (type(TASKS["translate"]), "suggest_recipe"), (run, "build_model")),
     ):
         count(owner, name)
