@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -19,7 +19,17 @@ from regard.data.text.documents import read_documents
 from regard.data.text.labeled_texts import label_ids, read_labeled_texts
 from regard.data.text.languages import describe_languages, files_per_pair, parse_language_pairs
 from regard.data.text.questions import read_squad
-from regard.data.text.readers import Link, TextPair, built_in_part, check_links, errors_at_line, read_aligned_pairs
+from regard.data.text.readers import (
+    ROWS,
+    Link,
+    TextPair,
+    built_in_part,
+    check_links,
+    data_files,
+    errors_at_line,
+    find_rows,
+    read_aligned_pairs,
+)
 from regard.data.text.tagged_texts import check_tags, read_tagged_texts
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
@@ -41,7 +51,7 @@ CHUNK = 512
 
 def evaluate(
     model: str | Path | Translator | TextGenerator | TextEncoder | ImageModel,
-    data: str | Path | Sequence[str | Path],
+    data: str | Path | Iterable[Any],
     *,
     columns: Sequence[str] = (),
     languages: Sequence[str] = (),
@@ -56,6 +66,8 @@ def evaluate(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a model (or a model folder) on test data, and return every metric that applies, by name.
+
+    `data` names files, or is an iterable of rows as for `regard.train`.
 
     - A translator: BLEU (sacreBLEU, with `bleu_tokenizer`), chrF, exact match, word error rate, loss and perplexity of
       the references; with gold word alignments (Pharaoh format, in the file `alignments` or in a third column of the
@@ -76,29 +88,30 @@ def evaluate(
     """
     if isinstance(model, str | Path):
         model = load(model)
-    files = [str(data)] if isinstance(data, str | Path) else [str(file) for file in data]
-    match model:
-        case Translator():
-            options = (columns, decode or model.decoding, bleu_tokenizer, alignments, layer, truncate, quiet)
-            metrics = _evaluate_language_pairs(model, files, languages, options)
-        case TextGenerator():
-            metrics = _evaluate_language_model(model, files, quiet)
-        case TextEncoder() if model.model.config.head == "classify":
-            metrics = _evaluate_text_classifier(model, files, columns, truncate, quiet)
-        case TextEncoder() if model.model.config.head == "answer":
-            metrics = _evaluate_answers(model, files, language, allow_empty, quiet)
-        case TextEncoder() if model.model.config.head == "tag":
-            metrics = _evaluate_tags(model, files, columns, quiet)
-        case ImageModel() if model.model.config.head in ("classify", "segment"):
-            metrics = _evaluate_image_model(model, files, label, quiet)
-        case TextEncoder() | ImageModel():
-            raise RegardError(
-                f"A model with the head {model.model.config.head} has no evaluation metric.",
-                "Fine-tune it for a task first: regard train --from MODEL …",
-            )
-        case _:
-            raise RegardError(f"Cannot evaluate {type(model).__name__}.", "Pass what regard.load returns.")
-    return {"data": files} | metrics
+    fields = {Translator: ("source", "target"), TextEncoder: ("text", "label")}.get(type(model), ("text",))
+    with data_files(data, columns or fields) as files:
+        match model:
+            case Translator():
+                options = (columns, decode or model.decoding, bleu_tokenizer, alignments, layer, truncate, quiet)
+                metrics = _evaluate_language_pairs(model, files, languages, options)
+            case TextGenerator():
+                metrics = _evaluate_language_model(model, files, quiet)
+            case TextEncoder() if model.model.config.head == "classify":
+                metrics = _evaluate_text_classifier(model, files, columns, truncate, quiet)
+            case TextEncoder() if model.model.config.head == "answer":
+                metrics = _evaluate_answers(model, files, language, allow_empty, quiet)
+            case TextEncoder() if model.model.config.head == "tag":
+                metrics = _evaluate_tags(model, files, columns, quiet)
+            case ImageModel() if model.model.config.head in ("classify", "segment"):
+                metrics = _evaluate_image_model(model, files, label, quiet)
+            case TextEncoder() | ImageModel():
+                raise RegardError(
+                    f"A model with the head {model.model.config.head} has no evaluation metric.",
+                    "Fine-tune it for a task first: regard train --from MODEL …",
+                )
+            case _:
+                raise RegardError(f"Cannot evaluate {type(model).__name__}.", "Pass what regard.load returns.")
+    return {"data": [ROWS] if find_rows(data) is not None else files} | metrics
 
 
 def _evaluate_language_pairs(
