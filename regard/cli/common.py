@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Queue
 from shlex import quote
 from threading import Thread
-from typing import Annotated, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import torch
 
@@ -27,12 +27,15 @@ from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout
 from regard.interop.onnx_runner import is_onnx_folder, load_onnx
 from regard.kernels.cpu.support import Compilation, compilation
-from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.pipelines import load
 from regard.pipelines.files import FileProgress, FileSummary
 from regard.pipelines.input_items import InputItems, find_shards, is_pattern
 from regard.pipelines.ray_workers import Cluster
 from regard.pipelines.resumable_file import check_output
 from regard.progress import OnProgress, progress_bar, show_progress, show_status
+
+if TYPE_CHECKING:
+    from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
 
 TEST_SIZE = 1000
 # Texts per block; a block is sorted by length into batches. Blocks of a stream may be smaller.
@@ -93,7 +96,7 @@ Quiet = Annotated[bool, Arg(help="print only results and errors")]
 Decoding = Annotated[dict[str, Any], Arg(section=DecodeConfig())]
 
 Options = TypeVar("Options")
-M = TypeVar("M", Translator, TextGenerator, TextEncoder, ImageModel)
+M = TypeVar("M", "Translator", "TextGenerator", "TextEncoder", "ImageModel")
 # Whether the running command has --quiet.
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 

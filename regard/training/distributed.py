@@ -41,8 +41,7 @@ from regard.errors import Interrupted, RegardError
 from regard.layers import POSITIONS
 from regard.layers.blocks import DecoderBlock, EncoderBlock
 from regard.layers.embeddings import Embedding
-from regard.models import ViTConfig
-from regard.pipelines import pipeline_kind
+from regard.pipelines import pipeline_class
 from regard.training.guards import BatchTooLargeError, detect_out_of_memory, refuse_to_split
 from regard.training.losses import LossParts
 from regard.training.machine import make_autocast, peak_memory
@@ -106,10 +105,11 @@ def _is_built_in(recipe: Recipe) -> bool:
 def _suggest_workers(recipe: Recipe) -> int:
     """One worker per core, as long as each gets a large enough share of the batch and can hold the longest example."""
     config = recipe.train
-    if pipeline_kind(recipe.model).tokenizer_count:
-        shares = config.batch_tokens // max(MIN_WORKER_TOKENS, recipe.model.max_len)
-    elif isinstance(recipe.model, ViTConfig) and recipe.data.longest:
-        max_tokens = recipe.model.prefix + (recipe.data.longest // recipe.model.patch) ** 2
+    model: Any = recipe.model
+    if pipeline_class(model).tokenizer_count:
+        shares = config.batch_tokens // max(MIN_WORKER_TOKENS, model.max_len)
+    elif recipe.data.longest:
+        max_tokens = model.prefix + (recipe.data.longest // model.patch) ** 2
         shares = config.batch_tokens // max(MIN_WORKER_TOKENS, max_tokens)
     else:
         shares = config.batch_images // MIN_WORKER_IMAGES

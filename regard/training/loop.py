@@ -18,9 +18,8 @@ from regard.data.batching.batch import WHOLE, Batch, RankSlice, prefetch
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig, make_model
-from regard.pipelines import Translator, load
+from regard.pipelines import load
 from regard.pipelines.folder import model_from_weights
-from regard.pipelines.language_choice import without_languages
 from regard.training.checkpoint import (
     STEPS,
     AsyncSaver,
@@ -208,12 +207,10 @@ class Trainer:
         if not self.is_best:
             return load(self.spec.out, self.config.device)
         pipeline, model, folder = self.pipeline, self.pipeline.model, self.spec.out.resolve()
-        if isinstance(pipeline, Translator):
-            pipeline = without_languages(pipeline)
         # A new model with the same weights, without what training attached to them, such as hooks and gradients.
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         model = model_from_weights(model.config, weights, folder).to(self.device).eval()
-        return replace(pipeline, model=model, folders=frozenset([folder]))
+        return replace(pipeline.as_saved(), model=model, folders=frozenset([folder]))
 
     def _make_update(self) -> Callable[[list[Batch]], LossParts]:
         """The function that updates the weights; on a GPU, captured as CUDA graphs."""

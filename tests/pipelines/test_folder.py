@@ -207,7 +207,6 @@ def test_checksum_covers_every_block(monkeypatch):
         changed[name].view(-1).view(torch.int32)[position] ^= 1
         assert model_folder._checksum({"heads": 2}, changed) != expected
     assert model_folder._checksum({"heads": 2}, {"a": weights["a"], "c": weights["b"]}) != expected
-    assert model_folder._checksum({"heads": 2, "format": 7}, weights) == expected
 
 
 def replace_score(model):
@@ -228,7 +227,7 @@ def replace_config(model):
 
 CHANGES = {
     "decoder.1.cross.score is Cosine instead of ScaledDot": replace_score,
-    "encoder.0.attention is MultiheadAttention instead of MultiHead": replace_attention,
+    "encoder.0.attention is MultiheadAttention instead of MultiHeadAttention": replace_attention,
     "the parameter output.weight is [14, 16] instead of tied or missing": untie,
     "source_embedding has low_precision = False instead of True": replace_config,
     "decoder.0.attention has mask = None instead of Causal()": lambda model: setattr(

@@ -17,11 +17,11 @@ from regard.attention.reference import reference
 from regard.decode.coverage import no_cross_attention, with_attention
 from regard.decode.protocol import StepPositions
 from regard.kernels.cpu.int8_linear import int8_linear
+from regard.layers.attention import MultiHeadAttention
 from regard.layers.feedforward import FeedForward, activate
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.int8_linear import Int8Linear
 from regard.layers.kv_cache import CrossAttentionCache
-from regard.layers.multihead import MultiHead
 from regard.layers.norms import RMSNorm
 from regard.layers.packed import Packed, pack
 from regard.models.decoder import Decoder
@@ -52,13 +52,13 @@ class _HeadAttention:
     """whether the weights of a step are kept, averaged over heads"""
     weights: Float[Tensor, "B K S"]
 
-    def __init__(self, attention: MultiHead) -> None:
+    def __init__(self, attention: MultiHeadAttention) -> None:
         self.attention = attention
         self.heads, self.kv_heads, self.head_width = attention.heads, attention.kv_heads, attention.head_width
         self.is_dot = type(attention.score) in (Dot, ScaledDot)
         score = attention.score
         self.scale = score.scale(attention.head_width) if isinstance(score, ScaledDot) else 1.0
-        self.transforms_queries = attention.rotary is not None or not isinstance(attention.query_norm, nn.Identity)
+        self.transforms_queries = attention.rotary is not None or attention.query_norm is not None
         # Scores of the first batch of products are never read (beta=0): an uninitialized tensor that broadcasts.
         self.unused = torch.empty((1, 1, 1), dtype=self.dtype, device=attention.out.weight.device)
 
@@ -105,7 +105,7 @@ class CachedAttention(_HeadAttention):
 
     def __init__(
         self,
-        attention: MultiHead,
+        attention: MultiHeadAttention,
         slots: int,
         capacity: int,
         columns: int,
@@ -116,7 +116,7 @@ class CachedAttention(_HeadAttention):
         size = (2, slots, attention.kv_heads, capacity, columns, attention.head_width)
         # Zeros: masked keys and values take part in matrix products, where 0 * NaN would be NaN.
         self.cache = allocate(size, dtype=self.dtype, device=attention.out.weight.device)
-        self.distance_bias = distance_bias
+        self.distance_bias, self.window = distance_bias, attention.window
 
     @cached_property
     def qkv(self) -> Callable[[Tensor], Any]:
@@ -142,11 +142,11 @@ class CachedAttention(_HeadAttention):
 
     def _transform(self, q: Tensor, kv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Norms and rotation of queries and keys."""
-        attention = self.attention
-        q = attention.normalize(q, attention.query_norm)
-        k = attention.normalize(kv.select(-3, 0), attention.key_norm)
+        attention, k = self.attention, kv.select(-3, 0)
+        if attention.query_norm is not None and attention.key_norm is not None:
+            q, k = attention.query_norm(q), attention.key_norm(k)
         if attention.rotary is not None:
-            q, k = (attention.rotary(x, positions, positions + 1) for x in (q, k))
+            q, k = (attention.rotary(x, positions) for x in (q, k))
         return q, torch.stack((k, kv.select(-3, 1)), dim=-3)
 
     def _attend(self, q: Float[Tensor, "B K H D"], mask: TreeMask) -> Float[Tensor, "R E"]:
@@ -166,7 +166,7 @@ class CachedAttention(_HeadAttention):
             scores += mask.bias
         if self._hides_keys(mask.at.longest):
             positions = torch.arange(mask.at.longest, device=scores.device)
-            is_hidden = positions <= mask.at.positions[:, None] - self.attention.sliding_window
+            is_hidden = positions <= mask.at.positions[:, None] - self.window
             is_hidden = is_hidden.repeat_interleave(self.cache.shape[4], dim=-1)
             scores.masked_fill_(is_hidden[:, None, None], -torch.inf)
         return scores
@@ -179,7 +179,7 @@ class CachedAttention(_HeadAttention):
 
     def _hides_keys(self, keys: int) -> bool:
         """Whether some of the keys are before the sliding window."""
-        return 0 < self.attention.sliding_window < keys
+        return 0 < self.window < keys
 
     def _attend_gathered(self, q: Float[Tensor, "B K H D"], mask: TreeMask) -> Float[Tensor, "R E"]:
         """Any score: the keys and values of each hypothesis are gathered from the columns of its ancestors."""
@@ -194,7 +194,7 @@ class CachedAttention(_HeadAttention):
         lengths = (mask.at.positions + 1).repeat_interleave(K)
         allowed = None if mask.at.shared is not None else padding(lengths)
         if self._hides_keys(S):
-            allowed = padding(lengths) & ~padding(lengths - self.attention.sliding_window)
+            allowed = padding(lengths) & ~padding(lengths - self.window)
         if self.distance_bias is None:
             out = attend(queries, k, v, score=self.attention.score, mask=allowed)
         else:
@@ -218,8 +218,8 @@ class CachedAttention(_HeadAttention):
         prompts, for dynamic rotary scaling.
         """
         attention = self.attention
-        q = attention.queries(x, positions, lengths=lengths)
-        k, v = attention.keys_values(x, positions, lengths=lengths)
+        q = attention.queries(x, positions, lengths)
+        k, v = attention.keys_values(x, positions, lengths)
         self.cache[:, slots, :, positions, 0] = torch.stack((k, v), dim=1)
         if start:
             keys, values = self.cache[:, slots[:1], :, : start + len(x), 0]
@@ -237,7 +237,7 @@ class StaticCrossAttention(_HeadAttention):
     """Cross-attention of one layer; the keys and values of the source exist once per slot."""
 
     def __init__(
-        self, attention: MultiHead, slots: int, capacity: int, allocate: Callable[..., Tensor] = torch.zeros
+        self, attention: MultiHeadAttention, slots: int, capacity: int, allocate: Callable[..., Tensor] = torch.zeros
     ) -> None:
         super().__init__(attention)
         size = (2, slots, attention.kv_heads, capacity, attention.head_width)
@@ -250,7 +250,7 @@ class StaticCrossAttention(_HeadAttention):
 
     def load(self, slots: Int[Tensor, "n"], memory: Float[Tensor, "M E"], source: Packed) -> None:
         """Compute the keys and values of new sentences."""
-        for cache, new in zip(self.cache, self.attention.keys_values(memory, None)):
+        for cache, new in zip(self.cache, self.attention.keys_values(memory)):
             cache[slots, :, : source.max_len] = new[source.offsets.rows[: len(slots)]].transpose(1, 2)
 
     def __call__(
@@ -262,7 +262,7 @@ class StaticCrossAttention(_HeadAttention):
     ) -> Float[Tensor, "R E"]:
         B, K = self.cache.shape[1], len(x) // self.cache.shape[1]
         q = self.query(x).view(B, K, self.heads, -1)
-        if self.transforms_queries:
+        if self.attention.query_norm is not None:
             q = self.attention.query_norm(q)
         k, v = self.cache[:, :, :, :longest]
         if not self.is_dot:
@@ -549,11 +549,12 @@ def kernels_support(model: Any) -> bool:
 
 def _kernels_support_block(block: Any) -> bool:
     attention = block.attention
-    has_norms = isinstance(block.attention_norm, nn.LayerNorm | RMSNorm) and getattr(block, "is_plain", True)
-    is_simple = not attention.sliding_window and not attention.qk_norm_joint
+    is_simple = getattr(block, "is_plain", True) and not attention.window
+    has_norms = isinstance(block.attention_norm, nn.LayerNorm | RMSNorm)
+    has_head_norms = type(attention.query_norm) in (type(None), nn.LayerNorm, RMSNorm)
     rotary = attention.rotary
-    is_common = rotary is None or (rotary.width == attention.head_width and not rotary.is_dynamic)
-    return has_norms and is_simple and is_common
+    rotates_all = rotary is None or (rotary.width == attention.head_width and not rotary.is_dynamic)
+    return is_simple and has_norms and has_head_norms and rotates_all
 
 
 def make_projection(module: Any, channels: Int[Tensor, "U"] | None = None) -> Projection:
