@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import torch
 
 from regard.config_reader import read_toml
+from regard.data.text.readers import ROWS, data_files, find_rows
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.devices import find_device
 from regard.errors import RegardError
@@ -42,7 +42,7 @@ from regard.training.checkpoint import (
     read_state,
     read_stored_recipe,
 )
-from regard.training.datasets import Dataset, count_units, find_rows, write_rows
+from regard.training.datasets import Dataset, count_units
 from regard.training.distributed import (
     Workers,
     count_ranks,
@@ -83,8 +83,6 @@ if TYPE_CHECKING:
     from regard.pipelines.folder import AnyPipeline
 
 Data = str | Path | Sequence[str | Path] | Iterable[Any]
-ROWS = "<rows>"
-"""the name of data that were passed as rows, in recipes"""
 # Fields of rows that are tuples; of other tasks, a row is a text.
 _FIELDS = {"translate": ("source", "target"), "text2text": ("source", "target"), "classify": ("text", "label")}
 
@@ -181,15 +179,16 @@ def train(
         table = {} if recipe is None else read_toml(find_recipe(str(recipe)))
     if task is not None:
         table["task"] = task
-    rows, files = find_rows(data), None
+    columns = overrides.get("columns") or overrides.get("data", {}).get("columns")
+    fields = columns or _FIELDS.get(table.get("task", "translate"), ("text",))
+    rows: dict[str, Any] = {}  # the parts of the data that are rows, under the name that recipes have for them
     with ExitStack() as stack:
-        if rows is not None:
-            file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "rows.jsonl")
-            columns = overrides.get("columns") or overrides.get("data", {}).get("columns")
-            write_rows(rows, file, columns or _FIELDS.get(table.get("task", "translate"), ("text",)))
-            files = [str(file)]
-        elif data is not None:
-            files = [str(file) for file in ([data] if isinstance(data, str | Path) else data)]
+        files = None if data is None else stack.enter_context(data_files(data, fields))
+        if data is not None and find_rows(data) is not None:
+            rows["files"] = (ROWS,)
+        if find_rows(overrides.get("validation"), "validation") is not None:
+            validation = stack.enter_context(data_files(overrides["validation"], fields, "validation"))
+            overrides, rows["validation"] = overrides | {"validation": validation}, (ROWS,)
         table = add_shards_task(table, files)
         plain = recipe_from_dict(table, origin=name)
         nested = nest_overrides(overrides, plain)
@@ -197,15 +196,8 @@ def train(
             nested["data"] = {**nested.get("data", {}), "files": files}
         chosen = recipe_from_dict(nested, plain, "regard.train")
         options: Any = dict(start_from=start_from, export_for=export_for, quiet=quiet, dry_run=dry_run)
-        try:
-            setup = complete_recipe(chosen, table, nested, out, **options)
-        except RegardError as error:
-            if rows is None:
-                raise
-            raise RegardError(error.message.replace(str(file), "data"), error.hint) from None
-    if rows is not None:
-        recipe = replace(setup.recipe, data=replace(setup.recipe.data, files=(ROWS,)))
-        setup = setup._replace(recipe=recipe)
+        setup = complete_recipe(chosen, table, nested, out, **options)
+    setup = setup._replace(recipe=replace(setup.recipe, data=replace(setup.recipe.data, **rows)))
     return run(setup, out, quiet=quiet, dry_run=dry_run)
 
 
