@@ -43,6 +43,7 @@ from regard.devices import find_device
 from regard.errors import RegardError
 from regard.files import check_output_folder, write_atomically
 from regard.kernels.cpu.int8_linear import quantize_weight
+from regard.layers.fusion import fuse_residuals
 from regard.models import FAMILIES, family_name, make_model
 from regard.models.parameters import SkipInitialization, find_change, layer_counts
 from regard.pipelines.image_model import ImageModel
@@ -320,7 +321,10 @@ def load(path, device="auto", *, expect=None):
             training = read_json(folder / "training.json")
         except RegardError as error:  # only provenance: the model runs without it
             logger.warning("%s The model is used without it.", error.message)
-    pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
+    model = model.to(torch_device).eval()
+    if torch_device.type == "cuda":
+        fuse_residuals(model)
+    pipeline = make_pipeline(model, tokenizers, training, special)
     pipeline.folders = frozenset([folder.resolve()])
     read_pipeline_settings(pipeline, folder)
     if kind.pipeline_class is Translator:
