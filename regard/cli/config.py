@@ -12,7 +12,7 @@ from regard.cli.options import Arg
 from regard.config_reader import REPLACE_FILE, read_json
 from regard.errors import RegardError
 from regard.models import family_name
-from regard.pipelines import read_config
+from regard.pipelines import ModelFolder
 from regard.ranges import format_value
 from regard.training.recipe import DERIVED, Recipe, recipe_to_dict
 
@@ -32,7 +32,7 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "config", argv)
-    config = read_config(options.model)[0]
+    config = ModelFolder.open(options.model).config
     values = dataclasses.asdict(config)
     chosen = {name: value for name, value in values.items() if name not in DERIVED}
     print(toml_text(_read_recipe(options.model) or {"model": {"family": family_name(config)} | chosen}))

@@ -8,7 +8,7 @@ from regard.cli.common import Quiet, parse, print_note
 from regard.cli.options import Arg
 from regard.files import check_output_folder
 from regard.interop.formats import import_model
-from regard.pipelines import pipeline_kind, save
+from regard.pipelines import save
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,9 @@ def run(argv: list[str]) -> int:
     check_output_folder(options.out, [options.model])
     pipeline = import_model(options.model, tokenizer=options.tokenizer)
     save(options.out, pipeline)
-    kind = pipeline_kind(pipeline.model.config)
     size = sum(one.numel() for one in pipeline.model.parameters())
     print_note(
-        f"Imported {kind.description} with {size / 1e6:.2f} M parameters to {options.out}. "
-        f"Use it with: {kind.commands}."
+        f"Imported {pipeline.description} with {size / 1e6:.2f} M parameters to {options.out}. "
+        f"Use it with: {pipeline.commands}."
     )
     return 0

@@ -199,6 +199,10 @@ class GPT(nn.Module):
         """Logits of the token after each token."""
         return self.stack.logits(self.features(tokens))
 
+    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+        """The output from the residual stream after any block: final norm, head and output layer."""
+        return self.stack.logits(self.stack.final_norm(stream))
+
     def start(self, source: Packed) -> DecoderState:
         return self.stack.start(source)
 

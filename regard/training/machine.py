@@ -19,9 +19,9 @@ import torch
 from regard.allocator import keep_freed_memory
 from regard.devices import LIMITED_ISA, cpu_flags, find_device
 from regard.errors import RegardError
-from regard.models import ModelConfig, Seq2SeqConfig
+from regard.models import ModelConfig
 from regard.models.parameters import count_parameters
-from regard.pipelines import pipeline_kind
+from regard.pipelines import pipeline_class
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import Autocast
@@ -75,7 +75,7 @@ def _benefits_from_bfloat16(recipe: Recipe) -> bool:
     """Whether bfloat16 is faster on this CPU: it needs instructions for it and a wide model; recurrent cells run in
     float32."""
     model = recipe.model
-    return not isinstance(model, Seq2SeqConfig) and model.width >= MIN_WIDTH and has_bfloat16_instructions()
+    return not getattr(model, "is_recurrent", False) and model.width >= MIN_WIDTH and has_bfloat16_instructions()
 
 
 def has_bfloat16_instructions() -> bool:
@@ -136,7 +136,7 @@ def check_model_size(recipe: Recipe, dataset: Any, ranks: int) -> None:
     """
     config, task = recipe.model, TASKS[recipe.task]
     tokenizers: tuple[Any, ...] = ()
-    if pipeline_kind(config).tokenizer_count:
+    if pipeline_class(config).tokenizer_count:
         stand_in = SimpleNamespace(vocab_size=min(recipe.tokenizer.vocab_size, TYPICAL_MAX_VOCAB))
         tokenizers = (stand_in, stand_in)
     config = task.complete_config(config, dataset, tokenizers)

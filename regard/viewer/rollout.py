@@ -17,8 +17,9 @@ from regard.attention.recording import KINDS
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import attention_names
 from regard.layers.embeddings import Images
-from regard.layers.patches import Grid, PackedImages, compute_grid, remove_prefix
+from regard.layers.patches import Grid, PackedImages, compute_grid
 from regard.models import ViT
+from regard.models.vit import IMAGE_HEADS, ImageLabelHead
 
 if TYPE_CHECKING:
     from regard.viewer.text_look import AttentionMap, Look
@@ -49,17 +50,11 @@ def run_model(model: ViT, images: Images, *, needs_grad: bool = False) -> ImageR
 
     Unlike the model's forward, it computes all tokens of the last block, even if the label needs the class token only.
     """
-    config = model.config
     model.eval()
     images = _require_grad(images) if needs_grad else images
     with torch.set_grad_enabled(needs_grad), record(model) as recording:
         encoded = model.encode(images)
-        output: Tensor | list[Tensor] = encoded
-        if config.head == "segment":
-            offsets = images.offsets if isinstance(images, PackedImages) else None
-            output = model.masks(remove_prefix(encoded, config.prefix, offsets), images)
-        elif config.head != "pixels":
-            output = model.logits(model.pool(encoded, images))
+        output = model.output_of_tokens(encoded, images)
     used = Recording({name: one for name, one in recording.items() if one.calls})
     return ImageRun(model, images, encoded, output, used)
 
@@ -146,7 +141,7 @@ def label_rollouts(model: ViT, images: Images, choices: Iterable[Sequence[int]])
     >>> len(label_rollouts(model, torch.rand(1, 3, 32, 48), [[0], [1]]))
     2
     """
-    if model.config.head != "classify" or model.output is None:
+    if not isinstance(IMAGE_HEADS[model.config.head], ImageLabelHead) or model.output is None:
         raise RegardError(
             f"Rollout for a label needs an image classifier with labels; this model has the head {model.config.head}.",
             "Leave out the label, or use a model with labels.",
@@ -163,7 +158,7 @@ def rollout_of_run(run: ImageRun) -> Rollout:
     config, grids = model.config, run.grids
     matrix = _multiply(_add_residual(recording[name].weights().mean(1)) for name in _layer_names(run, "blocks"))
     patches, queries = matrix[:, config.prefix :], None
-    if config.has_class_token and config.head != "segment":
+    if config.reads_class_token:
         pooled = matrix[:, : 1 + config.distilled].mean(1)
     elif "pooler.attention" in recording:
         pooled = _trace_back(recording["pooler.attention"].weights().mean(1), patches)[:, 0]

@@ -29,7 +29,7 @@ from regard.errors import RegardError
 from regard.evaluation.evaluators import BleuTokenizer, evaluate
 from regard.evaluation.text_metrics import METRIC_FORMATS
 from regard.files import STDOUT, check_output_file, write_output
-from regard.pipelines import Translator, pipeline_kind, read_config
+from regard.pipelines import ModelFolder, Translator
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,15 @@ class Options:
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "evaluate", argv)
-    config, _ = read_config(options.model)
+    folder = ModelFolder.open(options.model)
     if options.confusion is not None:
-        if getattr(config, "head", None) not in ("classify", "segment"):
+        if getattr(folder.config, "head", None) not in ("classify", "segment"):
             raise RegardError("--confusion requires a classification or segmentation model.", "Leave it out.")
         plot_format(options.confusion)
     for output in (options.confusion, options.json):
         if output is not None:  # checked before the evaluation, which may take minutes
             check_output_file(output, [*options.data, options.alignments])
-    expect = Translator if options.ensemble else pipeline_kind(config).pipeline_class
+    expect = Translator if options.ensemble else folder.pipeline_class
     pipeline: Any = open_model(options.model, options.device, expect, options.ensemble)
     decoding = pipeline.decoding if isinstance(pipeline, Translator) else DecodeConfig()
     results = evaluate(

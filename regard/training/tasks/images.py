@@ -112,7 +112,7 @@ class ImageTask(Task):
 
     pipeline = "image_model"
     unit = "image"
-    is_image_task = True
+    is_image_task = reads_folders = True
     annotation: ClassVar[Annotation]
     """the annotation of the images that the task needs"""
 

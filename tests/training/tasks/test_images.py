@@ -16,7 +16,7 @@ from regard.data.batching.batch import RankSlice
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.models import ViTConfig, make_model
-from regard.pipelines import ImageModel, load, pipeline_kind
+from regard.pipelines import ImageModel, load, pipeline_class
 from regard.training import DataConfig, TrainConfig, distributed, loop, recipe_from_dict, run_recipe
 from regard.training.checkpoint import METRICS
 from regard.training.fine_tuning import HEAD_PARAMETERS
@@ -183,7 +183,7 @@ def encode(task, recipe):
     """The config of the model, and the batches."""
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
-    special = pipeline_kind(config).special
+    special = pipeline_class(config).special
     return config, TASKS[task].encode(dataset, (), special, recipe, config, BatchShape(0, 1, True, 16))
 
 

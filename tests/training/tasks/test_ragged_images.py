@@ -14,7 +14,7 @@ from regard.cli import main
 from regard.data import RaggedImages
 from regard.data.batching.images import RaggedImageBatches
 from regard.models import make_model
-from regard.pipelines import ImageModel, load, pipeline_kind
+from regard.pipelines import ImageModel, load, pipeline_class
 from regard.training import TrainConfig, recipe_from_dict, run_recipe
 from regard.training.cuda_graphs import GraphedUpdate
 from regard.training.distributed import count_ranks
@@ -238,7 +238,7 @@ def test_batches_of_different_image_sizes_are_not_captured(tmp_path):
     encoded = TASKS["classify-images"].encode(
         dataset_of(recipe),
         (),
-        pipeline_kind(config).special,
+        pipeline_class(config).special,
         recipe,
         config,
         BatchShape(128, 1, constant=True),
