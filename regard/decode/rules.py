@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.decode.config import DecodeConfig
-from regard.decode.phrases import LexicalConstraints, PhraseRules
+from regard.decode.phrases import LexicalConstraints, PhraseRules, allocate_beam
 from regard.decode.protocol import SpecialTokens
 from regard.decode.request import Request
 from regard.decode.shortlist import SlotShortlist
@@ -120,6 +120,37 @@ class Constraints:
             self.repetition.update(parents, tokens)
         if self.phrases is not None:
             self.phrases.update(None if parents is None else parents.tolist(), tokens.tolist(), live.tolist())
+
+    def add_required_tokens(
+        self, log_p: Float[Tensor, "B K V"], top: Float[Tensor, "B K C"], ids: Int[Tensor, "B K C"]
+    ) -> tuple[Float[Tensor, "B K C2"], Int[Tensor, "B K C2"]]:
+        """The candidates of each beam and, in addition, the tokens that begin or continue a required phrase."""
+        assert self.phrases is not None
+        next_tokens = self.phrases.next_tokens()
+        width = max(len(tokens) for sentence in next_tokens for tokens in sentence)
+        padded = [[tokens + [-1] * (width - len(tokens)) for tokens in sentence] for sentence in next_tokens]
+        added = torch.tensor(padded, dtype=torch.long, device=ids.device).view(*ids.shape[:2], width)
+        columns = self.columns(torch.where(added < 0, self.special.eos, added))
+        is_duplicate = (added[..., None] == ids[..., None, :]).any(-1)
+        added_log_p = log_p.gather(-1, columns).masked_fill((added < 0) | is_duplicate, -torch.inf)
+        return torch.cat((top, added_log_p), dim=-1), torch.cat((ids, added.clamp(min=0)), dim=-1)
+
+    def allocate_beam(
+        self, total: Float[Tensor, "B N"], ids: Int[Tensor, "B K C"], count: int
+    ) -> tuple[Float[Tensor, "B P"], Int[Tensor, "B P"], Int[Tensor, "B P"]]:
+        """The candidates of dynamic beam allocation: log-probabilities, best first, indices, and ranks in its order."""
+        phrases, eos = self.phrases, self.special.eos
+        assert phrases is not None
+        check_no_nan(total)
+        index, rank = torch.zeros((2, len(total), count), dtype=torch.long)
+        best = torch.full((len(total), count), -torch.inf)
+        totals = total.cpu()
+        for slot, beams in enumerate(ids.tolist()):
+            missing = np.concatenate([phrases.missing_tokens(slot, k, tokens, eos) for k, tokens in enumerate(beams)])
+            kept = torch.from_numpy(allocate_beam(totals[slot].numpy(), missing, count))
+            best[slot, : len(kept)], order = totals[slot][kept].sort(descending=True, stable=True)
+            index[slot, : len(kept)], rank[slot, : len(kept)] = kept[order], order
+        return best.to(total.device), index.to(total.device), rank.to(total.device)
 
     def forced_tokens(self, step: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
         """The only token allowed at this step of each slot, or -1 where there is a choice."""

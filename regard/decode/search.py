@@ -16,9 +16,8 @@ from torch import Tensor
 from regard.decode.config import DecodeConfig
 from regard.decode.coverage import Coverage
 from regard.decode.history import BeamRecorder, StepwiseRecorder
-from regard.decode.phrases import allocate_beam
 from regard.decode.request import Hypothesis, NBest
-from regard.decode.rules import Constraints, best_tokens, check_no_nan
+from regard.decode.rules import Constraints, best_tokens
 from regard.errors import RegardError
 
 
@@ -88,7 +87,7 @@ class BeamSearch(Search):
         self, slots: int, capacity: int, config: DecodeConfig, constraints: Constraints, device: torch.device
     ) -> None:
         super().__init__(slots, capacity, config, constraints, device)
-        N = config.finished
+        N, self.pool = config.finished, (1 + len(constraints.special.ends)) * config.beam
         self.log_prob = torch.full((slots, config.beam), -torch.inf, device=device)
         self.parents = torch.zeros_like(self.tokens)
         # The N best finished hypotheses; unused entries have a score of -inf.
@@ -113,48 +112,33 @@ class BeamSearch(Search):
 
     def advance(self, logits: Float[Tensor, "B K V"], positions: Int[Tensor, "B"]) -> Int[Tensor, "B K"]:
         """Choose the next tokens; returns the parent of each new beam. `positions` are those of the last tokens."""
-        constraints = self.constraints
-        pool = (1 + len(constraints.special.ends)) * self.hypotheses
-        recorded = None if self.recorder is None else logits.clone()
-        rank = None
-        if constraints.has_rules:
+        constraints, recorded = self.constraints, None if self.recorder is None else logits.clone()
+        if not constraints.has_rules:
+            top, ids = best_tokens(logits, self.pool, constraints, self.step)
+        else:
             log_p = constraints.log_probs(logits, self.step)
-            # The best candidates overall are among the best ones of each beam.
-            top, columns = log_p.topk(min(pool, log_p.shape[-1]), dim=-1)
+            top, columns = log_p.topk(min(self.pool, log_p.shape[-1]), dim=-1)
             ids = constraints.tokens(columns)
             if constraints.phrases is not None:
-                top, ids = self._add_required_tokens(log_p, top, ids)
-        else:
-            top, ids = best_tokens(logits, pool, constraints, self.step)
-        total = (self.log_prob[..., None] + top).flatten(1)
-        if constraints.phrases is None:
-            best, index = total.topk(min(pool, total.shape[1]), dim=1)
-        else:
-            best, index, rank = self._allocate(total, ids, pool)
-        return self._keep(top, ids, positions, best, index, rank, recorded)
+                top, ids = constraints.add_required_tokens(log_p, top, ids)
+        return self.keep_best(top, ids, positions, recorded)
 
     def keep_best(
-        self, top: Float[Tensor, "B K C"], ids: Int[Tensor, "B K C"], positions: Int[Tensor, "B"]
-    ) -> Int[Tensor, "B K"]:
-        """The step without further parts, from the best tokens of each beam: what the kernels compute."""
-        K, C = top.shape[1:]
-        best, index = (self.log_prob[..., None] + top).flatten(1).topk(min(2 * K, K * C), dim=1)
-        return self._keep(top, ids, positions, best, index)
-
-    def _keep(
         self,
         top: Float[Tensor, "B K C"],
         ids: Int[Tensor, "B K C"],
         positions: Int[Tensor, "B"],
-        best: Float[Tensor, "B P"],
-        index: Int[Tensor, "B P"],
-        rank: Int[Tensor, "B P"] | None = None,
         recorded: Float[Tensor, "B K V"] | None = None,
     ) -> Int[Tensor, "B K"]:
-        """Finish the candidates that end among the first K, and continue the K best others. `best` and `index` are the
-        candidates; `rank` are their ranks in another order than that of their log-probabilities.
+        """The step from the best tokens of each beam, among which are the best candidates of all. Finish the candidates
+        that end among the first K, and continue the K best others.
         """
         K, config, step, constraints = self.hypotheses, self.config, self.step, self.constraints
+        total, rank = (self.log_prob[..., None] + top).flatten(1), None
+        if constraints.phrases is None:
+            best, index = total.topk(min(self.pool, total.shape[1]), dim=1)
+        else:
+            best, index, rank = constraints.allocate_beam(total, ids, self.pool)
         parent = index.div(top.shape[-1], rounding_mode="floor")
         token = self._unify_ends(ids.flatten(1).gather(1, index))
         log_p = top.flatten(1).gather(1, index)
@@ -219,38 +203,6 @@ class BeamSearch(Search):
             self.recorder.note_end(active & self.done, is_live[:, 0], enough)
         return new_parent
 
-    def _add_required_tokens(
-        self, log_p: Float[Tensor, "B K V"], top: Float[Tensor, "B K C"], ids: Int[Tensor, "B K C"]
-    ) -> tuple[Float[Tensor, "B K C2"], Int[Tensor, "B K C2"]]:
-        """The candidates of each beam and, in addition, the tokens that begin or continue a required phrase."""
-        assert self.constraints.phrases is not None
-        next_tokens = self.constraints.phrases.next_tokens()
-        width = max(len(tokens) for sentence in next_tokens for tokens in sentence)
-        padded = [[tokens + [-1] * (width - len(tokens)) for tokens in sentence] for sentence in next_tokens]
-        added = torch.tensor(padded, dtype=torch.long, device=ids.device).view(*ids.shape[:2], width)
-        columns = self.constraints.columns(torch.where(added < 0, self.constraints.special.eos, added))
-        is_duplicate = (added[..., None] == ids[..., None, :]).any(-1)
-        added_log_p = log_p.gather(-1, columns).masked_fill((added < 0) | is_duplicate, -torch.inf)
-        return torch.cat((top, added_log_p), dim=-1), torch.cat((ids, added.clamp(min=0)), dim=-1)
-
-    def _allocate(
-        self, total: Float[Tensor, "B N"], ids: Int[Tensor, "B K C"], count: int
-    ) -> tuple[Float[Tensor, "B P"], Int[Tensor, "B P"], Int[Tensor, "B P"]]:
-        """The candidates of dynamic beam allocation: log-probabilities, best first, indices, and ranks in its order."""
-        phrases, eos = self.constraints.phrases, self.constraints.special.eos
-        assert phrases is not None
-        check_no_nan(total)
-        B = len(total)
-        index, rank = torch.zeros((2, B, count), dtype=torch.long)
-        best = torch.full((B, count), -torch.inf)
-        totals = total.cpu()
-        for slot, beams in enumerate(ids.tolist()):
-            missing = np.concatenate([phrases.missing_tokens(slot, k, tokens, eos) for k, tokens in enumerate(beams)])
-            kept = torch.from_numpy(allocate_beam(totals[slot].numpy(), missing, count))
-            best[slot, : len(kept)], order = totals[slot][kept].sort(descending=True, stable=True)
-            index[slot, : len(kept)], rank[slot, : len(kept)] = kept[order], order
-        return best.to(total.device), index.to(total.device), rank.to(total.device)
-
     def results(self, slots: list[int]) -> list[NBest | RegardError]:
         """The finished hypotheses of these slots, best first."""
         rows = torch.tensor(slots, device=self.step.device)
@@ -291,22 +243,21 @@ class BeamSearch(Search):
         can_end = [True] * K if phrases is None else phrases.can_end(slot)
         history = (self.tokens, self.parents, self.token_log_p)
         tokens, parents, log_ps = (column[slot, :steps].tolist() for column in history)
-        coverage = None if self.coverage is None else self.coverage.terms(torch.arange(K).expand(len(self.step), K))
+        terms = [0.0] * K
+        if self.coverage is not None:
+            beams = torch.arange(K).expand(len(self.step), K)
+            terms = (self.config.coverage_penalty * self.coverage.terms(beams)[slot]).tolist()
         result = NBest()
         for k in range(K):
-            path = [k]
+            ids, token_log_ps, beam = list[int](), list[float](), k
             for t in reversed(range(steps)):
-                path.append(parents[t][path[-1]])
-            *path, root = path
-            token_log_ps = [log_ps[t][beam] for t, beam in enumerate(reversed(path))]
+                ids.insert(0, tokens[t][beam])
+                token_log_ps.insert(0, log_ps[t][beam])
+                beam = parents[t][beam]
             total = sum(token_log_ps)
-            if root != 0 or total == -torch.inf or not can_end[k]:
-                continue  # an unused beam, or one that must not end here
-            score = total / max(steps, 1) ** self.config.length_penalty
-            if coverage is not None:
-                score += self.config.coverage_penalty * float(coverage[slot, k])
-            ids = [tokens[t][beam] for t, beam in enumerate(reversed(path))]
-            result.append(Hypothesis(ids, score, total, token_log_ps))
+            if beam == 0 and total > -torch.inf and can_end[k]:  # others are unused, or must not end here
+                score = total / max(steps, 1) ** self.config.length_penalty + terms[k]
+                result.append(Hypothesis(ids, score, total, token_log_ps))
         if not result and phrases is not None and phrases.phrases[slot] is not None:
             return phrases.error(slot)
         result.sort(key=lambda hypothesis: -hypothesis.score)
