@@ -307,7 +307,7 @@ console.log(worst);
 """
 
 
-def test_matrix_products_in_webassembly_equal_their_plain_twin(tmp_path):
+def test_matrix_products_in_webassembly_equal_their_reference(tmp_path):
     (tmp_path / "run.mjs").write_text(bundle_script(MATRICES), "utf-8")
     done = subprocess.run([node_program(), tmp_path / "run.mjs"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 /**
- * Operations of graphs on typed arrays. Every operation is defined in steps/operations.js, its plain twin, which also
- * computes the operations that have no faster form here.
+ * Operations of graphs on typed arrays. Every operation is defined in steps/operations.js, the reference
+ * implementation, which also computes the operations that have no faster form here.
  */
 
 import { axisOf, broadcastIndex, broadcastShape, elementwiseOf, erf, execute, sizeOf, stridesOf } from "../steps/operations.js";

@@ -1,6 +1,6 @@
 /**
  * Matrix products in WebAssembly SIMD, with the dot products of the attention kernel: four rows by eight columns at a
- * time. The plain twin, for browsers without SIMD and for small matrices, is a loop.
+ * time. The reference implementation, for browsers without SIMD and for small matrices, is a loop.
  */
 
 import { instantiateKernel } from "../weights/kernel.js";

@@ -1,7 +1,8 @@
 /**
  * Fast computation of attention weights: four queries by eight keys at a time, in 700 bytes of SIMD WebAssembly that are
- * assembled here. The plain twin (`computeWeights` in maths.js) computes the numbers that are displayed, and replaces this
- * kernel where WebAssembly is not available. This one is for drawing: float32, accurate to about five digits.
+ * assembled here. The reference implementation (`computeWeights` in maths.js) computes the numbers that are displayed,
+ * and replaces this kernel where WebAssembly is not available. This one is for drawing: float32, accurate to about five
+ * digits.
  */
 
 import { computeWeights, keyRange } from "./maths.js";
