@@ -92,7 +92,7 @@ class TextGenerator(DecodingPipeline):
     decoding: DecodeConfig = SAMPLING
 
     @property
-    def abilities(self) -> tuple[str, ...]:
+    def abilities(self) -> tuple[str, ...]:  # type: ignore[override]
         imported = self.training.get("imported")
         has_template = isinstance(imported, dict) and imported.get("chat_template")
         return ("generate", *(["chat"] if has_template else []), "score")
@@ -175,24 +175,16 @@ class TextGenerator(DecodingPipeline):
         prompts: str | Sequence[str],
         config: DecodeConfig | None = None,
         *,
-        required: Phrases | None = None,
-        forbidden: Phrases | None = None,
-        truncate: bool = False,
-        special_tokens: bool = False,
-        history: bool = False,
         on_text: OnText | None = None,
         progress: Callable[[int, int], None] | None = None,
+        **options: Any,
     ) -> Any:
         """The continuations of each prompt, decoded with `decoding` by default; one list for a single string.
 
         `on_text(index, text)` is called for every piece of text generated for prompt `index` (not in beam search; with
-        several samples, for the first only). `history` records the candidates of every step. An output ends at `<eos>`,
-        after `max_len` tokens, or when prompt and output reach the length limit of the model. It contains all phrases
-        of the prompt's entry in `required` (beam search only) and none of its entry in `forbidden`, as whole words; a
-        list of strings applies to all prompts. `special_tokens`: see `encode_prompt`.
+        several samples, for the first only). An output ends at `<eos>`, after `max_len` tokens, or when prompt and
+        output reach the length limit of the model. `options` are those of `prepare`.
         """
-        options: dict[str, Any] = {"required": required, "forbidden": forbidden, "truncate": truncate}
-        options |= {"special_tokens": special_tokens, "history": history}
         if isinstance(prompts, str):
             return self.generate([prompts], config, **options, on_text=on_text, progress=progress)[0]
         request = self.prepare(prompts, config, **options)
@@ -221,7 +213,12 @@ class TextGenerator(DecodingPipeline):
         special_tokens: bool = False,
         history: bool = False,
     ) -> DecodingRequest[list[Continuation]]:
-        """The encoded prompts and options of `generate`, to decode later: `generate` is `prepare(…).run()`."""
+        """The encoded prompts and options of `generate`, to decode later: `generate` is `prepare(…).run()`.
+
+        An output contains all phrases of the prompt's entry in `required` (beam search only) and none of its entry in
+        `forbidden`, as whole words; a list of strings applies to all prompts. `history` records the candidates of every
+        step. `special_tokens`: see `encode_prompt`.
+        """
         config = config or self.decoding
         ids = [
             self.encode_prompt(prompt, name=f"prompt {i}", truncate=truncate, special_tokens=special_tokens)
