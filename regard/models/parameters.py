@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from regard.attention import Score
 from regard.errors import RegardError
 from regard.layers.float8_linear import Float8Linear
+from regard.layers.fusion import unfused
 from regard.layers.int8_linear import Int8Linear
 from regard.models import FAMILIES, ModelConfig, ViTConfig, family_name
 from regard.ranges import definition, format_value
@@ -86,7 +87,7 @@ def find_change(model: nn.Module) -> str:
         if path not in expected or path not in modules:
             return f"{name} is {'missing' if path in expected else 'an additional module'}"
         module, other = modules[path], expected[path]
-        if definition(type(module)) != definition(type(other)):
+        if definition(unfused(type(module))) != definition(type(other)):
             return f"{name} is {type(module).__name__} instead of {type(other).__name__}"
         settings, defaults = _settings(module), _settings(other)
         for key in defaults | settings:
@@ -139,7 +140,7 @@ def _class_tree(config: Any) -> _ClassTree:
 
 
 def _find_replacement(module: nn.Module, expected: _ClassTree, path: str) -> str:
-    cls = type(module)
+    cls = unfused(type(module))
     if issubclass(cls, Score) and issubclass(expected.cls, Score):
         return ""
     is_linear = expected.cls is nn.Linear and cls in (Int8Linear, Float8Linear)

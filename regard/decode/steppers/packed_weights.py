@@ -196,7 +196,7 @@ class PackedBlock:
 
     @staticmethod
     def from_module(block: Any) -> "PackedBlock":
-        cross = getattr(block, "cross", None)
+        cross = block.cross
         return PackedBlock(
             PackedAttention.from_module(block.attention, block.attention_norm),
             None if cross is None else PackedAttention.from_module(cross, block.cross_norm),
@@ -376,7 +376,7 @@ def supports(model: Any) -> bool:
 
 
 def _supports_block(block: Any) -> bool:
-    attentions = [block.attention, *([block.cross] if hasattr(block, "cross") else [])]
+    attentions = [one for one in (block.attention, block.cross) if one is not None]
     has_dot = all(type(attention.score) in (Dot, ScaledDot) for attention in attentions)
     has_norm = all(type(attention.query_norm) in (type(None), RMSNorm) for attention in attentions)
     return has_dot and has_norm and block.feedforward.activation in ACTIVATIONS
