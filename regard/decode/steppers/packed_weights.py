@@ -22,6 +22,7 @@ from regard.layers.int8_linear import Int8Linear
 from regard.layers.norms import RMSNorm
 from regard.layers.positions import Learned, Sinusoidal
 from regard.models.decoder import Decoder
+from regard.models.transformer import Transformer
 
 Array = np.ndarray[Any, Any]
 # Tokens in a part of the output layer.
@@ -354,7 +355,7 @@ def packed_decoder(model: Any) -> PackedDecoder:
 def supports(model: Any) -> bool:
     """Whether the kernels support this model: float32 or int8 weights, dot-product scores, common norms.
 
-    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> from regard.models.transformer import TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> supports(Transformer(sizes))
     True
@@ -388,7 +389,10 @@ def _supports_embedding(embedding: Embedding) -> bool:
 
 
 def _supports_encoder(model: Any) -> bool:
-    if not model.stack.has_cross or not model.encoder or model.encoder_bias is not None:
+    # The kernels compute this method: another model may have the same parts and combine them differently.
+    if getattr(type(model), "encode", None) is not Transformer.encode:
+        return False
+    if not model.encoder or model.encoder_bias is not None:
         return False
     if isinstance(model.encoder_norm, nn.Identity) == model.encoder[0].norm_first:
         return False
