@@ -161,10 +161,9 @@ class Bench:
     def _count_steps(self) -> None:
         update = loop.Trainer.update
 
-        def counted(run: Any, *arguments: Any) -> bool:
-            done = update(run, *arguments)
+        def counted(run: Any, *arguments: Any) -> None:
+            update(run, *arguments)
             self.counter[:] = struct.pack("q", run.state.step)
-            return done
 
         loop.Trainer.update = counted  # type: ignore[method-assign]
 
