@@ -1,7 +1,7 @@
 """Traces: the steps of a model's graph with values, titles and formulas, grouped in sections, as a page contains them.
 
 Nothing here depends on the model family: steps come from the graph, labels from labels.py, sections from module
-paths. The page computes every step again (web/steps/operations.js)."""
+paths. The page computes every step again (web/trace/operations.js)."""
 
 import inspect
 import math
@@ -419,7 +419,7 @@ TOKEN = "{token}"
 class TraceTemplate:
     """The steps of a trace with dynamic sizes as expressions, and the first position of each loop.
 
-    `web/engine/traces.js` computes them.
+    `web/engine/scenes.js` computes them.
 
     The inputs of a step are indices of this list, or parameters. In addition, `{"carried": n}` is the state of loop n
     before the current position, and `{"each": n}` stands for step n at every position of its loop.

@@ -1,31 +1,94 @@
 /** Entry point: anywidget's `render`, and `openPage`, which a saved page calls. */
 
-import { createHost, pageModel } from "./core/host.js";
-import { DEFAULT_VIEW, State, readHash, storedDepth, writeHash } from "./core/state.js";
-import { Scheduler } from "./core/scheduler.js";
-import { h, setAttributes, uniqueId } from "./core/dom.js";
-import PAGE_STYLE from "./core/page.css";
-import REQUEST_FORM_STYLE from "./core/request_form.css";
-import { requestForm, welcome } from "./core/request_form.js";
-import { imageForm } from "./images/image_form.js";
-import COMPARISON_STYLE from "./comparison/comparison.css";
-import { LookSet } from "./comparison/comparison.js";
+import { AttentionView } from "./attention/view.js";
+import { ComparedLooks } from "./attention/comparison.js";
 import { initialSelection } from "./attention/panel.js";
-import { MainView } from "./core/main_view.js";
-import { OutputSection } from "./output/output_section.js";
-import { summarySentence } from "./output/summary.js";
-import { initialImageView } from "./images/image_view.js";
-import { ExperimentView } from "./experiment/experiment_view.js";
-import { StepsView } from "./steps/steps_view.js";
-import { MissingSteps } from "./steps/missing_steps.js";
+import { html, setAttributes, uniqueId } from "./core/dom.js";
+import { download, embedCode, embedDialog, png, renderSvg, serializeSvg, shareableAddress } from "./core/export.js";
+import { createHost, pageModel } from "./core/host.js";
+import { imageForm, requestForm, welcome } from "./core/request_form.js";
+import { Scheduler } from "./core/scheduler.js";
 import { Announcer, helpDialog, icon, isDark, menu, tabList, topBar } from "./core/shell.js";
-import { download, png, renderSvg, serializeSvg } from "./core/export.js";
-import { embedCode, embedDialog, shareableAddress } from "./core/sharing.js";
+import { DEFAULT_VIEW, readHash, State, storedDepth, writeHash } from "./core/state.js";
+import { ImageView, initialImageView } from "./images/view.js";
+import { ExperimentView } from "./views/experiment.js";
+import { OutputSection, summarySentence } from "./views/output.js";
+import { SearchView } from "./views/search.js";
+import { MissingSteps, StepsView } from "./views/steps.js";
+import { WhySection } from "./views/why.js";
+import PAGE_STYLE from "./page.css";
+
+/* The first view: attention of a text or an image, and below it what explains the output and the search for it. */
+
+/** @typedef {import("./core/shell.js").ViewComponent} ViewComponent */
+
+class AttentionTab {
+  /** @param {import("./core/shell.js").Context} context */
+  constructor(context) {
+    const { scene } = context.host;
+    this.context = context;
+    /** @type {AttentionView | ImageView | null} */
+    this.attention = scene.image ? new ImageView(context) : scene.attentions.length ? new AttentionView(context) : null;
+    /** @type {SearchView | null} */
+    this.search = null;
+    this.details = scene.decode?.nodes.length
+      ? html(
+          "details",
+          { class: "search-section", open: !this.attention, ontoggle: () => context.state.set({ search: this.details.open }) },
+          html("summary", {}, html("h2", {}, "How the output was found"), html("span", { class: "secondary" }, "the search tree with all candidates")),
+        )
+      : null;
+    this.why = WhySection.of(context);
+    this.element = html("div", { class: "main-view" }, this.attention?.element ?? null, this.why?.element ?? null, this.details);
+  }
+
+  /** @param {Set<string> | null} changed */
+  async update(changed) {
+    await this.attention?.update(changed);
+    this.why?.update(changed);
+    if (!this.details) return;
+    if (this.context.state.view.search || !this.attention) this.details.open = true;
+    if (!this.details.open) return;
+    const isFirst = !this.search;
+    if (isFirst) this.details.append(this.openSearch().element);
+    await this.search.update(isFirst ? null : changed);
+  }
+
+  openSearch() {
+    return (this.search ??= new SearchView(this.context));
+  }
+
+  layout() {
+    this.attention?.layout();
+  }
+
+  /** Highlights what an output token attends to. @param {number | null} step */
+  pointOutput(step) {
+    if (this.attention instanceof AttentionView) this.attention.pointOutput(step);
+    this.why?.point(step);
+  }
+
+  /** What the view adds to the output section: the image and its labels. */
+  get outputElement() {
+    return this.attention instanceof ImageView ? this.attention.outputElement : null;
+  }
+
+  get figureElement() {
+    return this.attention?.figureElement ?? this.search.figureElement;
+  }
+
+  get fileName() {
+    return this.attention?.fileName ?? this.search.fileName;
+  }
+
+  get tsv() {
+    return this.attention ? this.attention.tsv : this.search.tsv;
+  }
+}
 
 /** @typedef {import("./core/host.js").Host} Host */
 /** @typedef {import("./core/state.js").View} View */
 /** @typedef {import("./core/state.js").HeadRef} HeadRef */
-/** @typedef {import("./core/shell.js").ViewComponent} ViewComponent */
 /** @typedef {import("./core/shell.js").Context} Context */
 
 /**
@@ -33,14 +96,14 @@ import { embedCode, embedDialog, shareableAddress } from "./core/sharing.js";
  * @param {{model: import("./core/host.js").Model, el: HTMLElement}} widget
  */
 async function render({ model, el }) {
-  el.append(h("style", {}, PAGE_STYLE + REQUEST_FORM_STYLE + COMPARISON_STYLE));
+  el.append(html("style", {}, PAGE_STYLE));
   let now = null;
   /** Replaces the rendered scene. @param {() => Host} makeHost @param {() => Record<string, string>} [contents] of the form, if it is a response */
   const show = async (makeHost, contents) => {
     const texts = contents?.();
     const previousView = texts && (now?.view ?? {});
     const focused = /** @type {any} */ (el.contains(document.activeElement) ? document.activeElement : null);
-    const root = h("div", { class: "regard", "data-busy": true });
+    const root = html("div", { class: "regard", "data-busy": true });
     el.append(root);
     try {
       const host = makeHost();
@@ -59,7 +122,7 @@ async function render({ model, el }) {
       now = null;
       now = host.scene.attentions.length || host.scene.trace ? await open(host, root, form, previousView) : welcome(host, root);
     } catch (error) {
-      root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
+      root.append(html("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
       throw error;
     }
   };
@@ -83,7 +146,7 @@ const VIEWS = {
   attention: {
     name: "Attention",
     fits: (scene) => scene.attentions.length > 0 || scene.decode?.nodes.length > 0,
-    make: (context) => new MainView(context),
+    make: (context) => new AttentionTab(context),
   },
   steps: {
     name: "Step by step",
@@ -111,7 +174,7 @@ function defaultForm({ attentions, compared }) {
  */
 async function open(host, root, form, previousView) {
   const { scene } = host;
-  const looks = new LookSet(host);
+  const looks = new ComparedLooks(host);
   const names = Object.keys(VIEWS).filter((name) => VIEWS[name].fits(scene));
   /** Replaces what the scene does not have by defaults. @param {Partial<View>} view @param {HeadRef} selected the default head */
   const withDefaults = (view, selected) => ({
@@ -135,7 +198,7 @@ async function open(host, root, form, previousView) {
     point: (step) => /** @type {any} */ (views.attention)?.pointOutput(step),
     append: host.request && form instanceof HTMLFormElement && scene.output?.kind === "continuation" ? (text) => appendToForm(form, text) : null,
   });
-  const page = h("div", { class: "page", id: uniqueId("page") }, output.element);
+  const page = html("div", { class: "page", id: uniqueId("page") }, output.element);
   const tabs =
     names.length > 1
       ? tabList("View", Object.fromEntries(names.map((name) => [name, VIEWS[name].name])), page.id, (view) =>
@@ -162,7 +225,7 @@ async function open(host, root, form, previousView) {
     const isFirst = !views[view];
     if (isFirst) {
       page.append((views[view] = VIEWS[view].make(context)).element);
-      if (views[view] instanceof MainView) output.addPanel(/** @type {any} */ (views[view]).outputElement);
+      if (views[view] instanceof AttentionTab) output.addPanel(/** @type {any} */ (views[view]).outputElement);
     }
     for (const [name, one] of Object.entries(views)) one.element.hidden = name !== view;
     await current().update(isFirst || changed?.has("view") ? null : changed);
@@ -280,7 +343,7 @@ function tools({ host: { scene }, state, announcer }, page, current, help, embed
     }
   };
   return [
-    h(
+    html(
       "button",
       {
         type: "button",
@@ -291,7 +354,7 @@ function tools({ host: { scene }, state, announcer }, page, current, help, embed
       },
       icon("M12 3a9 9 0 1 0 9 9 7 7 0 0 1-9-9Z"),
     ),
-    h(
+    html(
       "button",
       { type: "button", class: "round", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts", onclick: () => help.showModal() },
       icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5"),
@@ -315,7 +378,7 @@ export function openPage() {
   const el = document.getElementById("regard");
   return pageModel().then(
     (model) => render({ model, el }),
-    (error) => el.append(h("p", { role: "alert" }, error.message)),
+    (error) => el.append(html("p", { role: "alert" }, error.message)),
   );
 }
 

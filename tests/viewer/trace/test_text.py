@@ -383,8 +383,8 @@ def test_differences():
 
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { erf } from "./steps/operations.js";
-import { Trace } from "./steps/trace.js";
+import { erf } from "./trace/operations.js";
+import { Trace } from "./trace/trace.js";
 const numbers = (file) => {
   const bytes = readFileSync(file);
   return new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));

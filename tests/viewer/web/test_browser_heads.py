@@ -122,7 +122,7 @@ def lab(linear):
 
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
 def test_colors_of_heads_differ_for_color_blind_readers(deficiency):
-    style = web.read_sources()["core/page.css"]
+    style = web.read_sources()["page.css"]
     for background, palette in zip(
         re.findall(r"--sheet: (#\w{6})", style), re.findall(r"--head-0: .*", style), strict=True
     ):

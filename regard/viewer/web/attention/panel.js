@@ -1,20 +1,18 @@
 /** One figure of the attention view with its selection of a head, and the head that is selected at first. */
 
-import { HEAD_LABELS, isPositional } from "../weights/head_labels.js";
-import { mayAttend } from "../weights/maths.js";
-import { h, setChildren } from "../core/dom.js";
+import { LookChooser } from "./comparison.js";
+import { Lines, ShadedText, Table } from "./forms.js";
 import { HeatMap } from "./heatmap.js";
-import { Lines } from "./lines.js";
-import { ShadedText } from "./shaded_text.js";
-import { Table } from "./table.js";
 import { attentionLabel, headLabel, kindLabel, kindsOf } from "./overview.js";
-import { LookChooser } from "../comparison/comparison.js";
+import { html, setChildren } from "../core/dom.js";
 import { icon } from "../core/shell.js";
+import { HEAD_LABELS, isPositional } from "../weights/maps.js";
+import { mayAttend } from "../weights/maths.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../core/state.js").View} View */
-/** @typedef {import("./figure_data.js").Cell} Cell */
-/** @typedef {import("./figure_data.js").FigureData} FigureData */
+/** @typedef {import("./heatmap.js").Cell} Cell */
+/** @typedef {import("./heatmap.js").FigureData} FigureData */
 
 /** Up to this number of cells, all heads are evaluated to find the most informative one. */
 const MAX_SEARCHED_CELLS = 3 * 2 ** 20;
@@ -55,7 +53,7 @@ async function openingHead(attentions) {
 
 /**
  * Selects the initial head of the last look; with two looks, of both.
- * @param {import("../comparison/comparison.js").LookSet} looks @returns {Promise<{selected: HeadRef, other?: HeadRef}>}
+ * @param {import("./comparison.js").ComparedLooks} looks @returns {Promise<{selected: HeadRef, other?: HeadRef}>}
  */
 export async function initialSelection(looks) {
   const last = looks.length - 1;
@@ -74,12 +72,12 @@ function describeAttention(attentions, attention) {
   return `Each token attends to all tokens of the ${keys}.`;
 }
 
-/** Describes what a head does, with the measured share of its weight. @param {import("../weights/head_labels.js").HeadLabel | null} label */
+/** Describes what a head does, with the measured share of its weight. @param {import("../weights/maps.js").HeadLabel | null} label */
 function describeHead(label) {
   if (!label) return "";
   const percent = `${Math.round(100 * label.share)}%`;
   const measured = { alignment: `${percent} of the maximum information`, diffuse: `${percent} of the maximum entropy`, mixed: "" }[label.label] ?? `${percent} of its weight`;
-  return ["This head ", h("strong", {}, HEAD_LABELS[label.label].text), measured ? ` (${measured}).` : "."];
+  return ["This head ", html("strong", {}, HEAD_LABELS[label.label].text), measured ? ` (${measured}).` : "."];
 }
 
 /**
@@ -95,41 +93,41 @@ function goldLinkTest(attentions, attention, rows, columns) {
 
 /** One of the two figures with its selection of attention and head. */
 export class Panel {
-  /** @param {import("./attention_view.js").AttentionView} parent @param {number} index */
+  /** @param {import("./view.js").AttentionView} parent @param {number} index */
   constructor(parent, index) {
     this.parent = parent;
     this.index = index;
     const { looks } = parent;
     /** The look whose attentions are listed. @type {import("../weights/maps.js").Attentions | null} */
     this.listed = null;
-    this.attention = h("select", {
+    this.attention = html("select", {
       class: "attention",
       "aria-label": "Attention",
       onchange: () => this.choose({ attention: this.attention.value }),
     });
     this.chooser = looks.length > 1 ? new LookChooser(looks.labels, "Compared item", (look) => this.selectLook(look)) : null;
-    this.ownTexts = h("p", { class: "own-texts" });
-    this.head = h("select", {
+    this.ownTexts = html("p", { class: "own-texts" });
+    this.head = html("select", {
       class: "head",
       "aria-label": "Head",
       onchange: () => this.choose({ head: this.head.value === "mean" ? "mean" : Number(this.head.value) }),
     });
-    this.previous = h(
+    this.previous = html(
       "button",
       { type: "button", class: "round", "aria-label": "Previous head", onclick: () => parent.step(index, 0, -1) },
       icon("M14 6l-6 6 6 6"),
     );
-    this.next = h(
+    this.next = html(
       "button",
       { type: "button", class: "round", "aria-label": "Next head", onclick: () => parent.step(index, 0, 1) },
       icon("M10 6l6 6-6 6"),
     );
-    this.container = h("div", { class: "figure-container" });
-    this.description = h("p", { class: "description" });
-    this.turnOff = h("button", { type: "button", class: "small", onclick: () => parent.turnOff(this.selected) }, "Turn this head off");
-    this.showArithmetic = h("button", { type: "button", class: "small", onclick: () => parent.showArithmetic(this) }, "Show the arithmetic");
-    this.actions = h("p", { class: "actions", "data-export": "no" }, index ? null : parent.headSet.addButton, this.turnOff, this.showArithmetic);
-    this.element = h(
+    this.container = html("div", { class: "figure-container" });
+    this.description = html("p", { class: "description" });
+    this.turnOff = html("button", { type: "button", class: "small", onclick: () => parent.turnOff(this.selected) }, "Turn this head off");
+    this.showArithmetic = html("button", { type: "button", class: "small", onclick: () => parent.showArithmetic(this) }, "Show the arithmetic");
+    this.actions = html("p", { class: "actions", "data-export": "no" }, index ? null : parent.headSet.addButton, this.turnOff, this.showArithmetic);
+    this.element = html(
       "article",
       {
         class: "panel",
@@ -137,12 +135,12 @@ export class Panel {
         onfocusin: () => parent.activate(index),
         onpointerdown: () => parent.activate(index),
       },
-      h(
+      html(
         "header",
         {},
-        h("span", { class: "mark", "aria-hidden": "true" }, "AB"[index]),
-        h("h2", {}, this.attention, this.head),
-        h("span", { class: "steps", "data-export": "no" }, this.previous, this.next),
+        html("span", { class: "mark", "aria-hidden": "true" }, "AB"[index]),
+        html("h2", {}, this.attention, this.head),
+        html("span", { class: "steps", "data-export": "no" }, this.previous, this.next),
         this.actions,
       ),
       this.chooser?.element,
@@ -173,12 +171,12 @@ export class Panel {
     setChildren(
       this.attention,
       [...kinds].map((kind) =>
-        h(
+        html(
           "optgroup",
           { label: kindLabel(kind, kinds) },
           list
             .filter((one) => one.kind === kind)
-            .map((one) => h("option", { value: one.name }, attentionLabel(list, one))),
+            .map((one) => html("option", { value: one.name }, attentionLabel(list, one))),
         ),
       ),
     );
@@ -248,9 +246,9 @@ export class Panel {
     this.attention.value = selected.attention;
     setChildren(
       this.head,
-      attention.heads > 1 ? h("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
+      attention.heads > 1 ? html("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
       Array.from({ length: attention.heads }, (_, i) =>
-        h("option", { value: i }, attention.heads > 1 ? `head ${i}` : "single head"),
+        html("option", { value: i }, attention.heads > 1 ? `head ${i}` : "single head"),
       ),
     );
     this.head.value = String(selected.head);

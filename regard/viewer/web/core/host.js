@@ -1,6 +1,6 @@
 /** The environment of the page: a saved page, a notebook or the live page. Only this file distinguishes them. */
 
-import { readPageModel } from "../engine/engine_host.js";
+import { readPageModel } from "../engine/host.js";
 
 /**
  * @typedef {(n: number) => Promise<ArrayBuffer>} BlobReader

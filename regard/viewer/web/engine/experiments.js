@@ -1,19 +1,145 @@
-/** Experiments: the output of the model with and without interventions (regard/viewer/experiments.py). */
+/** Experiments: interventions, and the outcome of the model with and without them. */
 
 import { explainOutput } from "./explanations.js";
-import { embedText } from "./sentence_embedding.js";
 import { logSoftmax, topIndices } from "./search.js";
 
+/* Interventions on a graph: regard/viewer/interventions.py. */
+
 /**
- * @typedef {import("./page_engine.js").PageEngine} PageEngine
- * @typedef {import("./page_engine.js").Look} Look
- * @typedef {import("./interventions.js").Intervention} Intervention
- * @typedef {import("./tokenizer/page_tokenizer.js").PageTokenizer} PageTokenizer
+ * @typedef {import("./graph_runner.js").Tensor} Tensor
+ * @typedef {import("./graph_runner.js").GraphJson} GraphJson
+ * @typedef {import("./graph_runner.js").Edits} Edits
+ * @typedef {{attention: string, kind: string, heads: number, q: number, k: number, w: number | null, scale: number | null,
+ *   isScaledDot: boolean, bias: number | null, biasValue: number | null, masks: number[], weights: number, context: number}} AttentionPart
+ * @typedef {{attentions: AttentionPart[], layers: Record<string, number[]>, positions: [number, number][]}} PartsJson
+ * the slots of attentions, of the outputs of layers, and of positional encodings (regard/graph/parts.py)
+ * @typedef {{change: string, attention?: string, head?: number, layer?: string, row?: number, weights?: number[]}} Intervention
+ */
+
+/** Interventions that change earlier rows, so that cached keys and values cannot be used. */
+const NEEDS_FORWARD = new Set(["row", "mask"]);
+
+/** @param {Intervention[]} changes */
+export const needsForward = (changes) => changes.some(({ change }) => NEEDS_FORWARD.has(change));
+
+/** The name of an attention's module: calls of a shared module are recorded as name.0, name.1, … @param {string} name @param {{attention: string}[]} attentions */
+const moduleOf = (name, attentions) => (attentions.some((one) => one.attention === name) ? name : name.replace(/\.\d+$/, ""));
+
+/** The changes of a graph. @param {GraphJson & PartsJson} graph @param {Intervention[]} changes @returns {Edits | undefined} */
+export function makeEdits(graph, changes) {
+  if (!changes.length) return undefined;
+  const { attentions, layers, positions } = graph;
+  /** @type {Edits} */
+  const edits = { replaced: new Map(), bypassed: new Map() };
+  const inputs = new Map(allSteps(graph.steps).map((step) => [step.out, step.in[0]]));
+  /** @param {number} slot @param {(value: Tensor, iteration: number) => Tensor} f */
+  const replace = (slot, f) => {
+    const before = edits.replaced.get(slot);
+    edits.replaced.set(slot, before ? (value, iteration) => f(before(value, iteration), iteration) : f);
+  };
+  for (const { change, attention, head, layer, row, weights } of changes) {
+    const name = attention && moduleOf(attention, attentions);
+    const selected = attentions.filter((one) => !name || name === "*" || one.attention === name);
+    if (change === "head") for (const one of selected) replace(one.context, (value) => withoutHead(value, head));
+    else if (change === "row") for (const one of selected) replace(one.weights, (value, iteration) => withRow(value, head, row - iteration, weights, one.kind === "masked"));
+    else if (change === "layer") {
+      for (const [path, slots] of Object.entries(layers)) {
+        if (path === layer || path.startsWith(`${layer}.`)) for (const slot of slots) replace(slot, zeros);
+      }
+    } else if (change === "mask") for (const one of selected.filter(({ kind }) => kind === "masked")) for (const slot of one.masks) edits.bypassed.set(slot, inputs.get(slot));
+    else if (change === "scale") for (const one of selected.filter(({ isScaledDot }) => isScaledDot)) edits.bypassed.set(one.scale, inputs.get(one.scale));
+    else if (change === "positions") for (const [slot, other] of positions) edits.bypassed.set(slot, other);
+    else throw new Error(`Unknown intervention: ${change}.`);
+  }
+  return edits;
+}
+
+/** @param {import("./graph_runner.js").Step[]} steps @returns {import("./graph_runner.js").Step[]} */
+const allSteps = (steps) => steps.flatMap((step) => (step.body ? [step, ...allSteps(step.body.steps)] : [step]));
+
+/** @param {Tensor} value @returns {Tensor} */
+const zeros = ({ data, shape }) => ({ data: new Float32Array(data.length), shape });
+
+/** @param {Tensor} value (B, H, T, D) @param {number} head @returns {Tensor} */
+function withoutHead({ data, shape }, head) {
+  const out = Float32Array.from(data);
+  const [batch, heads] = shape;
+  const size = data.length / batch / heads;
+  for (let b = 0; b < batch; b++) out.fill(0, (b * heads + head) * size, (b * heads + head + 1) * size);
+  return { data: out, shape };
+}
+
+/** @param {Tensor} value (1, H, T, S) @param {number} head @param {number} row @param {number[]} weights @param {boolean} isGrowing @returns {Tensor} */
+function withRow({ data, shape }, head, row, weights, isGrowing) {
+  const [, , queries, keys] = shape;
+  const fitted = row >= 0 && row < queries ? fitWeights(weights, keys, isGrowing) : null;
+  if (!fitted) return { data, shape };
+  const out = Float32Array.from(data);
+  out.set(fitted, (head * queries + row) * keys);
+  return { data: out, shape };
+}
+
+/** The weights for a number of keys, which grows during decoding. @param {number[]} weights @param {number} keys @param {boolean} isGrowing @returns {number[] | null} */
+function fitWeights(weights, keys, isGrowing) {
+  if (weights.length === keys) return weights;
+  if (!isGrowing) throw new Error(`The row has ${keys} keys, but ${weights.length} weights were given. Pass one weight per key.`);
+  const fitted = Array.from({ length: keys }, (_, i) => weights[i] ?? 0);
+  const total = fitted.reduce((sum, x) => sum + x, 0);
+  return total > 0 ? fitted.map((x) => x / total) : null;
+}
+
+/* Embeddings of texts: regard/pipelines/sentence_embedding.py, without linear layers. */
+
+/**
+ * @typedef {import("./model.js").PageEngine} PageEngine
+ * @typedef {import("./model.js").Look} Look
+ */
+
+/** Poolings of the vectors of tokens. @type {Record<string, (rows: Float32Array[]) => Float64Array>} */
+const POOLINGS = {
+  cls: (rows) => Float64Array.from(rows[0]),
+  lasttoken: (rows) => Float64Array.from(rows.at(-1)),
+  max: (rows) => combineRows(rows, Math.max),
+  mean: (rows) => weightedSum(rows, () => 1 / rows.length),
+  mean_sqrt_len_tokens: (rows) => weightedSum(rows, () => 1 / Math.sqrt(rows.length)),
+  weightedmean: (rows) => weightedSum(rows, (i) => (2 * (i + 1)) / (rows.length * (rows.length + 1))),
+};
+
+/** @param {Float32Array[]} rows @param {(a: number, b: number) => number} f */
+const combineRows = (rows, f) => Float64Array.from(rows[0], (_, i) => rows.reduce((value, row) => f(value, row[i]), rows[0][i]));
+
+/** @param {Float32Array[]} rows @param {(i: number) => number} weight */
+const weightedSum = (rows, weight) => Float64Array.from(rows[0], (_, i) => rows.reduce((sum, row, t) => sum + weight(t) * row[i], 0));
+
+/** The embedding of the text of a look. @param {PageEngine} engine @param {Look} look @param {Intervention[]} changes @returns {Float64Array} */
+function embedText(engine, { source, ids: [ids], pass }, changes) {
+  const { pooling, layers, max_len: limit, prompt, dimensions } = engine.header.sentence;
+  const { begin, end } = engine.special;
+  const whole = prompt ? engine.encodeSource(prompt + source) : ids;
+  const tail = end === null ? [] : [end];
+  const cut = limit && whole.length > limit ? [...whole.slice(0, Math.max(begin === null ? 0 : 1, limit - tail.length)), ...tail] : whole;
+  const rows = cut === ids ? pass.logits : engine.forward([cut], new Set(), changes).logits;
+  // Attention pooling: the output of the model is the pooled vector.
+  let vector = rows.length === 1 ? Float64Array.from(rows[0]) : Float64Array.from(pooling.flatMap((/** @type {string} */ name) => [...POOLINGS[name](rows)]));
+  for (const layer of layers) if (layer === "normalize") vector = normalizeVector(vector);
+  return dimensions ? vector.slice(0, dimensions) : vector;
+}
+
+/** @param {Float64Array} vector */
+function normalizeVector(vector) {
+  const length = Math.max(Math.hypot(...vector), 1e-12);
+  return vector.map((x) => x / length);
+}
+
+/* Experiments: the output of the model with and without interventions (regard/viewer/experiments.py). */
+
+/**
+ * @typedef {import("./tokenizer.js").PageTokenizer} PageTokenizer
  * @typedef {{token: string, name: string, probability: number | null, likeliest: [string, number][]}} PredictionStep
  * `name`: of the token among the likeliest, where equal texts have different names
  * @typedef {{text: string, logprob: number | null, steps: PredictionStep[], input_steps: PredictionStep[], next_token: any, map: any}} Outcome
  * `input_steps` and `next_token`: of a language model
- * @typedef {Omit<Outcome, "map"> & {vector?: Float64Array, generated?: number[]}} Reading `vector`: the embedding of an encoder
+ * @typedef {Omit<Outcome, "map"> & {vector?: Float64Array, generated?: number[]}} ModelOutput `vector`: the embedding of an encoder
  * without a head; `generated`: the ids of a continuation
  */
 
@@ -59,7 +185,7 @@ function runOutcome(engine, source, { target, context, prefix, changes, shown, s
   return { outcome: { ...outcome, map: shownMap(engine, look, shown) }, look, vector };
 }
 
-/** @param {PageEngine} engine @param {Look} look @param {Intervention[]} changes @returns {Reading} */
+/** @param {PageEngine} engine @param {Look} look @param {Intervention[]} changes @returns {ModelOutput} */
 function readOutcome(engine, look, changes) {
   const tokenizer = engine.targetTokenizer;
   if (engine.isTranslator) {
@@ -76,7 +202,7 @@ function readOutcome(engine, look, changes) {
   return head === "mask" ? { ...empty, steps: predictions(tokenizer, maskedLogits(engine, look, changes).map(logSoftmax), ids) } : empty;
 }
 
-/** The continuation of a text, with the distribution of its next token. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes @returns {Reading} */
+/** The continuation of a text, with the distribution of its next token. @param {PageEngine} engine @param {number[]} ids @param {Intervention[]} changes @returns {ModelOutput} */
 function readContinuation(engine, ids, changes) {
   const tokenizer = engine.targetTokenizer;
   const { text, added } = continuation(engine, ids, changes);
@@ -122,14 +248,14 @@ export function labelScores({ header: { problem_type: problem } }, logits) {
   return problem === "multi_label" ? logits.map((x) => 1 / (1 + Math.exp(-x))) : logSoftmax(logits).map(Math.exp);
 }
 
-/** The labels with the largest scores. @param {PageEngine} engine @param {Float32Array} scores @returns {Reading} */
+/** The labels with the largest scores. @param {PageEngine} engine @param {Float32Array} scores @returns {ModelOutput} */
 function readLabel({ header: { labels } }, scores) {
   const likeliest = topIndices(scores, TOP_COUNT).map((i) => /** @type {[string, number]} */ ([labels[i], scores[i]]));
   const [[text, probability]] = likeliest;
   return { text, logprob: null, steps: [{ token: text, name: text, probability, likeliest }], ...NO_STEPS };
 }
 
-/** The label of an image; of a segmenter, the fraction of pixels per label. @param {PageEngine} engine @param {Look} look @returns {Reading} */
+/** The label of an image; of a segmenter, the fraction of pixels per label. @param {PageEngine} engine @param {Look} look @returns {ModelOutput} */
 function readImageOutcome(engine, { pass: { output, logits } }) {
   const { head, labels } = engine.header;
   if (head === "classify" && labels.length) return readLabel(engine, labelScores(engine, logits[0]));

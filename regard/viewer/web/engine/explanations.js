@@ -3,9 +3,9 @@
 import { topIndices } from "./search.js";
 
 /**
- * @typedef {import("./page_engine.js").PageEngine} PageEngine
- * @typedef {import("./page_engine.js").Look} Look
- * @typedef {import("./fast_operations.js").Tensor} Tensor
+ * @typedef {import("./model.js").PageEngine} PageEngine
+ * @typedef {import("./model.js").Look} Look
+ * @typedef {import("./graph_runner.js").Tensor} Tensor
  * @typedef {import("./graph_runner.js").Edits} Edits
  * @typedef {[number, number, number]} ExplainedStep index of the input, row of the logits, id of the token or label
  * @typedef {{inputs: number[][][], steps: ExplainedStep[]}} ExplainedOutput
@@ -85,7 +85,7 @@ function headEffects(engine, { inputs, steps }, attention) {
   const { attentions } = engine.header.graphs.forward;
   const one = engine.maps.get(attention) ?? attentions.find((/** @type {any} */ part) => part.attention === attention);
   if (!one) throw new Error(`The model has no attention ${attention}.`);
-  const run = (/** @type {import("./interventions.js").Intervention[]} */ changes) => {
+  const run = (/** @type {import("./experiments.js").Intervention[]} */ changes) => {
     const logits = inputs.map((ids) => engine.forward(ids, new Set(), changes).logits);
     return stepLogprobs(engine.header.problem_type, steps, logits);
   };

@@ -145,7 +145,7 @@ function exponentialsOf(numbers) {
  * Computes the scores of query t with the keys from..to, before mask and softmax, in double precision.
  * @param {Head} head @param {number} t @param {number} from @param {number} to @param {Row} out
  */
-export function computeScores(head, t, from, to, out) {
+function computeScores(head, t, from, to, out) {
   const { D, T, bias, cap, relative, scale, w } = head;
   // Disentangled attention: the channels from this one on are products with relative positions, of which each pair has one.
   const width = relative ? Math.min(...relative) : D;
@@ -220,7 +220,7 @@ export function rowEntropy(row) {
  * The overlap of two rows, Σ min(a, b): 1 if they are equal, 0 if they share no key.
  * @param {Row} a @param {Row} b
  */
-export function rowOverlap(a, b) {
+function rowOverlap(a, b) {
   let sum = 0;
   for (let s = 0; s < a.length; s++) sum += Math.min(a[s], b[s]);
   return sum;
@@ -329,4 +329,46 @@ export function alignmentErrorRate(predicted, gold) {
   const goldLinks = new Set(gold.map(String));
   const both = [...predictedLinks].filter((link) => goldLinks.has(link)).length;
   return predictedLinks.size + goldLinks.size ? 1 - (2 * both) / (predictedLinks.size + goldLinks.size) : 0;
+}
+
+/* Measures of attention maps. */
+
+/** @typedef {import("./maps.js").AttentionMap} AttentionMap */
+
+/**
+ * Iterates over the sampled rows of maps of equal size, eight at a time, which the kernel computes together.
+ * @param {AttentionMap[]} maps @param {(rows: Float32Array[]) => void} visitRows called with one row of each map
+ */
+function forSampledRows(maps, visitRows) {
+  const { columns } = maps[0];
+  const rows = maps[0].sampleRows();
+  const blocks = maps.map(() => new Float32Array(8 * columns));
+  for (let i = 0; i < rows.length; i += 8) {
+    const some = rows.slice(i, i + 8);
+    maps.forEach((map, m) => map.readRows(some, 0, columns, blocks[m]));
+    some.forEach((_, j) => visitRows(blocks.map((block) => block.subarray(j * columns, (j + 1) * columns))));
+  }
+}
+
+/** The mean entropy of a map's rows in bits, without rows that attend to nothing. @param {AttentionMap} map */
+export function meanEntropy(map) {
+  let [sum, attendingRows] = [0, 0];
+  forSampledRows([map], ([row]) => {
+    sum += rowEntropy(row);
+    attendingRows += Number(row.some((weight) => weight > 0));
+  });
+  return sum / Math.max(1, attendingRows);
+}
+
+/**
+ * The weight that two maps put on the same keys, averaged over rows.
+ * @param {AttentionMap} a @param {AttentionMap} b
+ */
+export function meanOverlap(a, b) {
+  let [sum, attendingRows] = [0, 0];
+  forSampledRows([a, b], ([rowA, rowB]) => {
+    sum += rowOverlap(rowA, rowB);
+    attendingRows += Number(rowA.some((weight) => weight > 0) || rowB.some((weight) => weight > 0));
+  });
+  return sum / Math.max(1, attendingRows);
 }
