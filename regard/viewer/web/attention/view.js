@@ -151,7 +151,7 @@ class FigureKeys {
     const panel =
       this.view.visiblePanels.find((one) => one.element.contains(target)) ??
       (this.view.difference.element.contains(target) ? this.view.panels[0] : null);
-    if (!panel || !panel.figureData || target.closest("select, button, input")) return;
+    if (!panel?.figureData || target.closest("select, button, input")) return;
     // A table keeps its scrolling keys.
     if (target.closest(".scroll") && (event.key.length > 1 || event.key === " ")) return;
     if (this.handleKey(event, panel)) {
@@ -377,7 +377,7 @@ export class AttentionView {
   /** Highlights the row of an output token. @param {number | null} step */
   pointOutput(step) {
     const panel = this.panels[0];
-    if (!panel.figureData || panel.figureData.rows.name !== "predicted") return;
+    if (panel.figureData?.rows.name !== "predicted") return;
     this.point(0, step === null || step >= panel.figureData.rows.length ? null : { row: panel.figureData.rows.positionOf(step), column: null });
   }
 

@@ -284,8 +284,8 @@ const FRAME_HEIGHT = 860;
 
 /** The HTML code of a frame with the page in a state. @param {string} address of the page, without # @param {string} hash @param {string} title */
 export function embedCode(address, hash, title) {
-  const escape = (/** @type {string} */ text) => text.replaceAll("&", "&amp;").replaceAll('"', "&quot;").replaceAll("<", "&lt;");
-  return `<iframe src="${escape(`${address}#${hash}`)}" title="${escape(title)}" width="100%" height="${FRAME_HEIGHT}" style="border: 0" loading="lazy"></iframe>`;
+  const attribute = (/** @type {string} */ text) => text.replaceAll("&", "&amp;").replaceAll('"', "&quot;").replaceAll("<", "&lt;");
+  return `<iframe src="${attribute(`${address}#${hash}`)}" title="${attribute(title)}" width="100%" height="${FRAME_HEIGHT}" style="border: 0" loading="lazy"></iframe>`;
 }
 
 /** The address of the page for other pages: of a local file, its name, so that both can be moved together. */

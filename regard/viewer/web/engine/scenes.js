@@ -178,7 +178,7 @@ export function lookAtPixels(engine, { image: name, pixels }, template) {
     pixels: addBytes(pixels, [height, width, channels], "uint8"),
     answer: labels.length && "probability" in labels[0] ? `${labels[0].name}, ${(100 * labels[0].probability).toFixed(1)} %` : "",
     labels,
-    mask: mask && { ...addBytes(labelsOfPixels(engine, look), [height, width], mask.type), colors: mask.colors },
+    mask: mask && { ...addBytes(labelsOfPixels(look), [height, width], mask.type), colors: mask.colors },
   };
   const title = image.answer ? `${name}: ${labels[0].name}, ${(100 * labels[0].probability).toFixed(0)} %` : name;
   const initial = { ...template.initial, ...(mask ? {} : sharpestImageHead(engine, look, template)), token: null, label: null };
@@ -199,8 +199,8 @@ function readLabels(engine, { pass: { logits } }) {
   return labels.length ? topIndices(scores, MAX_LABELS).map((number) => ({ number, name: labels[number], probability: scores[number] })) : [];
 }
 
-/** The most likely label of each pixel. @param {PageEngine} engine @param {Look} look */
-function labelsOfPixels(engine, { pass: { output } }) {
+/** The most likely label of each pixel. @param {Look} look */
+function labelsOfPixels({ pass: { output } }) {
   const count = output.shape[1];
   const size = output.data.length / count;
   const best = new (count <= 256 ? Uint8Array : Uint16Array)(size);

@@ -316,7 +316,7 @@ function byteIds(text, ids) {
 /* Pre-tokenizers of tokenizer files: split a text into pieces, within which tokens are found. */
 
 const GPT2_WORDS = new RegExp(translatePattern("'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"), "gu");
-const WORDS = /[\p{L}\p{M}\p{Nd}\p{Pc}\u200c\u200d]+|[^\p{L}\p{M}\p{Nd}\p{Pc}\u200c\u200d\p{White_Space}]+/gu;
+const WORDS = /(?:[\p{L}\p{M}\p{Nd}\p{Pc}]|\u200c|\u200d)+|(?:(?!\u200c|\u200d)[^\p{L}\p{M}\p{Nd}\p{Pc}\p{White_Space}])+/gu;
 const PUNCTUATION = /[\p{P}$+<=>^`|~]/gu;
 
 /** The printable character that stands for each byte in byte-level vocabularies. */

@@ -585,7 +585,7 @@ export class ExperimentView {
   /** @param {Axis} columns */
   showSliders(columns) {
     const weights = this.editedRow?.weights ?? [...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row)];
-    const only = this.editedRow?.weights.findIndex((weight) => weight === 1) ?? -1;
+    const only = this.editedRow?.weights.indexOf(1) ?? -1;
     listTokens(this.onlyKey, columns, only);
     setAttributes(this.resetRowButton, { disabled: !this.editedRow });
     this.sum.textContent = this.editedRow ? "Edited weights (sum to 1)." : "Original weights. Move a slider; the others are rescaled to sum to 1.";

@@ -486,7 +486,7 @@ export class SearchView {
         { "data-result": isResult },
         html(
           "button",
-          { type: "button", "aria-pressed": String(node === candidate.index), onclick: () => node !== null && (this.choose(node), this.scrollTo(node)) },
+          { type: "button", "aria-pressed": String(node === candidate.index), onclick: () => this.showNode(node) },
           html("span", { class: "words", dir: "auto" }, text.trim() || "∅", times(node) > 1 ? html("span", { class: "times" }, ` ×${times(node)}`) : null),
           html("span", { class: "score" }, formatScore(score)),
         ),
@@ -563,6 +563,13 @@ export class SearchView {
     }
     event.preventDefault();
     event.stopPropagation();
+  }
+
+  /** Selects the last candidate of a hypothesis, if the tree contains it. @param {number | null} node */
+  showNode(node) {
+    if (node === null) return;
+    this.choose(node);
+    this.scrollTo(node);
   }
 
   /** Scrolls to a candidate. @param {number} number */

@@ -537,7 +537,7 @@ export class StepsView {
       selectable.map(([name, side]) => {
         const known = this.host.scene.sides[name];
         const title = (known?.title ?? name.charAt(0).toUpperCase() + name.slice(1)) + (name === "target" && this.host.scene.sides.predicted ? " (input → prediction)" : "");
-        const buttons = side.tokens.map((/** @type {string} */ token, /** @type {number} */ t) =>
+        const buttons = side.tokens.map((/** @type {string} */ _token, /** @type {number} */ t) =>
           html(
             "button",
             { type: "button", role: "radio", class: "chip-token", "data-side": name, "data-token": t, onclick: () => this.selectToken(name, t) },

@@ -179,13 +179,13 @@ export class AttentionMap {
     return Array.from({ length: count }, (_, i) => Math.floor(((i + 0.5) * this.rows) / count));
   }
 
-  /** @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out */
-  computeRows(rows, from, to, out) {
+  /** @param {number[]} _rows @param {number} _from @param {number} _to @param {Float32Array} _out */
+  computeRows(_rows, _from, _to, _out) {
     throw new Error("AttentionMap.computeRows is abstract.");
   }
 
-  /** @param {number} row @returns {Float64Array} */
-  computeExactRow(row) {
+  /** @param {number} _row @returns {Float64Array} */
+  computeExactRow(_row) {
     throw new Error("AttentionMap.computeExactRow is abstract.");
   }
 }
