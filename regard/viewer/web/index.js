@@ -34,12 +34,27 @@ class AttentionTab {
     this.details = scene.decode?.nodes.length
       ? html(
           "details",
-          { class: "search-section", open: !this.attention, ontoggle: () => context.state.set({ search: this.details.open }) },
-          html("summary", {}, html("h2", {}, "How the output was found"), html("span", { class: "secondary" }, "the search tree with all candidates")),
+          {
+            class: "search-section",
+            open: !this.attention,
+            ontoggle: () => context.state.set({ search: this.details.open }),
+          },
+          html(
+            "summary",
+            {},
+            html("h2", {}, "How the output was found"),
+            html("span", { class: "secondary" }, "the search tree with all candidates"),
+          ),
         )
       : null;
     this.why = WhySection.of(context);
-    this.element = html("div", { class: "main-view" }, this.attention?.element ?? null, this.why?.element ?? null, this.details);
+    this.element = html(
+      "div",
+      { class: "main-view" },
+      this.attention?.element ?? null,
+      this.why?.element ?? null,
+      this.details,
+    );
   }
 
   /** @param {Set<string> | null} changed */
@@ -98,7 +113,10 @@ class AttentionTab {
 async function render({ model, el }) {
   el.append(html("style", {}, PAGE_STYLE));
   let now = null;
-  /** Replaces the rendered scene. @param {() => Host} makeHost @param {() => Record<string, string>} [contents] of the form, if it is a response */
+  /**
+   * Replaces the rendered scene. @param {() => Host} makeHost
+   * @param {() => Record<string, string>} [contents] of the form, if it is a response
+   */
   const show = async (makeHost, contents) => {
     const texts = contents?.();
     const previousView = texts && (now?.view ?? {});
@@ -108,19 +126,30 @@ async function render({ model, el }) {
     try {
       const host = makeHost();
       if (!host.ownsAddress) keepKeys(root);
-      const showResponse = (/** @type {Host} */ next, /** @type {() => Record<string, string>} */ values) => (shown = shown.catch(() => {}).then(() => show(() => next, values)));
-      const form = !host.request ? null : host.scene.image ? imageForm(host, showResponse) : requestForm(host, texts, showResponse);
+      const showResponse = (/** @type {Host} */ next, /** @type {() => Record<string, string>} */ values) =>
+        (shown = shown.catch(() => {}).then(() => show(() => next, values)));
+      const form = !host.request
+        ? null
+        : host.scene.image
+          ? imageForm(host, showResponse)
+          : requestForm(host, texts, showResponse);
       // The new form replaces the old one at once: nothing that is typed is lost.
       root.append(form ?? "");
       if (texts) {
-        const field = /** @type {any} */ (form.elements.namedItem(focused?.form ? focused.name : "") ?? form.elements.namedItem(host.fields[0]));
+        const field = /** @type {any} */ (
+          form.elements.namedItem(focused?.form ? focused.name : "") ?? form.elements.namedItem(host.fields[0])
+        );
         field.focus({ preventScroll: true });
         // Files have no selection.
-        if (focused?.name === field.name && focused.selectionStart != null) field.setSelectionRange(focused.selectionStart, focused.selectionEnd);
+        if (focused?.name === field.name && focused.selectionStart != null)
+          field.setSelectionRange(focused.selectionStart, focused.selectionEnd);
       }
       now?.end();
       now = null;
-      now = host.scene.attentions.length || host.scene.trace ? await open(host, root, form, previousView) : welcome(host, root);
+      now =
+        host.scene.attentions.length || host.scene.trace
+          ? await open(host, root, form, previousView)
+          : welcome(host, root);
     } catch (error) {
       root.append(html("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
       throw error;
@@ -132,7 +161,10 @@ async function render({ model, el }) {
   return () => now?.end();
 }
 
-/** Keeps the keys of a focused part from the shortcuts of a notebook; a click anywhere gives the root the focus. @param {HTMLElement} root */
+/**
+ * Keeps the keys of a focused part from the shortcuts of a notebook; a click anywhere gives the root the focus.
+ * @param {HTMLElement} root
+ */
 function keepKeys(root) {
   setAttributes(root, { tabindex: -1, "data-lm-suppress-shortcuts": true });
   for (const type of ["keydown", "keypress", "keyup"]) root.addEventListener(type, (event) => event.stopPropagation());
@@ -163,9 +195,14 @@ const VIEWS = {
 /** Number of tokens up to which a text is shown as lines at first; longer ones as a map. */
 const MAX_LINES_TOKENS = 48;
 
-/** The form of the figure in a page whose address does not select one. Differences exist as maps only. @param {any} scene */
+/**
+ * The form of the figure in a page whose address does not select one. Differences exist as maps only.
+ * @param {any} scene
+ */
 function defaultForm({ attentions, compared }) {
-  return compared || Math.max(0, ...attentions.map((/** @type {any} */ { k }) => k.shape[0])) > MAX_LINES_TOKENS ? "map" : "lines";
+  return compared || Math.max(0, ...attentions.map((/** @type {any} */ { k }) => k.shape[0])) > MAX_LINES_TOKENS
+    ? "map"
+    : "lines";
 }
 
 /**
@@ -176,7 +213,10 @@ async function open(host, root, form, previousView) {
   const { scene } = host;
   const looks = new ComparedLooks(host);
   const names = Object.keys(VIEWS).filter((name) => VIEWS[name].fits(scene));
-  /** Replaces what the scene does not have by defaults. @param {Partial<View>} view @param {HeadRef} selected the default head */
+  /**
+   * Replaces what the scene does not have by defaults. @param {Partial<View>} view
+   * @param {HeadRef} selected the default head
+   */
   const withDefaults = (view, selected) => ({
     ...view,
     view: names.includes(view.view) ? view.view : names[0],
@@ -184,10 +224,22 @@ async function open(host, root, form, previousView) {
     added: (view.added ?? []).filter((ref) => looks.has(ref)),
     other: looks.has(view.other) ? view.other : null,
   });
-  const requested = previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
+  const requested =
+    previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
   const noHead = { selected: { attention: null, head: 0 } };
-  const opening = looks.has(requested.selected) ? { selected: requested.selected } : scene.attentions.length ? await initialSelection(looks) : noHead;
-  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, ...storedDepth(), form: defaultForm(scene), ...withDefaults({ ...opening, ...requested }, opening.selected) }));
+  const opening = looks.has(requested.selected)
+    ? { selected: requested.selected }
+    : scene.attentions.length
+      ? await initialSelection(looks)
+      : noHead;
+  const state = new State(
+    /** @type {View} */ ({
+      ...DEFAULT_VIEW,
+      ...storedDepth(),
+      form: defaultForm(scene),
+      ...withDefaults({ ...opening, ...requested }, opening.selected),
+    }),
+  );
   const scheduler = new Scheduler((busy) => root.toggleAttribute("data-busy", busy));
   const announcer = new Announcer();
   const context = { host, looks, attentions: looks.all[0], state, scheduler, announcer };
@@ -196,7 +248,10 @@ async function open(host, root, form, previousView) {
   const current = () => views[state.view.view];
   const output = new OutputSection(host, {
     point: (step) => /** @type {any} */ (views.attention)?.pointOutput(step),
-    append: host.request && form instanceof HTMLFormElement && scene.output?.kind === "continuation" ? (text) => appendToForm(form, text) : null,
+    append:
+      host.request && form instanceof HTMLFormElement && scene.output?.kind === "continuation"
+        ? (text) => appendToForm(form, text)
+        : null,
   });
   const page = html("div", { class: "page", id: uniqueId("page") }, output.element);
   const tabs =
@@ -209,11 +264,7 @@ async function open(host, root, form, previousView) {
   const help = helpDialog();
   const embed = host.ownsAddress ? embedDialog(announcer, root) : null;
   root.prepend(topBar(scene, tabs?.element ?? null, tools(context, page, current, help, embed)));
-  root.append(
-    page,
-    help,
-    announcer.element,
-  );
+  root.append(page, help, announcer.element);
 
   /** @param {Set<string> | null} changed */
   const show = async (changed) => {
@@ -291,13 +342,18 @@ function replaceHash(hash) {
 /** The caption of saved figures: texts and model. @param {any} scene */
 function captionOf(scene) {
   const { name, family } = scene.model ?? {};
-  const texts = [scene.texts.source, scene.texts.target || scene.output?.text || scene.image?.answer].filter(Boolean).map((text) => text.trim().replace(/\s+/g, " "));
-  return [texts.join(" → ") || scene.title, [...new Set([name, family].filter(Boolean))].join(", ")].filter(Boolean).join("  ·  ");
+  const texts = [scene.texts.source, scene.texts.target || scene.output?.text || scene.image?.answer]
+    .filter(Boolean)
+    .map((text) => text.trim().replace(/\s+/g, " "));
+  return [texts.join(" → ") || scene.title, [...new Set([name, family].filter(Boolean))].join(", ")]
+    .filter(Boolean)
+    .join("  ·  ");
 }
 
 /**
  * The buttons of the top bar.
- * @param {Context} context @param {HTMLElement} page @param {() => ViewComponent} current @param {HTMLDialogElement} help
+ * @param {Context} context @param {HTMLElement} page @param {() => ViewComponent} current
+ * @param {HTMLDialogElement} help
  * @param {ReturnType<typeof embedDialog> | null} embed null if the page has no address of its own
  */
 function tools({ host: { scene }, state, announcer }, page, current, help, embed) {
@@ -356,7 +412,13 @@ function tools({ host: { scene }, state, announcer }, page, current, help, embed
     ),
     html(
       "button",
-      { type: "button", class: "round", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts", onclick: () => help.showModal() },
+      {
+        type: "button",
+        class: "round",
+        "aria-label": "Keyboard shortcuts",
+        title: "Keyboard shortcuts",
+        onclick: () => help.showModal(),
+      },
       icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5"),
     ),
     menu("Save", icon("M12 4v11M7 11l5 5 5-5M5 20h14"), [
@@ -365,10 +427,24 @@ function tools({ host: { scene }, state, announcer }, page, current, help, embed
       ["Entire view as PNG", () => save(page, "png", `${current().fileName}-view`)],
       ["Entire view as SVG", () => save(page, "svg", `${current().fileName}-view`)],
       ["Numbers as TSV", () => saveNumbers(current())],
-      ...(scene.attentions.length ? [/** @type {[string, () => void]} */ (["Show the numbers as a table", () => state.set({ view: "attention", form: "table" })])] : []),
+      ...(scene.attentions.length
+        ? [
+            /** @type {[string, () => void]} */ ([
+              "Show the numbers as a table",
+              () => state.set({ view: "attention", form: "table" }),
+            ]),
+          ]
+        : []),
       ...searchActions(),
       ["Copy link to this view", share],
-      ...(embed ? [/** @type {[string, () => void]} */ (["Embed …", () => embed.open(embedCode(shareableAddress(), writeHash(state.view), scene.title))])] : []),
+      ...(embed
+        ? [
+            /** @type {[string, () => void]} */ ([
+              "Embed …",
+              () => embed.open(embedCode(shareableAddress(), writeHash(state.view), scene.title)),
+            ]),
+          ]
+        : []),
     ]),
   ];
 }

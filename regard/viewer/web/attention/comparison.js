@@ -67,7 +67,8 @@ export class ComparedLooks {
   /** Whether two heads have the same tokens, so that their cells correspond. @param {HeadRef} a @param {HeadRef} b */
   haveSameAxes(a, b) {
     const [attentionA, attentionB] = [a, b].map((one) => this.attentionsOf(one).byName.get(one.attention));
-    if ((a.look ?? 0) === (b.look ?? 0)) return attentionA.rows === attentionB.rows && attentionA.columns === attentionB.columns;
+    if ((a.look ?? 0) === (b.look ?? 0))
+      return attentionA.rows === attentionB.rows && attentionA.columns === attentionB.columns;
     const key = [a.look, attentionA.rows, attentionA.columns, b.look, attentionB.rows, attentionB.columns].join(" ");
     if (!this.sameTokens.has(key)) {
       const [one, other] = [a, b].map((head) => this.attentionsOf(head).axesOf(head.attention, false));
@@ -191,7 +192,9 @@ class DifferenceMap extends AttentionMap {
 
 /** The third figure: the difference of the first two, as a map or a table. */
 export class Difference {
-  /** @param {import("../core/scheduler.js").Scheduler} scheduler @param {import("./heatmap.js").FigureHandlers} handlers */
+  /**
+   * @param {import("../core/scheduler.js").Scheduler} scheduler @param {import("./heatmap.js").FigureHandlers} handlers
+   */
   constructor(scheduler, handlers) {
     this.figures = { map: new HeatMap(scheduler, "map difference", handlers), table: new Table(handlers) };
     this.figure = this.figures.map;
@@ -213,10 +216,11 @@ export class Difference {
     return form in this.figures;
   }
 
-  /** @param {string} form @param {FigureData} one @param {FigureData} other @param {any} colormap @param {string} scale */
+  /**
+   * @param {string} form @param {FigureData} one @param {FigureData} other @param {any} colormap @param {string} scale
+   */
   show(form, one, other, colormap, scale) {
-    if (this.map?.one !== one.map || this.map?.other !== other.map)
-      this.map = new DifferenceMap(one.map, other.map);
+    if (this.map?.one !== one.map || this.map?.other !== other.map) this.map = new DifferenceMap(one.map, other.map);
     this.element.hidden = false;
     this.figure = this.figures[form];
     if (form !== "map") this.figures.map.pause();

@@ -17,7 +17,9 @@ export class TokenDetails {
   }
 
   /**
-   * @param {{figureData: FigureData, cell: Cell | null, mark: string, color?: number, name?: string}[]} readings one per figure, or one per head with its color and name @param {boolean} isPinned
+   * @param {{figureData: FigureData, cell: Cell | null, mark: string, color?: number, name?: string}[]} readings one
+   * per figure, or one per head with its color and name
+   * @param {boolean} isPinned
    * @param {number | null} [difference] difference of the two figures at the cell
    */
   show(readings, isPinned, difference = null) {
@@ -25,10 +27,17 @@ export class TokenDetails {
     const rounded = readings.some(({ figureData }) => figureData.rounded);
     setChildren(
       this.element,
-      readings.map((one) => (one.cell ? this.tokenWeights(one, isPinned, isCompared) : this.largestWeights(one, isCompared))),
+      readings.map((one) =>
+        one.cell ? this.tokenWeights(one, isPinned, isCompared) : this.largestWeights(one, isCompared),
+      ),
       difference === null
         ? null
-        : html("p", { class: "exact difference-value" }, "A − B ", html("output", { "aria-live": "off" }, formatSigned(difference, rounded))),
+        : html(
+            "p",
+            { class: "exact difference-value" },
+            "A − B ",
+            html("output", { "aria-live": "off" }, formatSigned(difference, rounded)),
+          ),
     );
   }
 
@@ -43,7 +52,12 @@ export class TokenDetails {
       "div",
       { class: "one", "data-mark": isCompared && !name ? mark : null, "data-color": color },
       name ? html("p", { class: "head-name" }, html("i", { "aria-hidden": "true" }), name) : null,
-      html("h2", { class: "quiet" }, badge(mark, isCompared && !name), map.isMaterialized ? "Largest weights" : "Point at the map"),
+      html(
+        "h2",
+        { class: "quiet" },
+        badge(mark, isCompared && !name),
+        map.isMaterialized ? "Largest weights" : "Point at the map",
+      ),
       html(
         "ol",
         { class: "ranks pairs" },
@@ -63,11 +77,18 @@ export class TokenDetails {
           );
         }),
       ),
-      html("p", { class: "secondary" }, "Point at a token to see what it attends to; click to pin it. Arrow keys work too."),
+      html(
+        "p",
+        { class: "secondary" },
+        "Point at a token to see what it attends to; click to pin it. Arrow keys work too.",
+      ),
     );
   }
 
-  /** @param {{figureData: FigureData, cell: Cell, mark: string, color?: number, name?: string}} reading @param {boolean} isPinned @param {boolean} isCompared */
+  /**
+   * @param {{figureData: FigureData, cell: Cell, mark: string, color?: number, name?: string}} reading
+   * @param {boolean} isPinned @param {boolean} isCompared
+   */
   tokenWeights({ figureData, cell, mark, color, name }, isPinned, isCompared) {
     const { rows, columns, map } = figureData;
     const isColumn = cell.row === null;
@@ -90,8 +111,14 @@ export class TokenDetails {
         {},
         badge(mark, isCompared && !name),
         isColumn
-          ? [html("span", { class: "verb" }, "What attends to "), tokenText(own.labels[position], own.rtl, { class: "subject" })]
-          : [tokenText(own.labels[position], own.rtl, { class: "subject" }), html("span", { class: "verb" }, " attends to")],
+          ? [
+              html("span", { class: "verb" }, "What attends to "),
+              tokenText(own.labels[position], own.rtl, { class: "subject" }),
+            ]
+          : [
+              tokenText(own.labels[position], own.rtl, { class: "subject" }),
+              html("span", { class: "verb" }, " attends to"),
+            ],
         isPinned ? html("span", { class: "pinned" }, "pinned") : null,
       ),
       marked !== null && numbers
@@ -118,7 +145,9 @@ export class TokenDetails {
           );
         }),
       ),
-      numbers && !isColumn ? html("p", { class: "secondary" }, this.describeDistribution(numbers, best.length, rest)) : null,
+      numbers && !isColumn
+        ? html("p", { class: "secondary" }, this.describeDistribution(numbers, best.length, rest))
+        : null,
       figureData.rounded
         ? html(
             "p",
@@ -154,7 +183,10 @@ function readColumn(map, column) {
 
 /** Measures of a head: entropy, agreement with the other heads of its layer, alignment error; and a note of caution. */
 export class Measures {
-  /** @param {import("../weights/maps.js").Attentions} attentions @param {import("../core/scheduler.js").Scheduler} scheduler */
+  /**
+   * @param {import("../weights/maps.js").Attentions} attentions
+   * @param {import("../core/scheduler.js").Scheduler} scheduler
+   */
   constructor(attentions, scheduler) {
     this.attentions = attentions;
     this.scheduler = scheduler;
@@ -175,7 +207,8 @@ export class Measures {
   }
 
   /**
-   * @param {{figureData: FigureData, selected: import("../core/state.js").HeadRef, mark: string, attentions?: import("../weights/maps.js").Attentions}[]} panels
+   * @param {{figureData: FigureData, selected: import("../core/state.js").HeadRef, mark: string, attentions?:
+   * import("../weights/maps.js").Attentions}[]} panels
    * of these attentions, or of others @param {number[][] | null} gold links of the first panel
    */
   show(panels, gold) {

@@ -95,7 +95,10 @@ export class Lines {
     this.mark(this.cursor, this.pin);
   }
 
-  /** Widths of the labels of an axis. @param {import("../core/tokens.js").Axis} axis @param {[number, number]} range @param {number} size */
+  /**
+   * Widths of the labels of an axis. @param {import("../core/tokens.js").Axis} axis @param {[number, number]} range
+   * @param {number} size
+   */
   labelWidths(axis, range, size) {
     const font = `${size}px ${getComputedStyle(this.element).fontFamily}`;
     return axis.labels.slice(...range).map((text) => textWidth(truncate(text, MAX_TOKEN_LENGTH), font));
@@ -108,7 +111,10 @@ export class Lines {
   horizontalGeometry(range, width) {
     const { rows, columns } = this.figureData;
     const size = this.isLarge ? Math.max(18, Math.min(36, width / 40)) : 17;
-    /** Centers of the labels, spread over the width. @param {import("../core/tokens.js").Axis} axis @param {[number, number]} part */
+    /**
+     * Centers of the labels, spread over the width. @param {import("../core/tokens.js").Axis} axis
+     * @param {[number, number]} part
+     */
     const centers = (axis, part) => {
       const widths = this.labelWidths(axis, part, size);
       const text = widths.reduce((sum, one) => sum + one, 0);
@@ -127,10 +133,26 @@ export class Lines {
     const span = this.isLarge ? 0.36 * window.innerHeight : Math.max(110, Math.min(220, 0.15 * window.innerHeight));
     const top = (this.isLarge ? 84 : 52) + 14 * (this.layers.length - 1);
     const rowY = top + span + (this.isLarge ? 40 : 30);
-    return { isHorizontal: true, range, step: 34, size, width, height: rowY + (this.isLarge ? 54 : 34), head: 20, top, span, rowY, rowCenters, columnCenters };
+    return {
+      isHorizontal: true,
+      range,
+      step: 34,
+      size,
+      width,
+      height: rowY + (this.isLarge ? 54 : 34),
+      head: 20,
+      top,
+      span,
+      rowY,
+      rowCenters,
+      columnCenters,
+    };
   }
 
-  /** Queries on the left, keys on the right. @param {{rows: [number, number], columns: [number, number]}} range @param {number} availableWidth */
+  /**
+   * Queries on the left, keys on the right. @param {{rows: [number, number], columns: [number, number]}} range
+   * @param {number} availableWidth
+   */
   verticalGeometry(range, availableWidth) {
     const { rows, columns } = this.figureData;
     const [rowCount, keyCount] = [range.rows[1] - range.rows[0], range.columns[1] - range.columns[0]];
@@ -168,8 +190,14 @@ export class Lines {
       "g",
       { class: "headings" },
       isHorizontal
-        ? [label(`${columns.title} (keys)`, false, "left", { x: 0, y: 10, ...text }), label(`${rows.title} (queries)`, false, "left", { x: 0, y: rowY + (this.isLarge ? 46 : 30), ...text })]
-        : [label(rows.title, false, "right", { x: left - 12, y: head - 22, ...text }), label(columns.title, false, "left", { x: right + 12, y: head - 22, ...text })],
+        ? [
+            label(`${columns.title} (keys)`, false, "left", { x: 0, y: 10, ...text }),
+            label(`${rows.title} (queries)`, false, "left", { x: 0, y: rowY + (this.isLarge ? 46 : 30), ...text }),
+          ]
+        : [
+            label(rows.title, false, "right", { x: left - 12, y: head - 22, ...text }),
+            label(columns.title, false, "left", { x: right + 12, y: head - 22, ...text }),
+          ],
     );
   }
 
@@ -177,19 +205,31 @@ export class Lines {
     const g = this.geometry;
     const { rows, columns } = this.figureData;
     const group = svgElement("g", { class: "tokens" });
-    /** @param {import("../core/tokens.js").Axis} axis @param {[number, number]} range @param {string} side @param {(i: number) => {x: number, y: number}} at */
+    /**
+     * @param {import("../core/tokens.js").Axis} axis @param {[number, number]} range @param {string} side
+     * @param {(i: number) => {x: number, y: number}} at
+     */
     const texts = (axis, range, side, at) => {
       const found = new Map();
       for (let i = range[0]; i < range[1]; i++) {
-        const text = label(truncate(axis.labels[i], MAX_TOKEN_LENGTH), axis.rtl, side, { ...at(i), dy: "0.35em", class: "label", "font-size": `${g.size}px` });
+        const text = label(truncate(axis.labels[i], MAX_TOKEN_LENGTH), axis.rtl, side, {
+          ...at(i),
+          dy: "0.35em",
+          class: "label",
+          "font-size": `${g.size}px`,
+        });
         found.set(i, text);
         group.append(text);
       }
       return found;
     };
     const middle = g.isHorizontal;
-    this.rowTexts = texts(rows, g.range.rows, middle ? "middle" : "right", (t) => (middle ? { x: this.rowX(t), y: g.rowY } : { x: g.left - 12, y: this.rowY(t) }));
-    this.columnTexts = texts(columns, g.range.columns, middle ? "middle" : "left", (c) => (middle ? { x: this.columnX(c), y: g.top - (this.isLarge ? 24 : 16) } : { x: g.right + 12, y: this.columnY(c) }));
+    this.rowTexts = texts(rows, g.range.rows, middle ? "middle" : "right", (t) =>
+      middle ? { x: this.rowX(t), y: g.rowY } : { x: g.left - 12, y: this.rowY(t) },
+    );
+    this.columnTexts = texts(columns, g.range.columns, middle ? "middle" : "left", (c) =>
+      middle ? { x: this.columnX(c), y: g.top - (this.isLarge ? 24 : 16) } : { x: g.right + 12, y: this.columnY(c) },
+    );
     return group;
   }
 
@@ -227,14 +267,19 @@ export class Lines {
     return g.isHorizontal ? [this.columnX(column), g.top] : [g.right, this.columnY(column)];
   }
 
-  /** @param {[number, number]} from @param {[number, number]} to @param {number} weight @param {string} kind @param {number | null} [color] of the head, if there are several */
+  /**
+   * @param {[number, number]} from @param {[number, number]} to @param {number} weight @param {string} kind
+   * @param {number | null} [color] of the head, if there are several
+   */
   line(from, to, weight, kind, color = null) {
     const g = this.geometry;
     // Lines of several heads are drawn next to each other.
     const shift = color === null ? 0 : (color - (this.figureData.layers.length - 1) / 2) * HEAD_GAP;
     [from, to] = [from, to].map(([x, y]) => (g.isHorizontal ? [x + shift, y] : [x, y + shift]));
     const middle = g.isHorizontal ? (from[1] + to[1]) / 2 : (from[0] + to[0]) / 2;
-    const [a, b] = g.isHorizontal ? [`${from[0]} ${middle}`, `${to[0]} ${middle}`] : [`${middle} ${from[1]}`, `${middle} ${to[1]}`];
+    const [a, b] = g.isHorizontal
+      ? [`${from[0]} ${middle}`, `${to[0]} ${middle}`]
+      : [`${middle} ${from[1]}`, `${middle} ${to[1]}`];
     return svgElement("path", {
       class: kind,
       "data-color": color,
@@ -244,7 +289,10 @@ export class Lines {
     });
   }
 
-  /** The maps on display, with the colors of their heads. @returns {{map: import("../weights/maps.js").AttentionMap, color: number | null}[]} */
+  /**
+   * The maps on display, with the colors of their heads.
+   * @returns {{map: import("../weights/maps.js").AttentionMap, color: number | null}[]}
+   */
   get layers() {
     return this.figureData.layers ?? [{ map: this.figureData.map, color: null }];
   }
@@ -323,7 +371,10 @@ export class Lines {
     }
   }
 
-  /** Draws the lines of one token in one head. @param {Cell} at @param {ArrayLike<number>} row its weights @param {number | null} color */
+  /**
+   * Draws the lines of one token in one head. @param {Cell} at @param {ArrayLike<number>} row its weights
+   * @param {number | null} color
+   */
   markWeights(at, row, color) {
     const g = this.geometry;
     const outside = { before: 0, after: 0 };
@@ -331,20 +382,34 @@ export class Lines {
       if (c < g.range.columns[0]) outside.before += row[c];
       else if (c >= g.range.columns[1]) outside.after += row[c];
       else {
-        if (row[c] >= 0.004) this.focus.append(this.line(this.rowEnd(at.row), this.columnEnd(c), row[c], "strand", color));
-        if (row[c] >= 0.02 || (c === at.column && color === null)) this.number(row[c], this.columnEnd(c), c === at.column, color);
+        if (row[c] >= 0.004)
+          this.focus.append(this.line(this.rowEnd(at.row), this.columnEnd(c), row[c], "strand", color));
+        if (row[c] >= 0.02 || (c === at.column && color === null))
+          this.number(row[c], this.columnEnd(c), c === at.column, color);
       }
     }
     this.markOutside(at.row, outside, color);
   }
 
-  /** @param {number} weight @param {[number, number]} end of its line @param {boolean} on @param {number | null} [color] */
+  /**
+   * @param {number} weight @param {[number, number]} end of its line @param {boolean} on @param {number | null} [color]
+   */
   number(weight, [x, y], on, color = null) {
     const { isHorizontal, width, top } = this.geometry;
     // The numbers of several heads are stacked above the token, or next to each other.
     const place = color ?? 0;
-    const at = isHorizontal ? { x, y: top - (this.isLarge ? 56 : 38) - 14 * place } : { x: width - 2 - NUMBER_WIDTH * place, y };
-    this.focus.append(label(formatShort(weight), false, isHorizontal ? "middle" : "right", { ...at, dy: "0.35em", class: on ? "weight on" : "weight", "data-color": color, "font-size": this.isLarge ? "20px" : "13px" }));
+    const at = isHorizontal
+      ? { x, y: top - (this.isLarge ? 56 : 38) - 14 * place }
+      : { x: width - 2 - NUMBER_WIDTH * place, y };
+    this.focus.append(
+      label(formatShort(weight), false, isHorizontal ? "middle" : "right", {
+        ...at,
+        dy: "0.35em",
+        class: on ? "weight on" : "weight",
+        "data-color": color,
+        "font-size": this.isLarge ? "20px" : "13px",
+      }),
+    );
   }
 
   /**
@@ -364,7 +429,13 @@ export class Lines {
       this.focus.append(
         this.line(this.rowEnd(row), edges[side], outside[side], "strand", color),
         g.isHorizontal
-          ? label(text, false, side === "before" ? "left" : "right", { x: side === "before" ? 0 : g.width, y: y - 16, dy: "0.35em", class: "label outside", "font-size": "13px" })
+          ? label(text, false, side === "before" ? "left" : "right", {
+              x: side === "before" ? 0 : g.width,
+              y: y - 16,
+              dy: "0.35em",
+              class: "label outside",
+              "font-size": "13px",
+            })
           : label(text, false, "left", { x: x + 12, y, dy: "0.35em", class: "label outside", "font-size": "13px" }),
       );
       this.number(outside[side], edges[side], false, color);
@@ -383,7 +454,8 @@ export class Lines {
       map.readRows(list, column, column + 1, weights);
       list.forEach((row, i) => {
         strongest[i] = Math.max(strongest[i], weights[i]);
-        if (weights[i] >= 0.004) this.focus.append(this.line(this.rowEnd(row), this.columnEnd(column), weights[i], "strand", color));
+        if (weights[i] >= 0.004)
+          this.focus.append(this.line(this.rowEnd(row), this.columnEnd(column), weights[i], "strand", color));
       });
     }
     list.forEach((row, i) => this.rowTexts.get(row).classList.toggle("dim", strongest[i] < 0.02));
@@ -402,8 +474,13 @@ export class Lines {
     if (g.isHorizontal) {
       const isRow = y > g.top + g.span / 2;
       const centers = isRow ? g.rowCenters : g.columnCenters;
-      const nearest = centers.reduce((best, center, i) => (Math.abs(center - x) < Math.abs(centers[best] - x) ? i : best), 0);
-      return isRow ? { row: g.range.rows[0] + nearest, column: null } : { row: null, column: g.range.columns[0] + nearest };
+      const nearest = centers.reduce(
+        (best, center, i) => (Math.abs(center - x) < Math.abs(centers[best] - x) ? i : best),
+        0,
+      );
+      return isRow
+        ? { row: g.range.rows[0] + nearest, column: null }
+        : { row: null, column: g.range.columns[0] + nearest };
     }
     if (x < (g.left + g.right) / 2) {
       const row = g.range.rows[0] + Math.floor((y - g.rowTop) / g.rowStep);
@@ -532,7 +609,8 @@ export class ShadedText {
     const { layers } = this.figureData;
     if (layers) return this.drawStripes(at, layers);
     for (const [position, span] of this.columnSpans) this.shade(span, columnWeights ? columnWeights[position] : null);
-    for (const [position, span] of this.rowSpans) this.shade(span, rowWeights ? rowWeights[position - this.range.rows[0]] : null);
+    for (const [position, span] of this.rowSpans)
+      this.shade(span, rowWeights ? rowWeights[position - this.range.rows[0]] : null);
   }
 
   /**
@@ -620,7 +698,9 @@ export class Table {
           "tr",
           {},
           html("th", { scope: "row" }, tokenText(rows.labels[t], rows.rtl)),
-          columnIndices.map((c) => html("td", { "data-row": t, "data-column": c }, format(row[c], this.figureData.rounded))),
+          columnIndices.map((c) =>
+            html("td", { "data-row": t, "data-column": c }, format(row[c], this.figureData.rounded)),
+          ),
         ),
       );
     }
@@ -676,9 +756,17 @@ export class Table {
     return html(
       "p",
       { class: "pager" },
-      html("button", { type: "button", class: "small", disabled: range[0] === 0, onclick: movePage(-step) }, `Previous ${axis}`),
+      html(
+        "button",
+        { type: "button", class: "small", disabled: range[0] === 0, onclick: movePage(-step) },
+        `Previous ${axis}`,
+      ),
       ` ${axis} ${range[0]} to ${range[1] - 1} of ${all} `,
-      html("button", { type: "button", class: "small", disabled: range[1] === all, onclick: movePage(step) }, `Next ${axis}`),
+      html(
+        "button",
+        { type: "button", class: "small", disabled: range[1] === all, onclick: movePage(step) },
+        `Next ${axis}`,
+      ),
     );
   }
 

@@ -12,12 +12,16 @@ import { Raster } from "../weights/raster.js";
 /** @typedef {import("../weights/maps.js").AttentionMap} AttentionMap */
 /** @typedef {{row: number | null, column: number | null}} Cell */
 /**
- * The contents of a figure. `layers`: the maps of several heads with the indices of their colors; the first one is `map`.
- * @typedef {{map: AttentionMap, rows: Axis, columns: Axis, zoom: Zoom | null, colormap: any, name: string, rounded?: boolean,
- *   gold: ((row: number, column: number) => boolean) | null, isMasked: ((row: number, column: number) => boolean) | null,
+ * The contents of a figure. `layers`: the maps of several heads with the indices of their colors; the first one is
+ * `map`.
+ * @typedef {{map: AttentionMap, rows: Axis, columns: Axis, zoom: Zoom | null, colormap: any, name: string, rounded?:
+ * boolean,
+ *   gold: ((row: number, column: number) => boolean) | null, isMasked: ((row: number, column: number) => boolean) |
+ * null,
  *   layers?: {map: AttentionMap, color: number, name: string}[] | null}} FigureData
  * The event handlers of a figure.
- * @typedef {{point: (cell: Cell | null) => void, pin: (cell: Cell) => void, zoom: (zoom: Zoom | null) => void}} FigureHandlers
+ * @typedef {{point: (cell: Cell | null) => void, pin: (cell: Cell) => void, zoom: (zoom: Zoom | null) => void}}
+ * FigureHandlers
  */
 
 /**
@@ -101,7 +105,10 @@ function computeGeometry(figureData, element) {
   const fontOf = (/** @type {number} */ size) => `${size}px ${family}`;
   /** @param {Axis} axis @param {[number, number]} range @param {number} size */
   const widestLabel = (axis, range, size) =>
-    Math.max(0, ...axis.labels.slice(...range).map((text) => textWidth(truncate(text, MAX_LABEL_LENGTH), fontOf(size))));
+    Math.max(
+      0,
+      ...axis.labels.slice(...range).map((text) => textWidth(truncate(text, MAX_LABEL_LENGTH), fontOf(size))),
+    );
   // Try to label every cell; if the cells become too small, label some of them.
   if (rowCount <= MAX_LABELED_ROWS && columnCount * MIN_LABELED_CELL <= availableWidth) {
     let size = 14;
@@ -136,7 +143,10 @@ function computeGeometry(figureData, element) {
           top,
           width: columnCount * fitted,
           height: rowCount * high,
-          figureSize: { width: left + columnCount * fitted + (isSloped ? slope : 2), height: top + rowCount * high + 2 },
+          figureSize: {
+            width: left + columnCount * fitted + (isSloped ? slope : 2),
+            height: top + rowCount * high + 2,
+          },
         };
       }
       break;
@@ -222,7 +232,9 @@ class HeatMapPointer {
     const box = this.map.svg.getBoundingClientRect();
     /** @param {number} at @param {number} begin @param {number} length @param {number} cells */
     const share = (at, begin, length, cells) => Math.max(0, Math.min(cells, ((at - begin) / length) * cells));
-    let columns = [from.x, to.clientX].map((x) => share(x, box.left + g.left, g.width, g.columnCount)).sort((a, b) => a - b);
+    let columns = [from.x, to.clientX]
+      .map((x) => share(x, box.left + g.left, g.width, g.columnCount))
+      .sort((a, b) => a - b);
     if (this.map.figureData.columns.rtl) columns = [g.columnCount - columns[1], g.columnCount - columns[0]];
     const rows = [from.y, to.clientY].map((y) => share(y, box.top + g.top, g.height, g.rowCount)).sort((a, b) => a - b);
     /** @param {number[]} range @param {number} first @returns {[number, number]} */
@@ -243,7 +255,10 @@ class HeatMapPointer {
     });
   }
 
-  /** Zooms around a point; a factor of 0.5 halves the number of visible tokens. @param {MouseEvent} event @param {number} factor */
+  /**
+   * Zooms around a point; a factor of 0.5 halves the number of visible tokens. @param {MouseEvent} event
+   * @param {number} factor
+   */
   zoomAt(event, factor) {
     const cell = this.map.cellAt(event);
     if (cell) this.map.handlers.zoom(zoomAround(this.map.figureData, cell, factor));
@@ -258,7 +273,11 @@ class HeatMapPointer {
       this.zoomAt(event, event.deltaY > 0 ? 1.25 : 0.8);
     } else if (this.map.figureData.zoom) {
       const across = this.map.figureData.columns.rtl ? -event.deltaX : event.deltaX;
-      const moved = shiftZoom(this.map.figureData, Math.round(event.deltaY / g.cellHeight), Math.round(across / g.cellWidth));
+      const moved = shiftZoom(
+        this.map.figureData,
+        Math.round(event.deltaY / g.cellHeight),
+        Math.round(across / g.cellWidth),
+      );
       // At the edge of the map, let the page scroll.
       if (JSON.stringify(moved) === JSON.stringify(this.map.figureData.zoom)) return;
       event.preventDefault();
@@ -275,7 +294,9 @@ const MIN_NUMBERED_HEIGHT = 15;
 /** Maximum number of cells drawn as SVG rectangles; larger maps are drawn as pixels. */
 const MAX_SQUARES = 2500;
 export class HeatMap {
-  /** @param {import("../core/scheduler.js").Scheduler} scheduler @param {string} key @param {FigureHandlers} handlers */
+  /**
+   * @param {import("../core/scheduler.js").Scheduler} scheduler @param {string} key @param {FigureHandlers} handlers
+   */
   constructor(scheduler, key, handlers) {
     this.scheduler = scheduler;
     this.key = key;
@@ -404,7 +425,13 @@ export class HeatMap {
       const y = this.y(t) + g.cellHeight / 2;
       group.append(
         svgElement("path", { class: "tick", d: `M${g.left - 6} ${y}h5` }),
-        label(shortened(rows.labels[t], g.left - 14), rows.rtl, "right", { x: g.left - 11, y, dy: "0.35em", class: "count", "font-size": "11.5px" }),
+        label(shortened(rows.labels[t], g.left - 14), rows.rtl, "right", {
+          x: g.left - 11,
+          y,
+          dy: "0.35em",
+          class: "count",
+          "font-size": "11.5px",
+        }),
       );
     }
     for (let c = Math.ceil(zoom.columns[0] / columnStep) * columnStep; c < zoom.columns[1]; c += columnStep) {
@@ -449,11 +476,18 @@ export class HeatMap {
     const zoomed = this.figureData.zoom !== null;
     const previous = this.raster;
     const reuse =
-      previous && JSON.stringify(previous.zoom) === JSON.stringify(g.zoom) && previous.height <= maxHeight && previous.width <= maxWidth;
+      previous &&
+      JSON.stringify(previous.zoom) === JSON.stringify(g.zoom) &&
+      previous.height <= maxHeight &&
+      previous.width <= maxWidth;
     if (!reuse) {
-      if (!map.isMaterialized && zoomed && this.fullRaster) this.raster = new Raster(map, g.zoom, maxHeight, maxWidth, this.fullRaster);
+      if (!map.isMaterialized && zoomed && this.fullRaster)
+        this.raster = new Raster(map, g.zoom, maxHeight, maxWidth, this.fullRaster);
       else
-        this.raster = !zoomed && this.fullRaster ? this.fullRaster : new Raster(map, g.zoom, maxHeight, maxWidth, map.isMaterialized ? null : previous);
+        this.raster =
+          !zoomed && this.fullRaster
+            ? this.fullRaster
+            : new Raster(map, g.zoom, maxHeight, maxWidth, map.isMaterialized ? null : previous);
     }
     if (!zoomed && !map.isMaterialized) this.fullRaster = this.raster;
     Object.assign(this.canvas.style, {
@@ -479,7 +513,8 @@ export class HeatMap {
       this.paintSoon();
       return more;
     });
-    if (fullRaster && fullRaster !== raster && !fullRaster.isComplete) this.scheduler.add(`${this.key} full`, 5, () => fullRaster.step());
+    if (fullRaster && fullRaster !== raster && !fullRaster.isComplete)
+      this.scheduler.add(`${this.key} full`, 5, () => fullRaster.step());
   }
 
   /** Stops computing. */
@@ -606,7 +641,9 @@ export class HeatMap {
       for (let c = g.zoom.columns[0]; c < g.zoom.columns[1]; c++) {
         if (!gold(t, c)) continue;
         const inset = Math.min(7, g.cellWidth / 5);
-        this.marks.append(svgElement("circle", { class: "gold", cx: this.x(c) + inset, cy: this.y(t) + inset, r: size / 1.6 }));
+        this.marks.append(
+          svgElement("circle", { class: "gold", cx: this.x(c) + inset, cy: this.y(t) + inset, r: size / 1.6 }),
+        );
       }
     }
   }
@@ -626,7 +663,14 @@ export class HeatMap {
     }
     if (inColumn && w >= 6) {
       this.marks.append(
-        svgElement("rect", { class: `band ${kind}`, x: this.x(cell.column), y: g.top, width: w, height: g.height, rx: 4 }),
+        svgElement("rect", {
+          class: `band ${kind}`,
+          x: this.x(cell.column),
+          y: g.top,
+          width: w,
+          height: g.height,
+          rx: 4,
+        }),
       );
     } else if (inColumn) {
       const x = this.x(cell.column) + w / 2;

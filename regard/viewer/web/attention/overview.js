@@ -43,7 +43,9 @@ export function createThumbnail(ref, name, onclick) {
  * @param {HTMLElement} overview @param {KeyboardEvent} event @returns {HTMLElement | null}
  */
 export function thumbnailByKey(overview, event) {
-  const lines = [...overview.querySelectorAll(".line:not(.head-row)")].map((line) => [...line.querySelectorAll(".thumb")]);
+  const lines = [...overview.querySelectorAll(".line:not(.head-row)")].map((line) => [
+    ...line.querySelectorAll(".thumb"),
+  ]);
   const target = /** @type {HTMLElement} */ (event.target);
   const row = lines.findIndex((line) => line.includes(target));
   const column = lines[row].indexOf(target);
@@ -92,7 +94,8 @@ export function kindsOf(attentions) {
 
 /** The label of an attention, given all attentions of the model. @param {any[]} attentions @param {any} attention */
 export function attentionLabel(attentions, attention) {
-  const isAmbiguous = attentions.filter((one) => one.kind === attention.kind && one.layer === attention.layer).length > 1;
+  const isAmbiguous =
+    attentions.filter((one) => one.kind === attention.kind && one.layer === attention.layer).length > 1;
   const layer = attention.layer === null || isAmbiguous ? attention.name : `layer ${attention.layer}`;
   return `${kindLabel(attention.kind, kindsOf(attentions))}, ${layer}`;
 }
@@ -100,15 +103,16 @@ export function attentionLabel(attentions, attention) {
 /** The full label of a head. @param {any[]} attentions @param {HeadRef} ref */
 export function headLabel(attentions, ref) {
   const attention = attentions.find((one) => one.name === ref.attention);
-  const head =
-    ref.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${ref.head}` : "single head";
+  const head = ref.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${ref.head}` : "single head";
   return `${attentionLabel(attentions, attention)}, ${head}`;
 }
 
 export class Overview {
   /**
-   * @param {import("../weights/maps.js").Attentions} attentions @param {import("../core/scheduler.js").Scheduler} scheduler
-   * @param {(ref: HeadRef, adds: boolean) => void} onSelect called when a head is selected, or added to the selected ones
+   * @param {import("../weights/maps.js").Attentions} attentions
+   * @param {import("../core/scheduler.js").Scheduler} scheduler
+   * @param {(ref: HeadRef, adds: boolean) => void} onSelect called when a head is selected, or added to the selected
+   * ones
    */
   constructor(attentions, scheduler, onSelect) {
     this.attentions = attentions;
@@ -119,7 +123,9 @@ export class Overview {
     this.onSelect = onSelect;
     /** Number of heads in the first figure, if there are several. */
     this.selectedCount = 0;
-    /** @type {Map<string, {ref: HeadRef, element: HTMLElement, canvas: HTMLCanvasElement, raster: RasterData | null}>} */
+    /**
+     * @type {Map<string, {ref: HeadRef, element: HTMLElement, canvas: HTMLCanvasElement, raster: RasterData | null}>}
+     */
     this.cells = new Map();
     /** @type {any[]} */
     this.finished = [];
@@ -137,12 +143,20 @@ export class Overview {
   /** Lists the labels of the heads with their numbers. */
   drawLegend() {
     const counts = new Map();
-    for (const { element } of this.cells.values()) counts.set(element.dataset.label, (counts.get(element.dataset.label) ?? 0) + 1);
+    for (const { element } of this.cells.values())
+      counts.set(element.dataset.label, (counts.get(element.dataset.label) ?? 0) + 1);
     setChildren(
       this.legend,
       Object.keys(HEAD_LABELS)
         .filter((label) => counts.has(label))
-        .map((label) => html("li", { title: HEAD_LABELS[label].text }, html("i", { "data-label": label, "aria-hidden": "true" }), `${labelName(label)} × ${counts.get(label)}`)),
+        .map((label) =>
+          html(
+            "li",
+            { title: HEAD_LABELS[label].text },
+            html("i", { "data-label": label, "aria-hidden": "true" }),
+            `${labelName(label)} × ${counts.get(label)}`,
+          ),
+        ),
     );
   }
 
@@ -152,7 +166,9 @@ export class Overview {
     if (!found || element.dataset.label) return;
     const name = `${headLabel(this.attentions.scene.attentions, ref)}: ${labelName(found.label)}`;
     setAttributes(element, { "data-label": found.label, "aria-label": name, title: name });
-    element.append(html("span", { class: "head-label", "aria-hidden": "true", "data-text": HEAD_LABELS[found.label].short }));
+    element.append(
+      html("span", { class: "head-label", "aria-hidden": "true", "data-text": HEAD_LABELS[found.label].short }),
+    );
   }
 
   /** @param {string} kind @param {any[]} list */
@@ -200,7 +216,12 @@ export class Overview {
       heads > 1 || layers.length > 1
         ? `${layers.length} ${layers.length > 1 ? "layers" : "layer"} × ${heads} ${heads > 1 ? "heads" : "head"}`
         : null;
-    return html("section", { class: "group" }, html("h2", {}, name, size ? html("span", { class: "size" }, size) : null), grid);
+    return html(
+      "section",
+      { class: "group" },
+      html("h2", {}, name, size ? html("span", { class: "size" }, size) : null),
+      grid,
+    );
   }
 
   /** @param {any} one @param {any[]} layers */
@@ -213,12 +234,17 @@ export class Overview {
   cell(attention, head) {
     const ref = { attention: attention.name, head };
     const name = headLabel(this.attentions.scene.attentions, ref);
-    const thumbnail = createThumbnail(ref, name, (event) => this.onSelect(ref, event.shiftKey || event.ctrlKey || event.metaKey));
+    const thumbnail = createThumbnail(ref, name, (event) =>
+      this.onSelect(ref, event.shiftKey || event.ctrlKey || event.metaKey),
+    );
     this.cells.set(headKey(ref), { ...thumbnail, raster: null });
     return thumbnail.element;
   }
 
-  /** Arrow keys move between thumbnails and select them; Space adds the focused one to the selection. @param {KeyboardEvent} event */
+  /**
+   * Arrow keys move between thumbnails and select them; Space adds the focused one to the selection.
+   * @param {KeyboardEvent} event
+   */
   key(event) {
     const target = /** @type {HTMLElement} */ (event.target);
     const ref = this.cells.get(target.dataset.head)?.ref;
@@ -262,9 +288,7 @@ export class Overview {
       if (cell.raster) this.paint(cell);
       else waiting.push(cell);
     }
-    waiting.sort(
-      (a, b) => Number(b.ref.attention === first.attention) - Number(a.ref.attention === first.attention),
-    );
+    waiting.sort((a, b) => Number(b.ref.attention === first.attention) - Number(a.ref.attention === first.attention));
     this.waiting = waiting;
     if (waiting.length && !this.drawing) {
       const side = waiting[0].element.clientWidth || 40;
@@ -351,7 +375,10 @@ const MAX_HEADS = 6;
 /** Forms of a figure that can show several heads. */
 const FORMS_WITH_COLORS = ["lines", "text"];
 
-/** The label of a head without its kind of attention, which all heads of a figure share. @param {any[]} attentions @param {HeadRef} ref */
+/**
+ * The label of a head without its kind of attention, which all heads of a figure share. @param {any[]} attentions
+ * @param {HeadRef} ref
+ */
 const shortHeadLabel = (attentions, ref) => headLabel(attentions, ref).split(", ").slice(1).join(", ");
 
 export class HeadSet {
@@ -361,7 +388,13 @@ export class HeadSet {
     this.element = html("ul", { class: "head-chips", "aria-label": "Heads in this figure" });
     this.addButton = html(
       "button",
-      { type: "button", class: "small add-head", title: "Draws another head in its own color. Or Shift-click heads in the grid; in the grid, Space adds the focused head.", onclick: () => this.addNext() },
+      {
+        type: "button",
+        class: "small add-head",
+        title:
+          "Draws another head in its own color. Or Shift-click heads in the grid; in the grid, Space adds the focused head.",
+        onclick: () => this.addNext(),
+      },
       "+ Add a head",
     );
   }
@@ -369,7 +402,9 @@ export class HeadSet {
   /** The heads in the first figure, in the order of their colors. @returns {HeadRef[]} */
   get heads() {
     const { selected, added } = this.view.state.view;
-    const fitting = added.filter((ref) => this.fits(ref) && (headKey(ref) !== headKey(selected) || ref.look !== selected.look));
+    const fitting = added.filter(
+      (ref) => this.fits(ref) && (headKey(ref) !== headKey(selected) || ref.look !== selected.look),
+    );
     return [selected, ...fitting.slice(0, MAX_HEADS - 1)];
   }
 
@@ -393,7 +428,8 @@ export class HeadSet {
   toggle(ref) {
     if (this.has(ref)) return this.remove(ref);
     const { added } = this.view.state.view;
-    if (added.length + 1 >= MAX_HEADS) return this.view.announcer.announce(`A figure shows up to ${MAX_HEADS} heads. Remove one first.`);
+    if (added.length + 1 >= MAX_HEADS)
+      return this.view.announcer.announce(`A figure shows up to ${MAX_HEADS} heads. Remove one first.`);
     this.view.state.set({ added: [...added, ref] });
     this.view.announcer.announce(`Added ${this.label(ref)}. ${this.heads.length} heads.`);
   }
@@ -406,7 +442,10 @@ export class HeadSet {
     this.view.announcer.announce(`Removed ${this.label(ref)}.`);
   }
 
-  /** The next head that is not in the figure: of the same attention, then of others with the same tokens. @returns {HeadRef | null} */
+  /**
+   * The next head that is not in the figure: of the same attention, then of others with the same tokens.
+   * @returns {HeadRef | null}
+   */
   nextHead() {
     const { selected } = this.view.state.view;
     const attentions = this.view.looks.attentionsOf(selected);
@@ -438,7 +477,11 @@ export class HeadSet {
   layers(words) {
     const { heads } = this;
     if (heads.length < 2) return null;
-    return heads.map((ref, color) => ({ map: this.view.looks.attentionsOf(ref).map(ref, words), color, name: this.label(ref) }));
+    return heads.map((ref, color) => ({
+      map: this.view.looks.attentionsOf(ref).map(ref, words),
+      color,
+      name: this.label(ref),
+    }));
   }
 
   /** Draws the legend. */
@@ -465,11 +508,23 @@ export class HeadSet {
           },
           html("i", { "aria-hidden": "true" }),
           this.label(ref),
-          html("button", { type: "button", "aria-label": `Remove ${this.label(ref)}`, "data-export": "no", onclick: () => this.remove(ref) }, "×"),
+          html(
+            "button",
+            {
+              type: "button",
+              "aria-label": `Remove ${this.label(ref)}`,
+              "data-export": "no",
+              onclick: () => this.remove(ref),
+            },
+            "×",
+          ),
         ),
       ),
     );
-    if (focused) /** @type {HTMLElement | null} */ (this.element.querySelector("button:not([hidden])"))?.focus({ preventScroll: true });
+    if (focused)
+      /** @type {HTMLElement | null} */ (this.element.querySelector("button:not([hidden])"))?.focus({
+        preventScroll: true,
+      });
   }
 
   /** Dims the lines of the other heads while one is pointed at. @param {number | null} color */

@@ -20,14 +20,16 @@ const MAX_SEARCHED_CELLS = 3 * 2 ** 20;
 const POSITIONAL_PENALTY = 100;
 
 /**
- * Selects the most informative of some attentions' heads: the one whose rows tell most about their positions, but not one that
+ * Selects the most informative of some attentions' heads: the one whose rows tell most about their positions, but not
+ * one that
  * always attends to the previous, the same or the first token (see head_labels.js).
  * @param {import("../weights/maps.js").Attentions} attentions @param {any[]} candidates @returns {Promise<HeadRef>}
  */
 export async function mostInformativeHead(attentions, candidates) {
   const cells = candidates.reduce((sum, { q, k, heads }) => sum + heads * q.shape[0] * k.shape[0], 0);
   // For long texts, where this would take too long, a head of a later layer.
-  if (cells > MAX_SEARCHED_CELLS) return { attention: candidates[Math.floor((2 * candidates.length) / 3)].name, head: 0 };
+  if (cells > MAX_SEARCHED_CELLS)
+    return { attention: candidates[Math.floor((2 * candidates.length) / 3)].name, head: 0 };
   let best = { information: -Infinity, selected: { attention: candidates[0].name, head: 0 } };
   for (const { name, heads } of candidates) {
     await attentions.load(name);
@@ -40,7 +42,11 @@ export async function mostInformativeHead(attentions, candidates) {
   return best.selected;
 }
 
-/** The head that a page opens with: the one that the scene selects, or the most informative one, of cross-attention if there is any. @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<HeadRef>} */
+/**
+ * The head that a page opens with: the one that the scene selects, or the most informative one, of cross-attention if
+ * there is any.
+ * @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<HeadRef>}
+ */
 async function openingHead(attentions) {
   const { initial, attentions: list } = attentions.scene;
   if (initial?.attention) {
@@ -63,26 +69,37 @@ export async function initialSelection(looks) {
   return last === 1 ? { selected: looks.correspondingHead(lastRef, 0), other: lastRef } : { selected: lastRef };
 }
 
-/** Describes an attention in a sentence. @param {import("../weights/maps.js").Attentions} attentions @param {any} attention */
+/**
+ * Describes an attention in a sentence. @param {import("../weights/maps.js").Attentions} attentions
+ * @param {any} attention
+ */
 function describeAttention(attentions, attention) {
   const keys = attentions.axesOf(attention.name, false).columns.title.toLowerCase();
-  if (attention.rows === "query") return `A learned query attends to the ${keys}; the label is predicted from the result.`;
+  if (attention.rows === "query")
+    return `A learned query attends to the ${keys}; the label is predicted from the result.`;
   if (attention.kind === "cross") return `To predict each token, the decoder attends to the ${keys}.`;
   if (attention.kind === "masked") return `Each token attends to itself and the preceding tokens of the ${keys}.`;
   return `Each token attends to all tokens of the ${keys}.`;
 }
 
-/** Describes what a head does, with the measured share of its weight. @param {import("../weights/maps.js").HeadLabel | null} label */
+/**
+ * Describes what a head does, with the measured share of its weight.
+ * @param {import("../weights/maps.js").HeadLabel | null} label
+ */
 function describeHead(label) {
   if (!label) return "";
   const percent = `${Math.round(100 * label.share)}%`;
-  const measured = { alignment: `${percent} of the maximum information`, diffuse: `${percent} of the maximum entropy`, mixed: "" }[label.label] ?? `${percent} of its weight`;
+  const measured =
+    { alignment: `${percent} of the maximum information`, diffuse: `${percent} of the maximum entropy`, mixed: "" }[
+      label.label
+    ] ?? `${percent} of its weight`;
   return ["This head ", html("strong", {}, HEAD_LABELS[label.label].text), measured ? ` (${measured}).` : "."];
 }
 
 /**
  * Returns a predicate for cells that are gold links, or null if there are no gold links.
- * @param {import("../weights/maps.js").Attentions} attentions @param {any} attention @param {any} rows @param {any} columns
+ * @param {import("../weights/maps.js").Attentions} attentions @param {any} attention @param {any} rows
+ * @param {any} columns
  */
 function goldLinkTest(attentions, attention, rows, columns) {
   if (!attentions.scene.links || attention.kind !== "cross") return null;
@@ -105,7 +122,8 @@ export class Panel {
       "aria-label": "Attention",
       onchange: () => this.choose({ attention: this.attention.value }),
     });
-    this.chooser = looks.length > 1 ? new LookChooser(looks.labels, "Compared item", (look) => this.selectLook(look)) : null;
+    this.chooser =
+      looks.length > 1 ? new LookChooser(looks.labels, "Compared item", (look) => this.selectLook(look)) : null;
     this.ownTexts = html("p", { class: "own-texts" });
     this.head = html("select", {
       class: "head",
@@ -124,9 +142,23 @@ export class Panel {
     );
     this.container = html("div", { class: "figure-container" });
     this.description = html("p", { class: "description" });
-    this.turnOff = html("button", { type: "button", class: "small", onclick: () => parent.turnOff(this.selected) }, "Turn this head off");
-    this.showArithmetic = html("button", { type: "button", class: "small", onclick: () => parent.showArithmetic(this) }, "Show the arithmetic");
-    this.actions = html("p", { class: "actions", "data-export": "no" }, index ? null : parent.headSet.addButton, this.turnOff, this.showArithmetic);
+    this.turnOff = html(
+      "button",
+      { type: "button", class: "small", onclick: () => parent.turnOff(this.selected) },
+      "Turn this head off",
+    );
+    this.showArithmetic = html(
+      "button",
+      { type: "button", class: "small", onclick: () => parent.showArithmetic(this) },
+      "Show the arithmetic",
+    );
+    this.actions = html(
+      "p",
+      { class: "actions", "data-export": "no" },
+      index ? null : parent.headSet.addButton,
+      this.turnOff,
+      this.showArithmetic,
+    );
     this.element = html(
       "article",
       {
@@ -187,7 +219,12 @@ export class Panel {
     const label = this.parent.looks.labelOf(this.selected);
     const output = attentions.scene.own_output;
     const differs = typeof output === "string" && output.trim() !== texts.target.trim();
-    this.ownTexts.textContent = [...own.filter((text) => text && text !== label), differs ? `${label} itself outputs: ${output.trim() || "nothing"}` : ""].filter(Boolean).join("  →  ");
+    this.ownTexts.textContent = [
+      ...own.filter((text) => text && text !== label),
+      differs ? `${label} itself outputs: ${output.trim() || "nothing"}` : "",
+    ]
+      .filter(Boolean)
+      .join("  →  ");
   }
 
   /** Shows the same head of another look. @param {number} look index of the look */
@@ -253,7 +290,12 @@ export class Panel {
     );
     this.head.value = String(selected.head);
     this.previous.hidden = this.next.hidden = attention.heads === 1;
-    setChildren(this.description, describeAttention(attentions, attention), " ", describeHead(attentions.labelOf(selected)));
+    setChildren(
+      this.description,
+      describeAttention(attentions, attention),
+      " ",
+      describeHead(attentions.labelOf(selected)),
+    );
     this.turnOff.hidden = selected.head === "mean" || attentions.scene.compared !== undefined;
     this.showArithmetic.hidden = !attentions.scene.trace;
     const { rows, columns } = attentions.axesOf(selected.attention, view.words);

@@ -41,18 +41,27 @@ class ModelStrip {
    */
   constructor({ scene }, onLayer, onSection) {
     this.layers = layersOf(scene.attentions);
-    const button = (/** @type {string} */ text, /** @type {() => void} */ action) => html("button", { type: "button", onclick: action }, text);
+    const button = (/** @type {string} */ text, /** @type {() => void} */ action) =>
+      html("button", { type: "button", onclick: action }, text);
     this.buttons = this.layers.map((layer) => button(layer.title, () => onLayer(layer.attentions)));
-    const end = (/** @type {string} */ text, /** @type {number} */ section) => (scene.trace ? button(text, () => onSection(section)) : html("span", { class: "end" }, text));
+    const end = (/** @type {string} */ text, /** @type {number} */ section) =>
+      scene.trace ? button(text, () => onSection(section)) : html("span", { class: "end" }, text);
     const parts = [end("Embedding", 0), ...this.buttons, end("Output", (scene.trace?.sections.length ?? 0) - 1)];
     this.element = html("nav", { class: "model-strip", "aria-label": "Layers of the model", "data-export": "no" });
-    setChildren(this.element, parts.map((part, i) => [i ? html("span", { class: "to", "aria-hidden": "true" }, "→") : null, part]));
+    setChildren(
+      this.element,
+      parts.map((part, i) => [i ? html("span", { class: "to", "aria-hidden": "true" }, "→") : null, part]),
+    );
     this.element.hidden = this.layers.length < 2;
   }
 
   /** @param {string} name of the selected attention */
   mark(name) {
-    this.layers.forEach((layer, i) => setAttributes(this.buttons[i], { "aria-current": layer.attentions.some((one) => one.name === name) ? "step" : null }));
+    this.layers.forEach((layer, i) =>
+      setAttributes(this.buttons[i], {
+        "aria-current": layer.attentions.some((one) => one.name === name) ? "step" : null,
+      }),
+    );
   }
 }
 
@@ -97,7 +106,8 @@ class ZoomControls {
   /** Draws the position of the visible part in the minimap. */
   draw() {
     const { figureData } = this.view.panels[0];
-    this.element.hidden = this.view.state.view.form !== "map" || Math.max(figureData.map.rows, figureData.map.columns) < 16;
+    this.element.hidden =
+      this.view.state.view.form !== "map" || Math.max(figureData.map.rows, figureData.map.columns) < 16;
     const zoom = figureData.zoom ?? fullRange(figureData.map);
     const [rows, columns] = [
       zoom.rows.map((t) => (100 * t) / figureData.map.rows),
@@ -178,7 +188,12 @@ class FigureKeys {
     else if (key === "End") this.move(panel, 0, Infinity);
     else if (key === "PageUp") this.move(panel, -20, 0);
     else if (key === "PageDown") this.move(panel, 20, 0);
-    else if (key === "g") this.moveTo(panel, this.currentCell(panel).row, argmax(panel.figureData.map.exactRow(this.currentCell(panel).row)));
+    else if (key === "g")
+      this.moveTo(
+        panel,
+        this.currentCell(panel).row,
+        argmax(panel.figureData.map.exactRow(this.currentCell(panel).row)),
+      );
     else if (key === "Enter" || key === " ") this.view.pin(panel.index, this.currentCell(panel));
     else if (key === "Escape") return this.escape();
     else if (key === "+" || key === "=") this.view.zoomBy(0.5);
@@ -188,7 +203,8 @@ class FigureKeys {
     else if (key === "]") this.view.step(panel.index, 0, 1);
     else if (key === "{") this.view.step(panel.index, -1, 0);
     else if (key === "}") this.view.step(panel.index, 1, 0);
-    else if (key === "w" && !this.view.words.hidden) this.view.state.set({ words: !this.view.state.view.words, zoom: null });
+    else if (key === "w" && !this.view.words.hidden)
+      this.view.state.set({ words: !this.view.state.view.words, zoom: null });
     else if (key === "c" && !this.view.compare.hidden) this.view.setComparison(this.view.figureCount === 1);
     else if (key === "d" && !this.view.minus.hidden) this.view.state.set({ minus: !this.view.state.view.minus });
     else if (key === "," || key === ".") return this.stepLook(panel, key === "," ? -1 : 1);
@@ -297,11 +313,20 @@ export class AttentionView {
       "Settings",
       icon("M4 7h10M18 7h2M4 17h2M10 17h10M16 5v4M8 15v4"),
       "settings-panel",
-      html("div", { class: "pickers" }, html("label", {}, "Scale ", this.scale), html("label", {}, "Colors ", this.colors)),
+      html(
+        "div",
+        { class: "pickers" },
+        html("label", {}, "Scale ", this.scale),
+        html("label", {}, "Colors ", this.colors),
+      ),
       html("div", { class: "switches" }, this.words, this.entries),
       this.measures.element,
     );
-    this.strip = new ModelStrip(looks.all[0], (attentions) => this.openLayer(attentions), (section) => state.set({ view: "steps", section }));
+    this.strip = new ModelStrip(
+      looks.all[0],
+      (attentions) => this.openLayer(attentions),
+      (section) => state.set({ view: "steps", section }),
+    );
     this.zoomControls = new ZoomControls(this);
     this.figureElement = html(
       "div",
@@ -326,9 +351,16 @@ export class AttentionView {
       "div",
       { class: this.scene.initial?.all ? "attention-view all-first" : "attention-view" },
       this.stage,
-      html("div", { class: "columns" }, this.overview.element, html("aside", { class: "side", "aria-label": "Details" }, this.details.element, this.measures.note)),
+      html(
+        "div",
+        { class: "columns" },
+        this.overview.element,
+        html("aside", { class: "side", "aria-label": "Details" }, this.details.element, this.measures.note),
+      ),
     );
-    this.entries.hidden = !looks.all.some(({ scene }) => Object.values(scene.sides).some((side) => Object.keys(side.entries ?? {}).length));
+    this.entries.hidden = !looks.all.some(({ scene }) =>
+      Object.values(scene.sides).some((side) => Object.keys(side.entries ?? {}).length),
+    );
     this.words.hidden = !looks.all.some((attentions) =>
       attentions.scene.attentions.some((one) => {
         const { rows, columns } = attentions.axesOf(one.name, true);
@@ -353,7 +385,12 @@ export class AttentionView {
     const { figureData, selected } = panel;
     const row = at.row ?? 0;
     const column = at.column ?? argmax(figureData.map.exactRow(row));
-    this.state.set({ view: "steps", depth: "numbers", selected: { ...selected, head: selected.head === "mean" ? 0 : selected.head }, pin: [figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)] });
+    this.state.set({
+      view: "steps",
+      depth: "numbers",
+      selected: { ...selected, head: selected.head === "mean" ? 0 : selected.head },
+      pin: [figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)],
+    });
   }
 
   /** The largest weight of the rows that are words. @param {Panel} panel @returns {Cell} */
@@ -363,7 +400,8 @@ export class AttentionView {
     for (const row of map.sampleRows()) {
       const weights = map.exactRow(row);
       const column = argmax(weights);
-      if ((rows.wordAt(row) ?? -1) >= 0 && weights[column] > best.weight) best = { row, column, weight: weights[column] };
+      if ((rows.wordAt(row) ?? -1) >= 0 && weights[column] > best.weight)
+        best = { row, column, weight: weights[column] };
     }
     return best;
   }
@@ -378,7 +416,12 @@ export class AttentionView {
   pointOutput(step) {
     const panel = this.panels[0];
     if (panel.figureData?.rows.name !== "predicted") return;
-    this.point(0, step === null || step >= panel.figureData.rows.length ? null : { row: panel.figureData.rows.positionOf(step), column: null });
+    this.point(
+      0,
+      step === null || step >= panel.figureData.rows.length
+        ? null
+        : { row: panel.figureData.rows.positionOf(step), column: null },
+    );
   }
 
   /** Returns the overview of the look that a head belongs to. @param {HeadRef} selected */
@@ -404,7 +447,8 @@ export class AttentionView {
       this.overview = next;
       next.draw(this.colormap(), active);
     }
-    const here = (/** @type {HeadRef | null} */ selected) => (selected && (selected.look ?? 0) === (active.look ?? 0) ? selected : null);
+    const here = (/** @type {HeadRef | null} */ selected) =>
+      selected && (selected.look ?? 0) === (active.look ?? 0) ? selected : null;
     const { heads } = this.headSet;
     next.mark(here(view.selected), here(view.other), heads.length > 1 ? heads.filter((one) => here(one)) : []);
   }
@@ -484,7 +528,8 @@ export class AttentionView {
     this.element.toggleAttribute("data-two", view.other !== null);
     setAttributes(this.panelsElement, { "aria-labelledby": this.forms.mark(view.form) });
     // The table is opened by the Save menu or the key N.
-    /** @type {HTMLElement} */ (this.forms.element.querySelector('[data-value="table"]')).hidden = view.form !== "table";
+    /** @type {HTMLElement} */ (this.forms.element.querySelector('[data-value="table"]')).hidden =
+      view.form !== "table";
     setAttributes(this.words, { "aria-pressed": String(view.words) });
     setAttributes(this.compare, { "aria-pressed": String(view.other !== null) });
     this.scale.value = view.scale ?? this.defaultScale;
@@ -508,7 +553,8 @@ export class AttentionView {
         })),
         this.panels[0].attentions.scene.links,
       );
-      if (changed && !changed.has("added")) this.announcer.announce(this.visiblePanels.map((panel) => panel.figureData.name).join("; compared with "));
+      if (changed && !changed.has("added"))
+        this.announcer.announce(this.visiblePanels.map((panel) => panel.figureData.name).join("; compared with "));
     }
     if (!changed || ["selected", "colors", "scale", "theme"].some((key) => changed.has(key)))
       this.overview.draw(this.colormap(), this.panels[this.active].selected);
@@ -528,7 +574,13 @@ export class AttentionView {
   /** Draws the color scale. */
   drawLegend() {
     const { view } = this.state;
-    drawColorScale(this.legend, view.colors, view.scale ?? this.defaultScale, isDark(view.theme), this.visiblePanels.some((panel) => panel.figureData.gold));
+    drawColorScale(
+      this.legend,
+      view.colors,
+      view.scale ?? this.defaultScale,
+      isDark(view.theme),
+      this.visiblePanels.some((panel) => panel.figureData.gold),
+    );
   }
 
   /** Highlights cells and reads them out. @param {number} [wait] delay of the announcement */
@@ -540,7 +592,9 @@ export class AttentionView {
       const cell = cursor ?? pin;
       const { layers } = panel.figureData;
       if (!layers) details.push({ figureData: panel.figureData, cell, mark: panel.index ? "second" : "first" });
-      else for (const { map, color, name } of layers) details.push({ figureData: { ...panel.figureData, map }, cell, mark: "first", color, name });
+      else
+        for (const { map, color, name } of layers)
+          details.push({ figureData: { ...panel.figureData, map }, cell, mark: "first", color, name });
     }
     const { cursor, pin } = this.highlightsOf(0);
     const cell = cursor ?? pin;
@@ -559,8 +613,13 @@ export class AttentionView {
         return describeCell(figureData, full, formatWeight(row[full.column], figureData.rounded));
       });
     const more = cellDifference === null ? "" : ` A minus B: ${formatSigned(cellDifference)}.`;
-    if (details[0].name) this.announcer.announce(announcements.map((text, i) => `${details[i].name}: ${text}`).join(" "), wait);
-    else if (announcements.length) this.announcer.announce(announcements.length > 1 ? `A: ${announcements[0]} B: ${announcements[1]}${more}` : announcements[0], wait);
+    if (details[0].name)
+      this.announcer.announce(announcements.map((text, i) => `${details[i].name}: ${text}`).join(" "), wait);
+    else if (announcements.length)
+      this.announcer.announce(
+        announcements.length > 1 ? `A: ${announcements[0]} B: ${announcements[1]}${more}` : announcements[0],
+        wait,
+      );
   }
 
   /** @param {number} panel @param {Cell | null} cell */
@@ -576,11 +635,17 @@ export class AttentionView {
     this.read(200);
   }
 
-  /** Remembers the token that was pointed at last, where the step-by-step view opens. @param {number} panel @param {Cell | null} cell */
+  /**
+   * Remembers the token that was pointed at last, where the step-by-step view opens. @param {number} panel
+   * @param {Cell | null} cell
+   */
   rememberCell(panel, cell) {
     if (!cell || cell.row === null) return;
     const { figureData, selected } = this.panels[panel];
-    this.state.pointed = { attention: selected.attention, cell: [figureData.rows.tokenAt(cell.row), cell.column === null ? null : figureData.columns.tokenAt(cell.column)] };
+    this.state.pointed = {
+      attention: selected.attention,
+      cell: [figureData.rows.tokenAt(cell.row), cell.column === null ? null : figureData.columns.tokenAt(cell.column)],
+    };
   }
 
   /** Pins a cell, or unpins it if it is pinned. @param {number} panel @param {Cell} cell */
@@ -589,14 +654,18 @@ export class AttentionView {
     const { figureData } = this.panels[panel];
     // The maximum over a column of a long map would take too long: only the first rows are searched.
     const maxRows = figureData.map.isMaterialized ? figureData.map.rows : 256;
-    const row = cell.row ?? figureData.map.argmaxIn([0, Math.min(figureData.map.rows, maxRows)], [cell.column, cell.column + 1])[0];
+    const row =
+      cell.row ??
+      figureData.map.argmaxIn([0, Math.min(figureData.map.rows, maxRows)], [cell.column, cell.column + 1])[0];
     const column = cell.column ?? argmax(figureData.map.exactRow(row));
     const pin = /** @type {[number, number]} */ ([figureData.rows.tokenAt(row), figureData.columns.tokenAt(column)]);
     const same = JSON.stringify(this.state.view.pin) === JSON.stringify(pin);
     this.state.set({ pin: same ? null : pin });
     const name = `${figureData.rows.labels[row]}, ${figureData.columns.labels[column]}`;
     this.announcer.announce(
-      same ? `Unpinned: ${name}.` : `Pinned: ${name}, ${formatWeight(figureData.map.exactRow(row)[column], figureData.rounded)}.`,
+      same
+        ? `Unpinned: ${name}.`
+        : `Pinned: ${name}, ${formatWeight(figureData.map.exactRow(row)[column], figureData.rounded)}.`,
     );
   }
 
@@ -627,7 +696,10 @@ export class AttentionView {
     this.showOverview();
   }
 
-  /** Selects a head, or adds it to the selected ones: in the same figure if possible, otherwise in a second one. @param {HeadRef} selected @param {boolean} adds */
+  /**
+   * Selects a head, or adds it to the selected ones: in the same figure if possible, otherwise in a second one.
+   * @param {HeadRef} selected @param {boolean} adds
+   */
   choose(selected, adds) {
     const { look } = this.panels[this.active].selected;
     const next = look === undefined ? selected : { ...selected, look };
@@ -647,7 +719,10 @@ export class AttentionView {
     }
   }
 
-  /** The default head to compare with: the same head of another look, or the next head. @param {HeadRef} selected @returns {HeadRef} */
+  /**
+   * The default head to compare with: the same head of another look, or the next head. @param {HeadRef} selected
+   * @returns {HeadRef}
+   */
   defaultComparison(selected) {
     const { length } = this.looks;
     if (length > 1) return this.looks.correspondingHead(selected, (selected.look ?? 0) > 0 ? 0 : length - 1);

@@ -147,7 +147,8 @@ export function createDivergingColormap(scale, dark) {
   /** @param {number} difference */
   const signedFraction = (difference) => Math.sign(difference) * scaleToUnit(scale, Math.abs(difference));
   /** @param {Float32Array} fractions @param {Uint8ClampedArray} pixels r g b a */
-  const paintShares = (fractions, pixels) => fractions.forEach((fraction, i) => pixels.set([...color(fraction), 255], 4 * i));
+  const paintShares = (fractions, pixels) =>
+    fractions.forEach((fraction, i) => pixels.set([...color(fraction), 255], 4 * i));
   return {
     /** @param {number} difference */
     css: (difference) => `rgb(${color(signedFraction(difference)).join(", ")})`,
@@ -163,7 +164,8 @@ export function createDivergingColormap(scale, dark) {
 
 /**
  * Draws the color scale of weights.
- * @param {HTMLElement} element @param {string} colors @param {string} scale @param {boolean} dark @param {boolean} hasGold whether gold links are marked
+ * @param {HTMLElement} element @param {string} colors @param {string} scale @param {boolean} dark
+ * @param {boolean} hasGold whether gold links are marked
  */
 export function drawColorScale(element, colors, scale, dark, hasGold) {
   const ramp = colorRamp(colors, dark);
@@ -203,14 +205,24 @@ export function signedColormap(dark) {
 
 /** Formats a change of a log-probability with its sign. @param {number} x */
 export function formatChange(x) {
-  if (Math.abs(x) < 5e-4) return Math.abs(x) < 5e-7 ? "0" : `${x < 0 ? "−" : "+"}${withMinus(Math.abs(x).toExponential(0))}`;
+  if (Math.abs(x) < 5e-4)
+    return Math.abs(x) < 5e-7 ? "0" : `${x < 0 ? "−" : "+"}${withMinus(Math.abs(x).toExponential(0))}`;
   return `${x < 0 ? "−" : "+"}${Math.abs(x) >= 10 ? Math.abs(x).toFixed(0) : Math.abs(x).toPrecision(2)}`;
 }
 
-/** A legend of a diverging color scale from −maximum to maximum. @param {any} colormap @param {number} maximum @param {string} low @param {string} high */
+/**
+ * A legend of a diverging color scale from −maximum to maximum. @param {any} colormap @param {number} maximum
+ * @param {string} low @param {string} high
+ */
 export function divergingLegend(colormap, maximum, low, high) {
   const stops = Array.from({ length: 21 }, (_, i) => colormap.css((i - 10) / 10));
   const bar = html("span", { class: "diverging", "aria-hidden": "true" });
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
-  return html("p", { class: "diverging-legend" }, html("span", {}, `${formatChange(-maximum)} ${low}`), bar, html("span", {}, `${formatChange(maximum)} ${high}`));
+  return html(
+    "p",
+    { class: "diverging-legend" },
+    html("span", {}, `${formatChange(-maximum)} ${low}`),
+    bar,
+    html("span", {}, `${formatChange(maximum)} ${high}`),
+  );
 }

@@ -1,4 +1,6 @@
-/** Creation of DOM elements. Text is always inserted as text nodes: nothing from a model or a file is parsed as markup. */
+/**
+ * Creation of DOM elements. Text is always inserted as text nodes: nothing from a model or a file is parsed as markup.
+ */
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -4,7 +4,8 @@ import { html, svgElement, uniqueId } from "./dom.js";
 import { truncate } from "./tokens.js";
 
 /*
- * * Export of what is on the screen. Every text, box, canvas and drawing of a part of the page is written as SVG, at its
+ * * Export of what is on the screen. Every text, box, canvas and drawing of a part of the page is written as SVG, at
+ * its
  * position and with its computed style; a PNG is a rasterized SVG. Controls are left out.
  */
 
@@ -37,20 +38,34 @@ const isInvisible = (style) => style.display === "none" || style.visibility !== 
 /** @param {string} color */
 const isTransparent = (color) => color === "transparent" || /^rgba\(.*, 0\)$/.test(color);
 
-/** Returns a part of the page as SVG. @param {HTMLElement} root @param {string} [caption] written into the lower margin @returns {SVGElement} */
+/**
+ * Returns a part of the page as SVG. @param {HTMLElement} root @param {string} [caption] written into the lower margin
+ * @returns {SVGElement}
+ */
 export function renderSvg(root, caption = "") {
   const frame = root.getBoundingClientRect();
   const margin = 24;
   const [width, height] = [Math.ceil(frame.width + 2 * margin), Math.ceil(frame.height + 2 * margin)];
   const paper = getComputedStyle(root.closest(".regard")).backgroundColor;
-  const svg = svgElement("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
+  const svg = svgElement("svg", {
+    xmlns: "http://www.w3.org/2000/svg",
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+  });
   svg.append(svgElement("rect", { width, height, fill: paper }));
   // Integer offsets, so that glyphs fall on the same pixels as on the screen.
   drawElement(root, svg, margin - Math.floor(frame.left), margin - Math.floor(frame.top));
   if (caption) {
     const { color, fontFamily } = getComputedStyle(root.closest(".regard"));
     const text = truncate(caption, Math.floor(frame.width / 6));
-    svg.append(svgElement("text", { x: margin, y: height - 7, fill: color, "font-family": fontFamily, "font-size": 11 }, text.replace(INVALID_XML, "\ufffd")));
+    svg.append(
+      svgElement(
+        "text",
+        { x: margin, y: height - 7, fill: color, "font-family": fontFamily, "font-size": 11 },
+        text.replace(INVALID_XML, "\ufffd"),
+      ),
+    );
   }
   return svg;
 }
@@ -58,7 +73,12 @@ export function renderSvg(root, caption = "") {
 /** @param {Element} element @param {SVGElement} parent @param {number} dx @param {number} dy */
 function drawElement(element, parent, dx, dy) {
   const style = getComputedStyle(element);
-  if (isInvisible(style) || element.classList.contains("visually-hidden") || element.getAttribute("data-export") === "no") return;
+  if (
+    isInvisible(style) ||
+    element.classList.contains("visually-hidden") ||
+    element.getAttribute("data-export") === "no"
+  )
+    return;
   if (!element.checkVisibility()) return; // inside a closed <details>
   const box = element.getBoundingClientRect();
   if (box.width * box.height > 0) drawBox(style, box, parent, dx, dy);
@@ -70,7 +90,8 @@ function drawElement(element, parent, dx, dy) {
     parent.append(copy);
     return;
   }
-  if (style.overflowX !== "visible" || element instanceof HTMLCanvasElement) parent = createClipGroup(style, box, parent, dx, dy);
+  if (style.overflowX !== "visible" || element instanceof HTMLCanvasElement)
+    parent = createClipGroup(style, box, parent, dx, dy);
   if (element instanceof HTMLCanvasElement) {
     if (element.width * element.height > 0) parent.append(canvasImage(element, style, box, dx, dy));
   } else if (element instanceof HTMLSelectElement) {
@@ -99,7 +120,13 @@ function drawElement(element, parent, dx, dy) {
 function createClipGroup(style, box, parent, dx, dy) {
   const id = uniqueId("clip");
   const cornerRadius = Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2);
-  const edge = svgElement("rect", { x: box.left + dx, y: box.top + dy, width: box.width, height: box.height, rx: cornerRadius });
+  const edge = svgElement("rect", {
+    x: box.left + dx,
+    y: box.top + dy,
+    width: box.width,
+    height: box.height,
+    rx: cornerRadius,
+  });
   const group = svgElement("g", { "clip-path": `url(#${id})` });
   parent.append(svgElement("clipPath", { id }, edge), group);
   return group;
@@ -137,7 +164,9 @@ function drawBox(style, box, parent, dx, dy) {
   /** @param {number} y @param {string} stroke @param {number} width */
   const rule = (y, stroke, width) => {
     if (width > 0 && !isTransparent(stroke))
-      parent.append(svgElement("path", { d: `M${box.left + dx} ${y + dy}h${box.width}`, stroke, "stroke-width": width }));
+      parent.append(
+        svgElement("path", { d: `M${box.left + dx} ${y + dy}h${box.width}`, stroke, "stroke-width": width }),
+      );
   };
   rule(box.top + top / 2, style.borderTopColor, top);
   rule(box.bottom - bottom / 2, style.borderBottomColor, bottom);
@@ -282,9 +311,13 @@ export function download(blob, name) {
 /** Height of an embedded page in pixels. */
 const FRAME_HEIGHT = 860;
 
-/** The HTML code of a frame with the page in a state. @param {string} address of the page, without # @param {string} hash @param {string} title */
+/**
+ * The HTML code of a frame with the page in a state. @param {string} address of the page, without #
+ * @param {string} hash @param {string} title
+ */
 export function embedCode(address, hash, title) {
-  const attribute = (/** @type {string} */ text) => text.replaceAll("&", "&amp;").replaceAll('"', "&quot;").replaceAll("<", "&lt;");
+  const attribute = (/** @type {string} */ text) =>
+    text.replaceAll("&", "&amp;").replaceAll('"', "&quot;").replaceAll("<", "&lt;");
   return `<iframe src="${attribute(`${address}#${hash}`)}" title="${attribute(title)}" width="100%" height="${FRAME_HEIGHT}" style="border: 0" loading="lazy"></iframe>`;
 }
 
@@ -293,10 +326,19 @@ export function shareableAddress() {
   return location.protocol === "file:" ? location.pathname.split("/").at(-1) : location.href.split("#")[0];
 }
 
-/** A dialog with the code of a frame. @param {import("./shell.js").Announcer} announcer @param {HTMLElement} root of the page, which receives the dialog while it is open */
+/**
+ * A dialog with the code of a frame. @param {import("./shell.js").Announcer} announcer
+ * @param {HTMLElement} root of the page, which receives the dialog while it is open
+ */
 export function embedDialog(announcer, root) {
   const id = uniqueId("embed");
-  const code = html("textarea", { class: "embed-code", rows: 4, readonly: true, spellcheck: "false", "aria-label": "HTML code" });
+  const code = html("textarea", {
+    class: "embed-code",
+    rows: 4,
+    readonly: true,
+    spellcheck: "false",
+    "aria-label": "HTML code",
+  });
   const copy = async () => {
     code.select();
     try {
@@ -310,9 +352,19 @@ export function embedDialog(announcer, root) {
     "dialog",
     { class: "help", "aria-labelledby": id, "data-export": "no", onclose: () => dialog.remove() },
     html("h2", { id }, "Embed this view"),
-    html("p", {}, "Paste this code into a web page. The frame opens at this view, layer, head and token", location.protocol === "file:" ? "; put this file next to the web page." : "."),
+    html(
+      "p",
+      {},
+      "Paste this code into a web page. The frame opens at this view, layer, head and token",
+      location.protocol === "file:" ? "; put this file next to the web page." : ".",
+    ),
     code,
-    html("p", { class: "actions" }, html("button", { type: "button", class: "small", onclick: copy }, "Copy"), html("button", { type: "button", class: "small", onclick: () => dialog.close() }, "Close")),
+    html(
+      "p",
+      { class: "actions" },
+      html("button", { type: "button", class: "small", onclick: copy }, "Copy"),
+      html("button", { type: "button", class: "small", onclick: () => dialog.close() }, "Close"),
+    ),
   );
   return {
     /** @param {string} text */

@@ -10,13 +10,19 @@ import { makeVisible } from "./tokens.js";
 /** @typedef {import("./host.js").Host} Host */
 
 const FIELD_NAMES = { source: "Sentence", target: "Translation", beside: "Other sentence", context: "Context" };
-const FIELD_HINTS = { source: "A sentence to inspect", target: "Translation (default: the model’s output)", context: "The passage that the question is about", beside: "A sentence to compare with" };
+const FIELD_HINTS = {
+  source: "A sentence to inspect",
+  target: "Translation (default: the model’s output)",
+  context: "The passage that the question is about",
+  beside: "A sentence to compare with",
+};
 
 const SEARCHES = { beam: "Beam search", greedy: "Greedy search", sample: "Sampling" };
 
 /**
  * Fields for the texts that the model takes, and a submit button. The response replaces the scene.
- * @param {Host} host @param {Record<string, string> | undefined} texts contents of the fields; by default the scene's texts
+ * @param {Host} host
+ * @param {Record<string, string> | undefined} texts contents of the fields; by default the scene's texts
  * @param {(host: Host, contents: () => Record<string, string>) => Promise<void>} show
  */
 export function requestForm(host, texts = requestTexts(host.scene), show) {
@@ -43,19 +49,30 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
   let submissions = 0;
   const button = html("button", { type: "submit" }, "Run");
   // A translator in the page itself: its search can be chosen.
-  const search = host.note && host.fields.includes("target") ? html("select", { name: "search", "aria-label": "Search" }, Object.entries(SEARCHES).map(([value, name]) => html("option", { value }, name))) : null;
+  const search =
+    host.note && host.fields.includes("target")
+      ? html(
+          "select",
+          { name: "search", "aria-label": "Search" },
+          Object.entries(SEARCHES).map(([value, name]) => html("option", { value }, name)),
+        )
+      : null;
   if (search) search.value = texts.search ?? "beam";
 
   /** @returns {Record<string, string>} */
-  const contents = () => Object.fromEntries([...fields, ...(search ? [search] : [])].map((field) => [field.name, field.value]));
+  const contents = () =>
+    Object.fromEntries([...fields, ...(search ? [search] : [])].map((field) => [field.name, field.value]));
   const submit = async () => {
     const number = ++submissions;
     const values = contents();
     status.textContent = "Running …";
     delete form.dataset.failed;
     try {
-      const inputs = Object.fromEntries(host.fields.map((name) => [name, values[name]]).filter(([name, text]) => name === "source" || text.trim()));
-      const options = search && search.value !== "beam" ? { search: { method: search.value, seed: Date.now() % 2 ** 31 } } : {};
+      const inputs = Object.fromEntries(
+        host.fields.map((name) => [name, values[name]]).filter(([name, text]) => name === "source" || text.trim()),
+      );
+      const options =
+        search && search.value !== "beam" ? { search: { method: search.value, seed: Date.now() % 2 ** 31 } } : {};
       const response = await host.request({ look: { ...inputs, ...options } });
       if (number === submissions) await show(hostForResponse(host, response), contents);
     } catch (error) {
@@ -85,7 +102,13 @@ export function requestForm(host, texts = requestTexts(host.scene), show) {
 }
 
 /** A button that shows a note on the model in the page. @param {string} note */
-const noteMenu = (note) => dropDown(html("span", { class: "visually-hidden" }, "About the model"), icon("M12 11v6M12 7v.5M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18Z"), "menu-items request-note", html("p", {}, note));
+const noteMenu = (note) =>
+  dropDown(
+    html("span", { class: "visually-hidden" }, "About the model"),
+    icon("M12 11v6M12 7v.5M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18Z"),
+    "menu-items request-note",
+    html("p", {}, note),
+  );
 
 /** Returns the texts of the request that a scene answers. @param {any} scene @returns {Record<string, string>} */
 function requestTexts(scene) {
@@ -101,9 +124,15 @@ export function welcome(host, root) {
   return { view: {}, end: () => root.remove() };
 }
 
-/* Image files as input of the model in a page: decoded by the browser, scaled and cropped like regard/data/images/image_decoding.py. */
+/*
+ * Image files as input of the model in a page: decoded by the browser, scaled and cropped like
+ * regard/data/images/image_decoding.py.
+ */
 
-/** Decodes an image file to the size of the model's input. @param {Blob} file @param {number[]} shape height, width and channels @returns {Promise<Uint8Array>} */
+/**
+ * Decodes an image file to the size of the model's input. @param {Blob} file
+ * @param {number[]} shape height, width and channels @returns {Promise<Uint8Array>}
+ */
 async function readPixels(file, [height, width, channels]) {
   // Color profiles are ignored, as by Pillow.
   const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none" }).catch(() => {
@@ -119,12 +148,25 @@ async function readPixels(file, [height, width, channels]) {
   // The image covers the input; its center is kept.
   const scale = Math.max(height / bitmap.height, width / bitmap.width);
   const [innerWidth, innerHeight] = [width / scale, height / scale];
-  context.drawImage(bitmap, (bitmap.width - innerWidth) / 2, (bitmap.height - innerHeight) / 2, innerWidth, innerHeight, 0, 0, width, height);
+  context.drawImage(
+    bitmap,
+    (bitmap.width - innerWidth) / 2,
+    (bitmap.height - innerHeight) / 2,
+    innerWidth,
+    innerHeight,
+    0,
+    0,
+    width,
+    height,
+  );
   bitmap.close();
   return toChannels(context.getImageData(0, 0, width, height).data, channels);
 }
 
-/** @param {Uint8ClampedArray} rgba @param {number} channels 3, or 1 for the luminance (ITU-R 601-2, with the rounding of Pillow) @returns {Uint8Array} */
+/**
+ * @param {Uint8ClampedArray} rgba
+ * @param {number} channels 3, or 1 for the luminance (ITU-R 601-2, with the rounding of Pillow) @returns {Uint8Array}
+ */
 function toChannels(rgba, channels) {
   const out = new Uint8Array((rgba.length / 4) * channels);
   for (let i = 0, at = 0; i < rgba.length; i += 4) {
@@ -138,7 +180,8 @@ function toChannels(rgba, channels) {
 /* Selection of another image: one of the images of a live page, or any file in a page that contains its model. */
 
 /**
- * A field for image files (a page with its model), or a select element of the images that can be requested; null if there
+ * A field for image files (a page with its model), or a select element of the images that can be requested; null if
+ * there
  * is only one.
  * @param {Host} host @param {(host: Host, contents: () => Record<string, string>) => Promise<void>} show
  */
@@ -171,18 +214,32 @@ export function imageForm(host, show) {
   };
   const form = html(
     "form",
-    { class: "request-form", "data-export": "no", "aria-label": "Model input", onsubmit: (/** @type {Event} */ event) => event.preventDefault() },
+    {
+      class: "request-form",
+      "data-export": "no",
+      "aria-label": "Model input",
+      onsubmit: (/** @type {Event} */ event) => event.preventDefault(),
+    },
     html("label", {}, "Image ", choice),
     status,
   );
   return form;
 }
 
-/** A field for an image file, which can also be dropped. @param {Host} host @param {(host: Host, contents: () => Record<string, string>) => Promise<void>} show */
+/**
+ * A field for an image file, which can also be dropped. @param {Host} host
+ * @param {(host: Host, contents: () => Record<string, string>) => Promise<void>} show
+ */
 function fileForm(host, show) {
   const { shape } = host.scene.image.pixels;
   const status = html("p", { class: "request-status", id: uniqueId("status"), role: "status" });
-  const input = html("input", { type: "file", name: "image", accept: "image/*", "aria-describedby": status.id, onchange: () => submit(input.files[0]) });
+  const input = html("input", {
+    type: "file",
+    name: "image",
+    accept: "image/*",
+    "aria-describedby": status.id,
+    onchange: () => submit(input.files[0]),
+  });
   /** @param {File | undefined} file */
   const submit = async (file) => {
     if (!file) return;
@@ -191,7 +248,9 @@ function fileForm(host, show) {
     delete form.dataset.failed;
     try {
       const pixels = await readPixels(file, shape);
-      await show(hostForResponse(host, await host.request({ look: { image: file.name, pixels } })), () => ({ image: file.name }));
+      await show(hostForResponse(host, await host.request({ look: { image: file.name, pixels } })), () => ({
+        image: file.name,
+      }));
     } catch (error) {
       form.dataset.failed = "";
       status.textContent = error.message;

@@ -5,8 +5,10 @@ import { html, setAttributes, svgElement, uniqueId } from "./dom.js";
 /**
  * The arguments of a view.
  * @typedef {{host: import("./host.js").Host, attentions: import("../weights/maps.js").Attentions,
- *   looks: import("../attention/comparison.js").ComparedLooks, state: import("./state.js").State, scheduler: import("./scheduler.js").Scheduler, announcer: Announcer}} Context
- * A view: `element` is all of it, `figureElement` the figure that can be saved on its own; `update` receives the state keys that
+ *   looks: import("../attention/comparison.js").ComparedLooks, state: import("./state.js").State, scheduler:
+ * import("./scheduler.js").Scheduler, announcer: Announcer}} Context
+ * A view: `element` is all of it, `figureElement` the figure that can be saved on its own; `update` receives the state
+ * keys that
  * changed (null: all, the view has just been opened); `layout` is called when the window is resized. `tsv`, if defined,
  * is a table of tab-separated values.
  * @typedef {{element: HTMLElement, figureElement: HTMLElement, fileName: string, tsv?: string,
@@ -24,7 +26,8 @@ export function icon(...paths) {
 
 /**
  * A tab list; arrow keys move between tabs.
- * @param {string} name @param {Record<string, string>} options @param {string} controls the panel's id @param {(value: string) => void} onSelect
+ * @param {string} name @param {Record<string, string>} options @param {string} controls the panel's id
+ * @param {(value: string) => void} onSelect
  */
 export function tabList(name, options, controls, onSelect) {
   const values = Object.keys(options);
@@ -98,7 +101,10 @@ export function toggle(name, onSelect) {
   return button;
 }
 
-/** A button that opens a panel; Escape, or leaving it, closes the panel. @param {any} name @param {any} iconElement @param {string} kind class of the panel @param {...any} children */
+/**
+ * A button that opens a panel; Escape, or leaving it, closes the panel. @param {any} name @param {any} iconElement
+ * @param {string} kind class of the panel @param {...any} children
+ */
 export function dropDown(name, iconElement, kind, ...children) {
   const details = html(
     "details",
@@ -208,7 +214,12 @@ export function helpDialog() {
 /** Announces messages to screen readers. */
 export class Announcer {
   constructor() {
-    this.element = html("div", { class: "visually-hidden live", role: "status", "aria-live": "polite", "aria-atomic": "true" });
+    this.element = html("div", {
+      class: "visually-hidden live",
+      role: "status",
+      "aria-live": "polite",
+      "aria-atomic": "true",
+    });
     this.timer = 0;
   }
 

@@ -1,6 +1,15 @@
 /** Runs a graph of the model: sizes, operations, matrix products in WebAssembly. */
 
-import { axisOf, broadcastIndex, broadcastShape, elementwiseOf, erf, execute, sizeOf, stridesOf } from "../trace/operations.js";
+import {
+  axisOf,
+  broadcastIndex,
+  broadcastShape,
+  elementwiseOf,
+  erf,
+  execute,
+  sizeOf,
+  stridesOf,
+} from "../trace/operations.js";
 import { instantiateKernel } from "../weights/kernel.js";
 
 /* Dynamic sizes of a graph: a number, a name, or a list of an operator and its operands. */
@@ -51,7 +60,10 @@ export function resolveSizes(option, sizes) {
 /** @param {number} size @param {string | undefined} kind */
 const allocate = (size, kind) => (kind === "double" ? new Float64Array(size) : new Float32Array(size));
 
-/** Executes an operation. @param {string} op @param {(Tensor | null)[]} inputs @param {any} options @param {MatrixKernel} kernel @param {string} [kind] @returns {Tensor} */
+/**
+ * Executes an operation. @param {string} op @param {(Tensor | null)[]} inputs @param {any} options
+ * @param {MatrixKernel} kernel @param {string} [kind] @returns {Tensor}
+ */
 export function compute(op, inputs, options, kernel, kind) {
   if (op === "reshape") return { data: inputs[0].data, shape: options.shape };
   if (op in FAST_OPS) {
@@ -64,7 +76,10 @@ export function compute(op, inputs, options, kernel, kind) {
   return { data: kind === "double" ? data : Float32Array.from(data), shape };
 }
 
-/** @param {{f: (...x: number[]) => number, numbers: number[]}} one @param {Tensor[]} inputs @param {string | undefined} kind @returns {Tensor} */
+/**
+ * @param {{f: (...x: number[]) => number, numbers: number[]}} one @param {Tensor[]} inputs
+ * @param {string | undefined} kind @returns {Tensor}
+ */
 function computeElementwise({ f, numbers }, inputs, kind) {
   if (inputs.length === 1) {
     const [{ data, shape }] = inputs;
@@ -97,7 +112,10 @@ function computeElementwise({ f, numbers }, inputs, kind) {
   return { data: out, shape };
 }
 
-/** Copies the elements at an offset with strides. @param {any} data @param {number[]} shape @param {number[]} strides @param {number} offset @returns {Tensor} */
+/**
+ * Copies the elements at an offset with strides. @param {any} data @param {number[]} shape @param {number[]} strides
+ * @param {number} offset @returns {Tensor}
+ */
 function copyStrided(data, shape, strides, offset) {
   const out = new data.constructor(sizeOf(shape));
   const rank = shape.length;
@@ -122,7 +140,10 @@ function copyStrided(data, shape, strides, offset) {
   return { data: out, shape };
 }
 
-/** Copies rows of a tensor whose axes before `axis` are outer and after it inner. @param {Tensor} x @param {number} axis @param {ArrayLike<number>} rows @returns {any} */
+/**
+ * Copies rows of a tensor whose axes before `axis` are outer and after it inner. @param {Tensor} x @param {number} axis
+ * @param {ArrayLike<number>} rows @returns {any}
+ */
 function takeRows({ data, shape }, axis, rows) {
   const inner = sizeOf(shape.slice(axis + 1));
   const outer = sizeOf(shape.slice(0, axis));
@@ -136,7 +157,10 @@ function takeRows({ data, shape }, axis, rows) {
   return out;
 }
 
-/** The normal distribution function at multiples of 1 ⁄ CDF_STEPS, and its derivatives: cubic interpolation is exact to 2e-9. */
+/**
+ * The normal distribution function at multiples of 1 ⁄ CDF_STEPS, and its derivatives: cubic interpolation is exact to
+ * 2e-9.
+ */
 const [CDF_LIMIT, CDF_STEPS] = [8, 32];
 const CDF_AT = Float64Array.from({ length: 2 * CDF_LIMIT * CDF_STEPS + 2 }, (_, i) => i / CDF_STEPS - CDF_LIMIT);
 const CDF = CDF_AT.map((x) => 0.5 * (1 + erf(x / Math.SQRT2)));
@@ -158,7 +182,10 @@ const FAST_OPS = {
   linear: ([x, weight, bias], _, kernel) => {
     const [outputs, width] = weight.shape;
     const rows = x.data.length / width;
-    return { data: kernel.linear(x.data, weight.data, bias?.data ?? null, rows, width, outputs), shape: [...x.shape.slice(0, -1), outputs] };
+    return {
+      data: kernel.linear(x.data, weight.data, bias?.data ?? null, rows, width, outputs),
+      shape: [...x.shape.slice(0, -1), outputs],
+    };
   },
   matmul: ([a, b], _, kernel) => {
     if (a.shape.length < 2 || b.shape.length < 2) return null;
@@ -168,7 +195,17 @@ const FAST_OPS = {
     const [left, right] = [a, b].map((x) => broadcastIndex(x.shape.slice(0, -2), batch));
     const out = new Float32Array(sizeOf(batch) * rows * columns);
     for (let i = 0; i < sizeOf(batch); i++) {
-      kernel.multiply(a.data, left(i) * rows * inside, b.data, right(i) * inside * columns, rows, inside, columns, out, i * rows * columns);
+      kernel.multiply(
+        a.data,
+        left(i) * rows * inside,
+        b.data,
+        right(i) * inside * columns,
+        rows,
+        inside,
+        columns,
+        out,
+        i * rows * columns,
+      );
     }
     return { data: out, shape: [...batch, rows, columns] };
   },
@@ -184,19 +221,26 @@ const FAST_OPS = {
     }
     return { data: out, shape: x.shape };
   },
-  layer_norm: ([x, weight, bias], { eps = 1e-5, normalized_shape }) => normalizeRows(x, weight, bias, sizeOf(normalized_shape), eps, true),
-  rms_norm: ([x, weight], { eps, normalized_shape }) => normalizeRows(x, weight, null, sizeOf(normalized_shape), eps ?? 2 ** -23, false),
+  layer_norm: ([x, weight, bias], { eps = 1e-5, normalized_shape }) =>
+    normalizeRows(x, weight, bias, sizeOf(normalized_shape), eps, true),
+  rms_norm: ([x, weight], { eps, normalized_shape }) =>
+    normalizeRows(x, weight, null, sizeOf(normalized_shape), eps ?? 2 ** -23, false),
   add: ([x, y], { alpha = 1, other }) => {
     const shape = y ? broadcastShape([x.shape, y.shape]) : x.shape;
     const size = sizeOf(shape);
-    if (alpha !== 1 || x.data instanceof Float64Array || x.data.length !== size || (y && y.data.length !== size)) return null;
+    if (alpha !== 1 || x.data instanceof Float64Array || x.data.length !== size || (y && y.data.length !== size))
+      return null;
     const out = new Float32Array(size);
     if (y) for (let i = 0; i < out.length; i++) out[i] = x.data[i] + y.data[i];
     else for (let i = 0; i < out.length; i++) out[i] = x.data[i] + other;
     return { data: out, shape };
   },
   mul: ([x, y], { other }) => {
-    if (x.data instanceof Float64Array || (y && !(y.data.length === x.data.length && String(y.shape) === String(x.shape)))) return null;
+    if (
+      x.data instanceof Float64Array ||
+      (y && !(y.data.length === x.data.length && String(y.shape) === String(x.shape)))
+    )
+      return null;
     const out = new Float32Array(x.data.length);
     if (y) for (let i = 0; i < out.length; i++) out[i] = x.data[i] * y.data[i];
     else for (let i = 0; i < out.length; i++) out[i] = x.data[i] * other;
@@ -217,25 +261,47 @@ const FAST_OPS = {
   permute: ([x], { dims }) => {
     const axes = dims.map((/** @type {number} */ dim) => axisOf(dim, x.shape));
     const strides = stridesOf(x.shape);
-    return copyStrided(x.data, axes.map((/** @type {number} */ axis) => x.shape[axis]), axes.map((/** @type {number} */ axis) => strides[axis]), 0);
+    return copyStrided(
+      x.data,
+      axes.map((/** @type {number} */ axis) => x.shape[axis]),
+      axes.map((/** @type {number} */ axis) => strides[axis]),
+      0,
+    );
   },
   expand: ([x], { shape }) => {
     const ahead = shape.length - x.shape.length;
     const strides = stridesOf(x.shape);
-    return copyStrided(x.data, shape, shape.map((/** @type {number} */ n, /** @type {number} */ axis) => (axis < ahead || x.shape[axis - ahead] !== n ? 0 : strides[axis - ahead])), 0);
+    return copyStrided(
+      x.data,
+      shape,
+      shape.map((/** @type {number} */ n, /** @type {number} */ axis) =>
+        axis < ahead || x.shape[axis - ahead] !== n ? 0 : strides[axis - ahead],
+      ),
+      0,
+    );
   },
   slice: ([x], { dim, start, end, step = 1 }) => {
     const axis = axisOf(dim, x.shape);
     const strides = stridesOf(x.shape);
     const count = Math.max(0, Math.ceil((Math.min(end, x.shape[axis]) - start) / step));
     const shape = x.shape.map((n, i) => (i === axis ? count : n));
-    return copyStrided(x.data, shape, strides.map((n, i) => (i === axis ? n * step : n)), start * strides[axis]);
+    return copyStrided(
+      x.data,
+      shape,
+      strides.map((n, i) => (i === axis ? n * step : n)),
+      start * strides[axis],
+    );
   },
   select: ([x], { dim, index }) => {
     const axis = axisOf(dim, x.shape);
     const strides = stridesOf(x.shape);
     const from = (index < 0 ? index + x.shape[axis] : index) * strides[axis];
-    return copyStrided(x.data, x.shape.filter((_, i) => i !== axis), strides.filter((_, i) => i !== axis), from);
+    return copyStrided(
+      x.data,
+      x.shape.filter((_, i) => i !== axis),
+      strides.filter((_, i) => i !== axis),
+      from,
+    );
   },
   cat: (inputs, { dim = 0 }) => {
     const axis = axisOf(dim, inputs[0].shape);
@@ -264,7 +330,10 @@ const FAST_OPS = {
   },
 };
 
-/** @param {Tensor} x @param {Tensor | null | undefined} weight @param {Tensor | null | undefined} bias @param {number} width @param {number} eps @param {boolean} isCentered @returns {Tensor} */
+/**
+ * @param {Tensor} x @param {Tensor | null | undefined} weight @param {Tensor | null | undefined} bias
+ * @param {number} width @param {number} eps @param {boolean} isCentered @returns {Tensor}
+ */
 function normalizeRows({ data, shape }, weight, bias, width, eps, isCentered) {
   const out = new Float32Array(data.length);
   const gain = weight?.data;
@@ -277,7 +346,8 @@ function normalizeRows({ data, shape }, weight, bias, width, eps, isCentered) {
     }
     for (let i = 0; i < width; i++) variance += (data[from + i] - mean) ** 2;
     const factor = 1 / Math.sqrt(variance / width + eps);
-    for (let i = 0; i < width; i++) out[from + i] = (data[from + i] - mean) * factor * (gain ? gain[i] : 1) + (shift ? shift[i] : 0);
+    for (let i = 0; i < width; i++)
+      out[from + i] = (data[from + i] - mean) * factor * (gain ? gain[i] : 1) + (shift ? shift[i] : 0);
   }
   return { data: out, shape };
 }
@@ -329,7 +399,8 @@ export class MatrixKernel {
   /**
    * Interleaves the columns of a matrix by eight.
    * @param {Float32Array} b @param {number} from @param {number} inside @param {number} columns
-   * @param {number} across distance of adjacent columns @param {number} down distance of adjacent rows @param {number} at
+   * @param {number} across distance of adjacent columns @param {number} down distance of adjacent rows
+   * @param {number} at
    */
   interleave(b, from, inside, columns, across, down, at) {
     const { numbers } = this;
@@ -339,11 +410,17 @@ export class MatrixKernel {
         let read = from + (first + lane) * across;
         for (let i = 0, write = at + lane; i < inside; i++, write += 8, read += down) numbers[write] = b[read];
       }
-      for (let lane = lanes; lane < 8; lane++) for (let i = 0, write = at + lane; i < inside; i++, write += 8) numbers[write] = 0;
+      for (let lane = lanes; lane < 8; lane++)
+        for (let i = 0, write = at + lane; i < inside; i++, write += 8) numbers[write] = 0;
     }
   }
 
-  /** Products of rows with packed columns. @param {Float32Array | Float64Array} a @param {number} from @param {number} rows @param {number} inside @param {number} columns @param {number} packed @param {Float32Array} out @param {number} to @param {number} at scratch for 4 · (inside + columns rounded up) numbers */
+  /**
+   * Products of rows with packed columns. @param {Float32Array | Float64Array} a @param {number} from
+   * @param {number} rows @param {number} inside @param {number} columns @param {number} packed
+   * @param {Float32Array} out @param {number} to
+   * @param {number} at scratch for 4 · (inside + columns rounded up) numbers
+   */
   products(a, from, rows, inside, columns, packed, out, to, at) {
     const groups = (columns + 7) >> 3;
     const stride = 8 * groups;
@@ -353,7 +430,8 @@ export class MatrixKernel {
       const count = Math.min(4, rows - row);
       if (count < 4) numbers.fill(0, at, results);
       for (let j = 0; j < count; j++) {
-        for (let i = 0, read = from + (row + j) * inside, write = at + j; i < inside; i++, write += 4) numbers[write] = a[read + i];
+        for (let i = 0, read = from + (row + j) * inside, write = at + j; i < inside; i++, write += 4)
+          numbers[write] = a[read + i];
       }
       run.dots(4 * at, 4 * packed, 4 * results, groups, inside, 4 * stride);
       for (let j = 0; j < count; j++) {
@@ -363,7 +441,10 @@ export class MatrixKernel {
     }
   }
 
-  /** x Wᵀ + b. @param {Float32Array} x @param {Float32Array} weight (outputs, width) @param {Float32Array | null} bias @param {number} rows @param {number} width @param {number} outputs */
+  /**
+   * x Wᵀ + b. @param {Float32Array} x @param {Float32Array} weight (outputs, width) @param {Float32Array | null} bias
+   * @param {number} rows @param {number} width @param {number} outputs
+   */
   linear(x, weight, bias, rows, width, outputs) {
     const out = new Float32Array(rows * outputs);
     if (this.run && width * outputs >= MIN_PRODUCTS) {
@@ -388,7 +469,11 @@ export class MatrixKernel {
     return out;
   }
 
-  /** Adds one matrix product to `out`. @param {Float32Array} a @param {number} from @param {Float32Array} b @param {number} second @param {number} rows @param {number} inside @param {number} columns @param {Float32Array} out @param {number} to */
+  /**
+   * Adds one matrix product to `out`. @param {Float32Array} a @param {number} from @param {Float32Array} b
+   * @param {number} second @param {number} rows @param {number} inside @param {number} columns
+   * @param {Float32Array} out @param {number} to
+   */
   multiply(a, from, b, second, rows, inside, columns, out, to) {
     if (this.run && rows >= 4 && rows * inside * columns >= MIN_PRODUCTS) {
       const size = inside * 8 * ((columns + 7) >> 3);
@@ -410,7 +495,8 @@ export class MatrixKernel {
 /* Runs a graph (regard/graph/writer.py) on new inputs. No DOM: this runs in a worker, and under node. */
 
 /**
- * @typedef {{op: string, in: (number | null)[], out: number, options?: any, kind?: string, body?: Body, isDynamic?: boolean,
+ * @typedef {{op: string, in: (number | null)[], out: number, options?: any, kind?: string, body?: Body, isDynamic?:
+ * boolean,
  *   frees?: number[]}} Step
  * @typedef {{inputs: number[], steps: Step[], outputs: number[]}} Body
  * @typedef {{inputs: {name: string, slot: number, shape: any[]}[], tensors: [number, number][], steps: Step[],
@@ -429,8 +515,17 @@ export class GraphRunner {
     this.constants = new Array(json.slots);
     for (const [slot, tensor] of json.tensors) this.constants[slot] = tensors[tensor];
     /** Steps that an edit may change are never computed in advance. */
-    const parts = (json.attentions ?? []).flatMap(({ scale, masks, weights, context }) => [scale, ...masks, weights, context]);
-    this.variable = new Set([...(json.positions ?? []).map(([slot]) => slot), ...parts, ...Object.values(json.layers ?? {}).flat()]);
+    const parts = (json.attentions ?? []).flatMap(({ scale, masks, weights, context }) => [
+      scale,
+      ...masks,
+      weights,
+      context,
+    ]);
+    this.variable = new Set([
+      ...(json.positions ?? []).map(([slot]) => slot),
+      ...parts,
+      ...Object.values(json.layers ?? {}).flat(),
+    ]);
     this.steps = this.prepare(json.steps);
     const lastUse = new Map();
     this.steps.forEach((step, n) => {
@@ -450,7 +545,10 @@ export class GraphRunner {
         step.body.steps = this.prepare(step.body.steps);
         return true;
       }
-      const isConstant = !step.isDynamic && !this.variable.has(step.out) && step.in.every((slot) => slot === null || this.constants[slot]);
+      const isConstant =
+        !step.isDynamic &&
+        !this.variable.has(step.out) &&
+        step.in.every((slot) => slot === null || this.constants[slot]);
       if (isConstant) this.constants[step.out] = this.computeStep(step, this.constants, {});
       return !isConstant;
     });
@@ -459,7 +557,13 @@ export class GraphRunner {
   /** @param {Step} step @param {(Tensor | undefined)[]} values @param {Record<string, number>} sizes */
   computeStep(step, values, sizes) {
     const options = step.isDynamic ? resolveSizes(step.options, sizes) : (step.options ?? {});
-    return compute(step.op, step.in.map((slot) => (slot === null ? null : values[slot])), options, this.kernel, step.kind);
+    return compute(
+      step.op,
+      step.in.map((slot) => (slot === null ? null : values[slot])),
+      options,
+      this.kernel,
+      step.kind,
+    );
   }
 
   /**
@@ -485,11 +589,19 @@ export class GraphRunner {
     return { outputs, values: collected };
   }
 
-  /** @param {Step[]} steps @param {(Tensor | undefined)[]} values @param {Record<string, number>} sizes @param {Map<number, Tensor[]>} collected @param {Edits | undefined} edits @param {number} iteration */
+  /**
+   * @param {Step[]} steps @param {(Tensor | undefined)[]} values @param {Record<string, number>} sizes
+   * @param {Map<number, Tensor[]>} collected @param {Edits | undefined} edits @param {number} iteration
+   */
   runSteps(steps, values, sizes, collected, edits, iteration) {
     for (const step of steps) {
       const other = edits?.bypassed.get(step.out);
-      let value = other !== undefined ? values[other] : step.body ? this.scan(step, values, sizes, collected, edits) : this.computeStep(step, values, sizes);
+      let value =
+        other !== undefined
+          ? values[other]
+          : step.body
+            ? this.scan(step, values, sizes, collected, edits)
+            : this.computeStep(step, values, sizes);
       const replace = edits?.replaced.get(step.out);
       if (replace) value = replace(value, iteration);
       values[step.out] = value;
@@ -499,7 +611,10 @@ export class GraphRunner {
     }
   }
 
-  /** @param {Step} step @param {(Tensor | undefined)[]} values @param {Record<string, number>} sizes @param {Map<number, Tensor[]>} collected @param {Edits | undefined} edits @returns {Tensor} */
+  /**
+   * @param {Step} step @param {(Tensor | undefined)[]} values @param {Record<string, number>} sizes
+   * @param {Map<number, Tensor[]>} collected @param {Edits | undefined} edits @returns {Tensor}
+   */
   scan(step, values, sizes, collected, edits) {
     const { inputs, steps, outputs } = step.body;
     let state = values[step.in[0]];

@@ -19,7 +19,8 @@ export function readTensors(headers, buffer) {
     const numbers = new Int8Array(buffer, at + 2 * groups, size);
     const data = new Float32Array(size);
     for (let row = 0, i = 0, group = 0; row < shape[0]; row++) {
-      for (const end = i + width; i < end; group++) for (const stop = Math.min(end, i + GROUP_SIZE); i < stop; i++) data[i] = numbers[i] * scales[group];
+      for (const end = i + width; i < end; group++)
+        for (const stop = Math.min(end, i + GROUP_SIZE); i < stop; i++) data[i] = numbers[i] * scales[group];
     }
     return { data, shape };
   });
@@ -44,7 +45,8 @@ function decodeFloat16(halves) {
 /** @typedef {import("../core/host.js").ModelResponse} ModelResponse */
 
 /**
- * What the model of a page adds to its values: the names of its inputs, and a function that sends requests. Empty if the
+ * What the model of a page adds to its values: the names of its inputs, and a function that sends requests. Empty if
+ * the
  * page has no model.
  * @param {any} scene header of the page's own scene @param {(base64: string) => ArrayBuffer} decode
  * @returns {Record<string, any>}
@@ -70,7 +72,8 @@ export function readPageModel(scene, decode) {
       else resolve({ body, blob: async (/** @type {number} */ n) => blobs[n] });
     };
     worker.onerror = () => {
-      for (const { reject } of waiting.values()) reject(new Error("The model in this page could not be started. Open the page in a current browser."));
+      for (const { reject } of waiting.values())
+        reject(new Error("The model in this page could not be started. Open the page in a current browser."));
       waiting.clear();
     };
     worker.postMessage({ model: read("model-header"), weights: read("model-weights"), template: scene });
@@ -85,13 +88,19 @@ export function readPageModel(scene, decode) {
     });
   /** @type {ReturnType<typeof readTensors>} */
   let all;
-  const modelTensor = (/** @type {number} */ index) => (all ??= readTensors(tensors, decode(read("model-weights"))))[index];
+  const modelTensor = (/** @type {number} */ index) =>
+    (all ??= readTensors(tensors, decode(read("model-weights"))))[index];
   return { fields, request, model_note: describeRounding(precision, change, head), model_tensor: modelTensor };
 }
 
-/** @param {string} precision @param {number | null} change of the page's own output @param {string} head of the model */
+/**
+ * @param {string} precision @param {number | null} change of the page's own output @param {string} head of the model
+ */
 function describeRounding(precision, change, head) {
   const outputs = head === "none" ? "numbers of the embedding" : "log-probabilities";
-  const effect = change === null ? "" : ` Rounding them changed the ${outputs} on the original input by at most ${change.toPrecision(2)}.`;
+  const effect =
+    change === null
+      ? ""
+      : ` Rounding them changed the ${outputs} on the original input by at most ${change.toPrecision(2)}.`;
   return `The model runs in this page, with ${precision} weights.${effect}`;
 }

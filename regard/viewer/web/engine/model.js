@@ -4,7 +4,18 @@ import { makeEdits, needsForward } from "./experiments.js";
 import { GraphRunner, MatrixKernel } from "./graph_runner.js";
 import { readTensors } from "./host.js";
 import { buildTrace, directionOf, lookAtQuestion, sharpestQuestionHead, surround, textAxis } from "./scenes.js";
-import { beamSearch, CachedDecoder, idsTensor, meanOverHeads, rowsOf, searchHeader, seededRandom, stepwiseSearch, TokenConstraints, UncachedDecoder } from "./search.js";
+import {
+  beamSearch,
+  CachedDecoder,
+  idsTensor,
+  meanOverHeads,
+  rowsOf,
+  searchHeader,
+  seededRandom,
+  stepwiseSearch,
+  TokenConstraints,
+  UncachedDecoder,
+} from "./search.js";
 import { PageTokenizer } from "./tokenizer.js";
 import { mutualInformation } from "../weights/maths.js";
 
@@ -15,10 +26,12 @@ import { mutualInformation } from "../weights/maths.js";
  * @typedef {import("./search.js").SearchOptions} SearchOptions
  * @typedef {import("./scenes.js").Axis} Axis
  * @typedef {{name: string, kind: string, heads: number, rows: string, columns: string}} AttentionHeader
- * @typedef {{output: Tensor, logits: Float32Array[], values: Map<number, Tensor[]>}} Pass the output of `forward`, its rows, and
+ * @typedef {{output: Tensor, logits: Float32Array[], values: Map<number, Tensor[]>}} Pass the output of `forward`, its
+ * rows, and
  * recorded values by slot
  * @typedef {{source: string, target: string, ids: number[][], axes: Record<string, Axis>, pass: Pass,
- *   search: import("./search.js").SearchResult | null, options: SearchOptions, question?: Question}} Look a run of the model on one
+ *   search: import("./search.js").SearchResult | null, options: SearchOptions, question?: Question}} Look a run of the
+ * model on one
  * input
  */
 
@@ -28,23 +41,36 @@ const MAX_MASKED_TOKENS = 32;
 const MASK_TOKEN = "<mask>";
 
 export class PageEngine {
-  /** @param {any} header of the model (regard/viewer/page/model.py) @param {ArrayBuffer} weights @param {boolean} [fast] whether to use WebAssembly */
+  /**
+   * @param {any} header of the model (regard/viewer/page/model.py) @param {ArrayBuffer} weights
+   * @param {boolean} [fast] whether to use WebAssembly
+   */
   constructor(header, weights, fast = true) {
     this.header = header;
     this.special = /** @type {import("./search.js").SpecialTokens} */ (header.special);
     this.tensors = readTensors(header.tensors, weights);
     const kernel = new MatrixKernel(fast);
     /** @type {import("./search.js").Graphs} */
-    this.graphs = Object.fromEntries(Object.entries(header.graphs).map(([name, graph]) => [name, { runner: new GraphRunner(graph, this.tensors, kernel), parts: graph }]));
+    this.graphs = Object.fromEntries(
+      Object.entries(header.graphs).map(([name, graph]) => [
+        name,
+        { runner: new GraphRunner(graph, this.tensors, kernel), parts: graph },
+      ]),
+    );
     const tokenizers = header.tokenizers.map((/** @type {any} */ one) => new PageTokenizer(one));
     this.sourceTokenizer = tokenizers[0];
     this.targetTokenizer = tokenizers[tokenizers.length - 1];
     this.isTranslator = header.kind === "Translator";
     this.isGenerator = header.kind === "TextGenerator";
-    /** The input of an image model: the image of the page, or the last one that the reader opened. @type {Tensor | null} */
+    /**
+     * The input of an image model: the image of the page, or the last one that the reader opened. @type {Tensor | null}
+     */
     this.image = header.image === undefined ? null : this.tensors[header.image];
     const { attentions } = header.graphs.forward;
-    /** Slots of each map: the calls of a module that layers share are separate maps. @type {Map<string, import("./experiments.js").AttentionPart>} */
+    /**
+     * Slots of each map: the calls of a module that layers share are separate maps.
+     * @type {Map<string, import("./experiments.js").AttentionPart>}
+     */
     this.maps = new Map();
     for (const part of attentions) {
       const calls = attentions.filter((/** @type {any} */ one) => one.attention === part.attention);
@@ -71,47 +97,70 @@ export class PageEngine {
     return [this.special.sos, ...(this.special.forced === null ? [] : [this.special.forced]), ...ids];
   }
 
-  /** @param {string} text @param {PageTokenizer} tokenizer @param {string} name of the text in an error @param {number} added number of special tokens */
+  /**
+   * @param {string} text @param {PageTokenizer} tokenizer @param {string} name of the text in an error
+   * @param {number} added number of special tokens
+   */
   encode(text, tokenizer, name, added) {
     const ids = this.encodeMasks(text, tokenizer);
     const limit = this.header.length_limit === null ? Infinity : this.header.length_limit - added;
-    if (ids.length > limit) throw new Error(`The ${name} has ${ids.length} tokens; the model supports at most ${limit}. Shorten it.`);
+    if (ids.length > limit)
+      throw new Error(`The ${name} has ${ids.length} tokens; the model supports at most ${limit}. Shorten it.`);
     return ids;
   }
 
-  /** Ids of a text; in that of a masked language model, <mask> is the mask token. @param {string} text @param {PageTokenizer} tokenizer @returns {number[]} */
+  /**
+   * Ids of a text; in that of a masked language model, <mask> is the mask token. @param {string} text
+   * @param {PageTokenizer} tokenizer @returns {number[]}
+   */
   encodeMasks(text, tokenizer) {
     const { mask } = this.special;
     const parts = this.header.head === "mask" && mask !== null ? text.split(MASK_TOKEN) : [text];
     // The space before a mask belongs to the masked word; it is not a separate token.
-    return parts.flatMap((part, i) => [...(i ? [mask] : []), ...tokenizer.encode(i < parts.length - 1 ? part.replace(/ +$/, "") : part).ids]);
+    return parts.flatMap((part, i) => [
+      ...(i ? [mask] : []),
+      ...tokenizer.encode(i < parts.length - 1 ? part.replace(/ +$/, "") : part).ids,
+    ]);
   }
 
   /** Ids of a forced beginning of the output. @param {string} prefix @param {number} added number of special tokens */
   encodePrefix(prefix, added) {
     const ids = this.encode(prefix, this.targetTokenizer, "prefix", added);
-    if (ids.includes(this.special.unk)) throw new Error(`The prefix “${prefix}” has words or characters that the vocabulary of the model lacks. Use others, or leave them out.`);
+    if (ids.includes(this.special.unk))
+      throw new Error(
+        `The prefix “${prefix}” has words or characters that the vocabulary of the model lacks. Use others, or leave them out.`,
+      );
     return ids;
   }
 
   /** @param {string} source */
   encodeSource(source) {
     if (!source.trim()) throw new Error("The text is empty: there is nothing to look at. Enter a sentence.");
-    const added = this.isTranslator ? Math.max(this.addSpecialTokens([]).length, this.decoderInput([]).length) : this.addSpecialTokens([]).length;
-    const ids = this.addSpecialTokens(this.encode(source, this.sourceTokenizer, this.isTranslator ? "source" : "text", added));
+    const added = this.isTranslator
+      ? Math.max(this.addSpecialTokens([]).length, this.decoderInput([]).length)
+      : this.addSpecialTokens([]).length;
+    const ids = this.addSpecialTokens(
+      this.encode(source, this.sourceTokenizer, this.isTranslator ? "source" : "text", added),
+    );
     if (!ids.length) throw new Error("The text has no tokens. Enter a sentence.");
     return ids;
   }
 
   // Runs of the model
 
-  /** Runs an image model on its image. @param {string} name @param {Intervention[]} changes @param {any} axes @returns {Look} */
+  /**
+   * Runs an image model on its image. @param {string} name @param {Intervention[]} changes @param {any} axes
+   * @returns {Look}
+   */
   lookAtImage(name, changes, axes) {
     const pass = this.forward([], this.recordedSlots, changes);
     return { source: name, target: "", ids: [], axes, pass, search: null, options: this.header.search };
   }
 
-  /** @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes @param {import("./graph_runner.js").Edits} [edits] other changes of the graph @returns {Pass} */
+  /**
+   * @param {number[][]} ids inputs of `forward` @param {Set<number>} recorded @param {Intervention[]} changes
+   * @param {import("./graph_runner.js").Edits} [edits] other changes of the graph @returns {Pass}
+   */
   forward(ids, recorded, changes, edits) {
     const { runner, parts } = this.graphs.forward;
     /** @type {Record<string, Tensor>} */
@@ -123,19 +172,28 @@ export class PageEngine {
     return { output: outputs.output, logits: rowsOf(outputs.output), values };
   }
 
-  /** A text with each token masked in turn; null if it is long or contains masked tokens. @param {number[]} ids @returns {number[][] | null} */
+  /**
+   * A text with each token masked in turn; null if it is long or contains masked tokens. @param {number[]} ids
+   * @returns {number[][] | null}
+   */
   maskedInputs(ids) {
     const { mask } = this.special;
     if (mask === null || mask === undefined || ids.includes(mask) || ids.length > MAX_MASKED_TOKENS) return null;
     return ids.map((_, i) => ids.map((id, j) => (i === j ? mask : id)));
   }
 
-  /** @param {number[]} source ids @param {Intervention[]} changes @param {SearchOptions} options @param {number[]} prefix forced beginning @returns {import("./search.js").SearchResult} */
+  /**
+   * @param {number[]} source ids @param {Intervention[]} changes @param {SearchOptions} options
+   * @param {number[]} prefix forced beginning @returns {import("./search.js").SearchResult}
+   */
   search(source, changes, options, prefix) {
     const { constraints } = this.searchInput(source, options, prefix);
     const editsOf = (/** @type {string} */ name) => makeEdits(/** @type {any} */ (this.graphs[name].parts), changes);
-    const forward = (/** @type {number[]} */ ids) => this.forward(this.isTranslator ? [source, ids] : [ids], new Set(), changes).logits;
-    const decoder = needsForward(changes) ? new UncachedDecoder(forward, this.isTranslator ? [] : source) : new CachedDecoder(this.graphs, source, editsOf);
+    const forward = (/** @type {number[]} */ ids) =>
+      this.forward(this.isTranslator ? [source, ids] : [ids], new Set(), changes).logits;
+    const decoder = needsForward(changes)
+      ? new UncachedDecoder(forward, this.isTranslator ? [] : source)
+      : new CachedDecoder(this.graphs, source, editsOf);
     if (options.method === "beam") return beamSearch(decoder, options, constraints);
     return stepwiseSearch(decoder, options, constraints, seededRandom(options.seed));
   }
@@ -146,12 +204,17 @@ export class PageEngine {
     let limit = Math.min(options.max_len, Math.floor(options.max_extra + options.max_ratio * source.length));
     if (this.isTranslator) prefix = [...this.decoderInput([]).slice(1), ...prefix];
     if (total !== null) limit = Math.min(limit, this.isTranslator ? total - 1 : Math.max(0, total - source.length));
-    return { constraints: new TokenConstraints(options, this.special, limit, prefix, this.isTranslator ? null : source), prefix };
+    return {
+      constraints: new TokenConstraints(options, this.special, limit, prefix, this.isTranslator ? null : source),
+      prefix,
+    };
   }
 
   /**
    * Runs the model on an input; a translator translates it, or reads the target.
-   * @param {string} source @param {{target?: string | null, prefix?: string, changes?: Intervention[], options?: Partial<SearchOptions>, context?: string | null}} [request]
+   * @param {string} source
+   * @param {{target?: string | null, prefix?: string, changes?: Intervention[], options?: Partial<SearchOptions>,
+   * context?: string | null}} [request]
    * @returns {Look}
    */
   look(source, { target = null, prefix = "", changes = [], options: changed = {}, context = null } = {}) {
@@ -162,11 +225,20 @@ export class PageEngine {
     const [head, tail] = this.surroundings.map((ids) => ids.length);
     const last = ids.length - tail;
     const inner = textAxis(this.sourceTokenizer, source, ids.slice(head, last));
-    const labels = (/** @type {number[]} */ list, tokenizer = this.sourceTokenizer) => list.map((id) => tokenizer.label(id));
+    const labels = (/** @type {number[]} */ list, tokenizer = this.sourceTokenizer) =>
+      list.map((id) => tokenizer.label(id));
     const axis = surround(inner, labels(ids.slice(0, head)), labels(ids.slice(last)));
     if (!this.isTranslator) {
       const query = { tokens: ["query"], words: [-1], entries: {} };
-      return { source, target: "", ids: [ids], axes: { text: axis, query }, pass: this.forward([ids], recorded, changes), search: null, options };
+      return {
+        source,
+        target: "",
+        ids: [ids],
+        axes: { text: axis, query },
+        pass: this.forward([ids], recorded, changes),
+        search: null,
+        options,
+      };
     }
     const added = Math.max(this.addSpecialTokens([]).length, this.decoderInput([]).length);
     let search = null;
@@ -190,7 +262,14 @@ export class PageEngine {
 
   /** Slots of the queries, keys, biases and weights of all attentions. */
   get recordedSlots() {
-    return new Set([...this.maps.values()].flatMap(({ q, k, biasValue, weights }) => [q, k, weights, ...(biasValue === null ? [] : [biasValue])]));
+    return new Set(
+      [...this.maps.values()].flatMap(({ q, k, biasValue, weights }) => [
+        q,
+        k,
+        weights,
+        ...(biasValue === null ? [] : [biasValue]),
+      ]),
+    );
   }
 
   /** The weights of a map (1, H, T, S). @param {Pass} pass @param {string} name @returns {Tensor} */
@@ -202,14 +281,19 @@ export class PageEngine {
 
   // Scenes
 
-  /** The scene of a look, and its arrays. @param {Look} look @param {any} template header of the page's own scene @returns {{scene: any, blobs: ArrayBuffer[]}} */
+  /**
+   * The scene of a look, and its arrays. @param {Look} look @param {any} template header of the page's own scene
+   * @returns {{scene: any, blobs: ArrayBuffer[]}}
+   */
   buildScene(look, template) {
     /** @type {ArrayBuffer[]} */
     const blobs = [];
     /** @param {Float32Array | null} data @param {number[]} shape */
     const addBlob = (data, shape) => {
       if (!data) return null;
-      blobs.push(/** @type {ArrayBuffer} */ (data.byteLength === data.buffer.byteLength ? data.buffer : data.slice().buffer));
+      blobs.push(
+        /** @type {ArrayBuffer} */ (data.byteLength === data.buffer.byteLength ? data.buffer : data.slice().buffer),
+      );
       return { at: blobs.length - 1, shape, type: "float32" };
     };
     const attentions = this.header.attentions.map((/** @type {AttentionHeader} */ one) => {
@@ -223,14 +307,25 @@ export class PageEngine {
       const bias = biasValue === null ? null : biasByDistance(values.get(biasValue)[0], one.heads, count, keys);
       return {
         ...one,
-        q: addBlob(queriesFirst({ data: joinQueries(queries), shape: [1, one.heads, count, width] }), [count, one.heads, width]),
+        q: addBlob(queriesFirst({ data: joinQueries(queries), shape: [1, one.heads, count, width] }), [
+          count,
+          one.heads,
+          width,
+        ]),
         k: addBlob(queriesFirst(key), [keys, heads, width]),
         w: addBlob(vector, [one.heads, width]),
         bias: addBlob(bias, [one.heads, count + keys - 1]),
       };
     });
     const used = new Set(attentions.flatMap((/** @type {AttentionHeader} */ one) => [one.rows, one.columns]));
-    const sides = Object.fromEntries(Object.entries(look.axes).filter(([name]) => used.has(name)).map(([name, axis]) => [name, { title: template.sides[name]?.title ?? name, ...axis, direction: directionOf(axis) }]));
+    const sides = Object.fromEntries(
+      Object.entries(look.axes)
+        .filter(([name]) => used.has(name))
+        .map(([name, axis]) => [
+          name,
+          { title: template.sides[name]?.title ?? name, ...axis, direction: directionOf(axis) },
+        ]),
+    );
     const title = [look.source.trim(), look.target.trim()].filter(Boolean).join("  →  ");
     const scene = {
       format: template.format,
@@ -248,13 +343,22 @@ export class PageEngine {
       const { options } = look;
       const { constraints, prefix } = this.searchInput(look.ids[0], options, []);
       const source = look.axes.source.tokens.map((token, i) => token || this.sourceTokenizer.label(look.ids[0][i]));
-      const tree = searchHeader(look.search, options, this.targetTokenizer, { eos: this.special.eos, limit: constraints.limit, prefix, source, attention: this.sharpestCross(look.pass) });
+      const tree = searchHeader(look.search, options, this.targetTokenizer, {
+        eos: this.special.eos,
+        limit: constraints.limit,
+        prefix,
+        source,
+        attention: this.sharpestCross(look.pass),
+      });
       scene.decode = { ...tree.header, weights: tree.weights && addBlob(tree.weights.data, tree.weights.shape) };
     }
     return { scene, blobs };
   }
 
-  /** The cross-attention with the largest mutual information of query and key. @param {Pass} pass @returns {string | null} */
+  /**
+   * The cross-attention with the largest mutual information of query and key. @param {Pass} pass
+   * @returns {string | null}
+   */
   sharpestCross(pass) {
     const names = [...this.maps].filter(([, { kind }]) => kind === "cross").map(([name]) => name);
     const measures = names.map((name) => {
@@ -283,11 +387,16 @@ function joinQueries(calls) {
 /** From (1, H, T, D) to (T, H, D). @param {Tensor} x @returns {Float32Array} */
 function queriesFirst({ data, shape: [, heads, count, width] }) {
   const out = new Float32Array(heads * count * width);
-  for (let h = 0; h < heads; h++) for (let t = 0; t < count; t++) out.set(data.subarray((h * count + t) * width, (h * count + t + 1) * width), (t * heads + h) * width);
+  for (let h = 0; h < heads; h++)
+    for (let t = 0; t < count; t++)
+      out.set(data.subarray((h * count + t) * width, (h * count + t + 1) * width), (t * heads + h) * width);
   return out;
 }
 
-/** The vector of the score concat for each head. @param {Tensor} w (H, D, 1), or (D, 1) for all heads @param {number} heads @returns {Float32Array} */
+/**
+ * The vector of the score concat for each head. @param {Tensor} w (H, D, 1), or (D, 1) for all heads
+ * @param {number} heads @returns {Float32Array}
+ */
 function expandHeads({ data, shape }, heads) {
   if (shape.length === 3) return Float32Array.from(data);
   const out = new Float32Array(heads * data.length);
@@ -295,7 +404,10 @@ function expandHeads({ data, shape }, heads) {
   return out;
 }
 
-/** A relative bias (H, T, S) as a number per head and distance: index s − t + T − 1. @param {Tensor} bias @param {number} heads @param {number} queries @param {number} keys @returns {Float32Array} */
+/**
+ * A relative bias (H, T, S) as a number per head and distance: index s − t + T − 1. @param {Tensor} bias
+ * @param {number} heads @param {number} queries @param {number} keys @returns {Float32Array}
+ */
 function biasByDistance({ data }, heads, queries, keys) {
   const count = queries + keys - 1;
   const out = new Float32Array(heads * count);

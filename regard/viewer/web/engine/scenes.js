@@ -10,11 +10,13 @@ import { mutualInformation, rowEntropy } from "../weights/maths.js";
 
 /**
  * @typedef {import("./tokenizer.js").PageTokenizer} PageTokenizer
- * @typedef {{tokens: string[], words: number[], entries: Record<string, string>}} Axis −1: the token belongs to no word; `entries`: by
+ * @typedef {{tokens: string[], words: number[], entries: Record<string, string>}} Axis −1: the token belongs to no
+ * word; `entries`: by
  * index, the entry of the vocabulary where it differs from the token
  */
 
-const RIGHT_TO_LEFT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Samaritan}\p{Script=Mandaic}\p{Script=Adlam}]/u;
+const RIGHT_TO_LEFT =
+  /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Samaritan}\p{Script=Mandaic}\p{Script=Adlam}]/u;
 
 /** @param {PageTokenizer} tokenizer @param {string} text @param {number[]} ids @returns {Axis} */
 export function textAxis(tokenizer, text, ids) {
@@ -31,14 +33,20 @@ export function textAxis(tokenizer, text, ids) {
     pieces = tokenizer.decodePieces(ids);
     tokens = ids.map((id) => tokenizer.label(id));
   }
-  const entries = Object.fromEntries(ids.map((id, i) => [i, tokenizer.names[id]]).filter(([i, entry]) => entry !== tokens[i]));
+  const entries = Object.fromEntries(
+    ids.map((id, i) => [i, tokenizer.names[id]]).filter(([i, entry]) => entry !== tokens[i]),
+  );
   return { tokens, words: wordIndices(pieces, wordSpans(text)), entries };
 }
 
 /** Adds special tokens. @param {Axis} axis @param {string[]} before @param {string[]} [after] @returns {Axis} */
 export function surround({ tokens, words, entries }, before, after = []) {
   const moved = Object.fromEntries(Object.entries(entries).map(([i, entry]) => [Number(i) + before.length, entry]));
-  return { tokens: [...before, ...tokens, ...after], words: [...before.map(() => -1), ...words, ...after.map(() => -1)], entries: moved };
+  return {
+    tokens: [...before, ...tokens, ...after],
+    words: [...before.map(() => -1), ...words, ...after.map(() => -1)],
+    entries: moved,
+  };
 }
 
 /** Ranges of the words of a text, in code points. @param {string} text @returns {[number, number][]} */
@@ -70,20 +78,27 @@ export function directionOf({ tokens, words }) {
   return RIGHT_TO_LEFT.test(letter) ? "rtl" : "ltr";
 }
 
-/* Questions about a context: the input of a question-answering model, and its answer (regard/data/text/examples/questions.py). */
+/*
+ * Questions about a context: the input of a question-answering model, and its answer
+ * (regard/data/text/examples/questions.py).
+ */
 
 /**
  * @typedef {import("./model.js").PageEngine} PageEngine
  * @typedef {import("./model.js").Look} Look
  * @typedef {import("./experiments.js").Intervention} Intervention
- * @typedef {{context: string, rows: [number, number], columns: [number, number]}} Question the context, and the positions of the
+ * @typedef {{context: string, rows: [number, number], columns: [number, number]}} Question the context, and the
+ * positions of the
  * question and of the context in the input
  */
 
 /** Maximum number of tokens of an answer. */
 const MAX_ANSWER_TOKENS = 48;
 
-/** @param {PageEngine} engine @param {string} source the question @param {string} context @param {Intervention[]} changes @returns {Look} */
+/**
+ * @param {PageEngine} engine @param {string} source the question @param {string} context
+ * @param {Intervention[]} changes @returns {Look}
+ */
 export function lookAtQuestion(engine, source, context, changes) {
   if (!source.trim()) throw new Error("The question is empty. Enter a question.");
   const { sourceTokenizer: tokenizer, special } = engine;
@@ -93,7 +108,10 @@ export function lookAtQuestion(engine, source, context, changes) {
   const before = engine.addSpecialTokens(question);
   const ids = [...before, ...between, ...answers, ...end];
   const { length_limit: limit } = engine.header;
-  if (limit !== null && ids.length > limit) throw new Error(`The question with its context has ${ids.length} tokens; the model supports at most ${limit}. Shorten the context.`);
+  if (limit !== null && ids.length > limit)
+    throw new Error(
+      `The question with its context has ${ids.length} tokens; the model supports at most ${limit}. Shorten the context.`,
+    );
   const head = special.begin === null ? 0 : 1;
   const first = before.length + between.length;
   const segments = ids.map((_, i) => (i < before.length ? 0 : 1));
@@ -103,28 +121,53 @@ export function lookAtQuestion(engine, source, context, changes) {
   const right = textAxis(tokenizer, context, answers);
   const shift = Math.max(-1, ...left.words) + 1;
   const start = surround(left, labels(ids.slice(0, head)), labels(ids.slice(head + question.length, first)));
-  const moved = surround({ ...right, words: right.words.map((word) => (word < 0 ? word : word + shift)) }, start.tokens, labels(end));
-  const axis = { ...moved, words: [...start.words, ...moved.words.slice(start.words.length)], entries: { ...start.entries, ...moved.entries } };
+  const moved = surround(
+    { ...right, words: right.words.map((word) => (word < 0 ? word : word + shift)) },
+    start.tokens,
+    labels(end),
+  );
+  const axis = {
+    ...moved,
+    words: [...start.words, ...moved.words.slice(start.words.length)],
+    entries: { ...start.entries, ...moved.entries },
+  };
   const columns = /** @type {[number, number]} */ ([first, first + answers.length]);
   const target = extractAnswer(engine, context, pass.logits, columns);
   const rows = /** @type {[number, number]} */ ([head, head + question.length]);
-  return { source, target, ids: [ids, segments], axes: { text: axis }, pass, search: null, options: engine.header.search, question: { context, rows, columns } };
+  return {
+    source,
+    target,
+    ids: [ids, segments],
+    axes: { text: axis },
+    pass,
+    search: null,
+    options: engine.header.search,
+    question: { context, rows, columns },
+  };
 }
 
-/** The span of the context with the largest probabilities of start and end. @param {PageEngine} engine @param {string} context @param {Float32Array[]} logits start and end score of each token @param {[number, number]} columns */
+/**
+ * The span of the context with the largest probabilities of start and end. @param {PageEngine} engine
+ * @param {string} context @param {Float32Array[]} logits start and end score of each token
+ * @param {[number, number]} columns
+ */
 function extractAnswer(engine, context, logits, [from, to]) {
   const [starts, ends] = [0, 1].map((i) => logSoftmax(Float32Array.from(logits, (row) => row[i])));
   const pieces = engine.sourceTokenizer.encodePieces(context);
   let best = { score: -Infinity, first: 0, last: -1 };
   for (let first = from; first < to; first++) {
     for (let last = first; last < Math.min(to, first + MAX_ANSWER_TOKENS); last++) {
-      if (starts[first] + ends[last] > best.score) best = { score: starts[first] + ends[last], first: first - from, last: last - from };
+      if (starts[first] + ends[last] > best.score)
+        best = { score: starts[first] + ends[last], first: first - from, last: last - from };
     }
   }
   return best.last < 0 ? "" : [...context].slice(pieces[best.first].start, pieces[best.last].end).join("");
 }
 
-/** The initial view: the attention, and its head, with the largest mutual information of question and context. @param {PageEngine} engine @param {Look} look */
+/**
+ * The initial view: the attention, and its head, with the largest mutual information of question and context.
+ * @param {PageEngine} engine @param {Look} look
+ */
 export function sharpestQuestionHead(engine, { pass, question }) {
   const [firstRow, lastRow] = question.rows;
   const [firstColumn, lastColumn] = question.columns;
@@ -153,13 +196,15 @@ const MAX_LABELS = 5;
 
 /**
  * Runs the model on the pixels of an image.
- * @param {PageEngine} engine @param {{image: string, pixels: Uint8Array}} request name of the image, and its pixels (H, W, C) at the size of the
+ * @param {PageEngine} engine
+ * @param {{image: string, pixels: Uint8Array}} request name of the image, and its pixels (H, W, C) at the size of the
  * page's own image @param {any} template header of the page's own scene
  * @returns {{body: any, blobs: ArrayBuffer[]}}
  */
 export function lookAtPixels(engine, { image: name, pixels }, template) {
   const [, channels, height, width] = engine.image.shape;
-  if (pixels?.length !== height * width * channels) throw new Error(`The image must have ${height} × ${width} pixels with ${channels} channels.`);
+  if (pixels?.length !== height * width * channels)
+    throw new Error(`The image must have ${height} × ${width} pixels with ${channels} channels.`);
   const data = new Float32Array(pixels.length);
   const size = height * width;
   for (let i = 0; i < size; i++) for (let c = 0; c < channels; c++) data[c * size + i] = pixels[i * channels + c] / 255;
@@ -176,12 +221,20 @@ export function lookAtPixels(engine, { image: name, pixels }, template) {
   const image = {
     ...{ grid, patch, first, single_query: queries, read },
     pixels: addBytes(pixels, [height, width, channels], "uint8"),
-    answer: labels.length && "probability" in labels[0] ? `${labels[0].name}, ${(100 * labels[0].probability).toFixed(1)} %` : "",
+    answer:
+      labels.length && "probability" in labels[0]
+        ? `${labels[0].name}, ${(100 * labels[0].probability).toFixed(1)} %`
+        : "",
     labels,
     mask: mask && { ...addBytes(labelsOfPixels(look), [height, width], mask.type), colors: mask.colors },
   };
   const title = image.answer ? `${name}: ${labels[0].name}, ${(100 * labels[0].probability).toFixed(0)} %` : name;
-  const initial = { ...template.initial, ...(mask ? {} : sharpestImageHead(engine, look, template)), token: null, label: null };
+  const initial = {
+    ...template.initial,
+    ...(mask ? {} : sharpestImageHead(engine, look, template)),
+    token: null,
+    label: null,
+  };
   const explained = template.explained && {
     ...template.explained,
     ...Object.fromEntries(template.explained.measures.map((/** @type {string} */ measure) => [measure, null])),
@@ -191,12 +244,17 @@ export function lookAtPixels(engine, { image: name, pixels }, template) {
   return { body: { scene: { ...scene, title, initial, image, explained, images: [] } }, blobs };
 }
 
-/** The most likely labels; of a segmenter, all labels. @param {PageEngine} engine @param {Look} look @returns {any[]} */
+/**
+ * The most likely labels; of a segmenter, all labels. @param {PageEngine} engine @param {Look} look @returns {any[]}
+ */
 function readLabels(engine, { pass: { logits } }) {
   const { head, labels } = engine.header;
-  if (head !== "classify") return labels.map((/** @type {string} */ name, /** @type {number} */ number) => ({ number, name }));
+  if (head !== "classify")
+    return labels.map((/** @type {string} */ name, /** @type {number} */ number) => ({ number, name }));
   const scores = labelScores(engine, logits[0]);
-  return labels.length ? topIndices(scores, MAX_LABELS).map((number) => ({ number, name: labels[number], probability: scores[number] })) : [];
+  return labels.length
+    ? topIndices(scores, MAX_LABELS).map((number) => ({ number, name: labels[number], probability: scores[number] }))
+    : [];
 }
 
 /** The most likely label of each pixel. @param {Look} look */
@@ -210,7 +268,10 @@ function labelsOfPixels({ pass: { output } }) {
   return best;
 }
 
-/** The head whose query of the image (or, without one, mean query) attends to the fewest patches. @param {PageEngine} engine @param {Look} look @param {any} template */
+/**
+ * The head whose query of the image (or, without one, mean query) attends to the fewest patches.
+ * @param {PageEngine} engine @param {Look} look @param {any} template
+ */
 function sharpestImageHead(engine, { pass }, { image: { grid, single_query: queries }, initial }) {
   const single = Object.keys(queries).filter((name) => queries[name] !== null);
   const patches = grid[0] * grid[1];
@@ -221,7 +282,8 @@ function sharpestImageHead(engine, { pass }, { image: { grid, single_query: quer
     const averaged = single.length ? [0] : Array.from({ length: patches }, (_, i) => rows - patches + i);
     for (let head = 0; head < heads; head++) {
       const weights = new Float64Array(patches);
-      for (const t of averaged) for (let s = 0; s < patches; s++) weights[s] += data[(head * rows + t) * keys + keys - patches + s];
+      for (const t of averaged)
+        for (let s = 0; s < patches; s++) weights[s] += data[(head * rows + t) * keys + keys - patches + s];
       const total = weights.reduce((sum, x) => sum + x, 0);
       const entropy = rowEntropy(weights.map((x) => x / total));
       if (entropy < best.entropy) best = { attention, head, entropy };
@@ -244,11 +306,28 @@ export function buildTrace(engine, look) {
   const inputs = Object.fromEntries(names.map((name, i) => [name, look.ids[i] ?? look.ids[0].map(() => 0)]));
   const sizes = Object.fromEntries(Object.entries(inputs).map(([name, ids]) => [name, ids.length]));
   const { steps, sections } = new Unrolling(template, sizes).run();
-  const sides = Object.fromEntries(Object.keys(sizes).filter((name) => look.axes[name]).map((name) => [name, { tokens: look.axes[name].tokens, words: look.axes[name].words }]));
-  return { sides, focus: sharpestHead(engine, look), names: outputNames(engine, look), note: template.note, sections, steps, inputs, params: null, outputs: null };
+  const sides = Object.fromEntries(
+    Object.keys(sizes)
+      .filter((name) => look.axes[name])
+      .map((name) => [name, { tokens: look.axes[name].tokens, words: look.axes[name].words }]),
+  );
+  return {
+    sides,
+    focus: sharpestHead(engine, look),
+    names: outputNames(engine, look),
+    note: template.note,
+    sections,
+    steps,
+    inputs,
+    params: null,
+    outputs: null,
+  };
 }
 
-/** The steps of a template for inputs of some sizes, with a copy of the steps of a loop per token (regard/viewer/trace/steps.py). */
+/**
+ * The steps of a template for inputs of some sizes, with a copy of the steps of a loop per token
+ * (regard/viewer/trace/steps.py).
+ */
 class Unrolling {
   /** @param {any} template @param {Record<string, number>} sizes by name of the sequence */
   constructor(template, sizes) {
@@ -280,7 +359,10 @@ class Unrolling {
     return { steps: this.steps, sections: this.sections };
   }
 
-  /** @param {number} n index in the template @param {number} position @param {number | null} token of a loop @param {Map<number, number>} sections by index in the template */
+  /**
+   * @param {number} n index in the template @param {number} position @param {number | null} token of a loop
+   * @param {Map<number, number>} sections by index in the template
+   */
   append(n, position, token, sections) {
     const { loop, ...step } = this.template.steps[n];
     if (step.output && !sections.has(step.section)) {
@@ -295,7 +377,12 @@ class Unrolling {
       section: step.output ? sections.get(step.section) : step.section,
       options: resolveSizes(step.options, { ...this.sizes, position }),
       inputs: step.inputs.flatMap((/** @type {any} */ input) => this.resolveInput(input, position)),
-      output: step.output && { ...step.output, shape: step.output.shape.map((/** @type {number} */ size, /** @type {number} */ i) => this.sizes[step.output.axes[i]] ?? size) },
+      output: step.output && {
+        ...step.output,
+        shape: step.output.shape.map(
+          (/** @type {number} */ size, /** @type {number} */ i) => this.sizes[step.output.axes[i]] ?? size,
+        ),
+      },
     });
   }
 
@@ -311,26 +398,43 @@ class Unrolling {
   }
 }
 
-/** Names of the columns of the last step: the most likely ones per row. @param {PageEngine} engine @param {Look} look @returns {Record<number, string>} */
+/**
+ * Names of the columns of the last step: the most likely ones per row. @param {PageEngine} engine @param {Look} look
+ * @returns {Record<number, string>}
+ */
 function outputNames(engine, { pass: { logits } }) {
   const { head, labels } = engine.header;
   if (head === "none" || head === "answer") return {};
-  if (head === "classify") return Object.fromEntries(labels.map((/** @type {string} */ label, /** @type {number} */ i) => [i, label]));
+  if (head === "classify")
+    return Object.fromEntries(labels.map((/** @type {string} */ label, /** @type {number} */ i) => [i, label]));
   const columns = new Set(logits.flatMap((row) => topIndices(row, TOP_TOKENS)));
-  return Object.fromEntries(engine.targetTokenizer.distinctNames([...columns].sort((a, b) => a - b), true));
+  return Object.fromEntries(
+    engine.targetTokenizer.distinctNames(
+      [...columns].sort((a, b) => a - b),
+      true,
+    ),
+  );
 }
 
-/** The initial selection: the sharpest attention and head, and the token with the sharpest weights. @param {PageEngine} engine @param {Look} look */
+/**
+ * The initial selection: the sharpest attention and head, and the token with the sharpest weights.
+ * @param {PageEngine} engine @param {Look} look
+ */
 function sharpestHead(engine, look) {
   const attentions = engine.header.attentions;
   if (!attentions.length) return { attention: null, head: 0 };
   const heads = attentions
-    .filter((/** @type {any} */ one, /** @type {number} */ _, /** @type {any[]} */ all) => one.kind === "cross" || !all.some(({ kind }) => kind === "cross"))
+    .filter(
+      (/** @type {any} */ one, /** @type {number} */ _, /** @type {any[]} */ all) =>
+        one.kind === "cross" || !all.some(({ kind }) => kind === "cross"),
+    )
     .map((/** @type {any} */ header) => {
       const { data, shape } = engine.weightsOf(look.pass, header.name);
       const [, count, rows, columns] = shape;
       const size = rows * columns;
-      const mean = new Float32Array(size).map((_, i) => Array.from({ length: count }, (_, h) => data[h * size + i]).reduce((sum, x) => sum + x, 0) / count);
+      const mean = new Float32Array(size).map(
+        (_, i) => Array.from({ length: count }, (_, h) => data[h * size + i]).reduce((sum, x) => sum + x, 0) / count,
+      );
       return { header, data, count, rows, columns, sharpness: mutualInformation(mean, rows, columns) };
     });
   const best = heads.reduce((/** @type {any} */ a, /** @type {any} */ b) => (b.sharpness > a.sharpness ? b : a));

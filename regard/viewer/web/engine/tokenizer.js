@@ -14,7 +14,11 @@ class AlignedText {
   /** @param {string} text */
   static from(text) {
     const chars = [...text];
-    return new AlignedText(chars, chars.map((_, i) => i), chars.map((_, i) => i + 1));
+    return new AlignedText(
+      chars,
+      chars.map((_, i) => i),
+      chars.map((_, i) => i + 1),
+    );
   }
 
   get text() {
@@ -32,10 +36,15 @@ class AlignedText {
 
   /** Replaces each character by some characters with its range. @param {(char: string) => Iterable<string>} f */
   flatMap(f) {
-    return build((add) => this.chars.forEach((char, i) => [...f(char)].forEach((one) => add(one, this.starts[i], this.ends[i]))));
+    return build((add) =>
+      this.chars.forEach((char, i) => [...f(char)].forEach((one) => add(one, this.starts[i], this.ends[i]))),
+    );
   }
 
-  /** Replaces every match by a text, which has the range of the last character of the match. @param {RegExp} pattern @param {string} content */
+  /**
+   * Replaces every match by a text, which has the range of the last character of the match. @param {RegExp} pattern
+   * @param {string} content
+   */
   replace(pattern, content) {
     return build((add) => {
       let at = 0;
@@ -53,7 +62,11 @@ class AlignedText {
   prepend(content) {
     if (!this.length) return this;
     const added = [...content];
-    return new AlignedText([...added, ...this.chars], [...added.map(() => this.starts[0]), ...this.starts], [...added.map(() => this.ends[0]), ...this.ends]);
+    return new AlignedText(
+      [...added, ...this.chars],
+      [...added.map(() => this.starts[0]), ...this.starts],
+      [...added.map(() => this.ends[0]), ...this.ends],
+    );
   }
 
   /**
@@ -104,7 +117,9 @@ class AlignedText {
         // A result has the range of the first original character among its parts, in order; if it is a further part of
         // a decomposed character, that of the result before it.
         const decomposition = form.replace("C", "D");
-        const parts = source.flatMap((char) => [...char.normalize(decomposition)].map((part, i) => ({ part, isFirst: i === 0, isUsed: false })));
+        const parts = source.flatMap((char) =>
+          [...char.normalize(decomposition)].map((part, i) => ({ part, isFirst: i === 0, isUsed: false })),
+        );
         let next = from;
         for (const char of source.join("").normalize(form)) {
           let count = 0;
@@ -124,7 +139,10 @@ class AlignedText {
   }
 }
 
-/** Whether the next character may change together with those before it. @param {string} before @param {string} next @param {string} form */
+/**
+ * Whether the next character may change together with those before it. @param {string} before @param {string} next
+ * @param {string} form
+ */
 function combines(before, next, form) {
   if (/\p{M}/u.test(next)) return true;
   const composed = form.replace("D", "C");
@@ -151,7 +169,11 @@ function build(fill) {
 
 /** The pattern of a tokenizer file. @param {{Regex?: string, String?: string}} pattern */
 function compilePattern({ Regex, String: literal }) {
-  if (Regex === undefined) return new RegExp(literal.replace(/[.*+?^${}()|[\]\\/-]/g, (char) => (char === "-" ? "\\x2d" : `\\${char}`)), "gu");
+  if (Regex === undefined)
+    return new RegExp(
+      literal.replace(/[.*+?^${}()|[\]\\/-]/g, (char) => (char === "-" ? "\\x2d" : `\\${char}`)),
+      "gu",
+    );
   return new RegExp(translatePattern(Regex), "gu");
 }
 
@@ -159,16 +181,29 @@ function compilePattern({ Regex, String: literal }) {
 function translatePattern(pattern) {
   // (?m): a dot matches newlines too. Lines end at \n only; ^ and $ match at every line.
   const matchesNewlines = pattern.startsWith("(?m)");
-  const text = (matchesNewlines ? pattern.slice(4) : pattern).replace(/\(\?i:([^)]*)\)/g, (_, inside) => `(?:${inside.replace(/[a-z]/gi, (/** @type {string} */ letter) => `[${letter.toLowerCase()}${letter.toUpperCase()}]`)})`);
+  const text = (matchesNewlines ? pattern.slice(4) : pattern).replace(
+    /\(\?i:([^)]*)\)/g,
+    (_, inside) =>
+      `(?:${inside.replace(/[a-z]/gi, (/** @type {string} */ letter) => `[${letter.toLowerCase()}${letter.toUpperCase()}]`)})`,
+  );
   const outside = { "^": "(?<![^\\n])", $: "(?![^\\n])", ".": matchesNewlines ? "[\\s\\S]" : "[^\\n]" };
-  const escapes = { s: "\\p{White_Space}", S: "\\P{White_Space}", d: "\\p{Nd}", z: "(?![\\s\\S])", A: "(?<![\\s\\S])", h: "[0-9a-fA-F]" };
+  const escapes = {
+    s: "\\p{White_Space}",
+    S: "\\P{White_Space}",
+    d: "\\p{Nd}",
+    z: "(?![\\s\\S])",
+    A: "(?<![\\s\\S])",
+    h: "[0-9a-fA-F]",
+  };
   let out = "";
   let isClass = false;
   for (let i = 0; i < text.length; i++) {
     const char = text[i];
     if (char === "\\") {
       const next = text[++i];
-      out += escapes[next] ?? (/[\p{L}\p{N}^$\\.*+?()[\]{}|/]/u.test(next) ? `\\${next}` : isClass && next === "-" ? "\\-" : next);
+      out +=
+        escapes[next] ??
+        (/[\p{L}\p{N}^$\\.*+?()[\]{}|/]/u.test(next) ? `\\${next}` : isClass && next === "-" ? "\\-" : next);
     } else if (isClass) {
       out += char;
       if (char === "]") isClass = false;
@@ -184,7 +219,8 @@ function translatePattern(pattern) {
 }
 
 /*
- * * Character maps of SentencePiece (normalizer `Precompiled`): the size of a double-array trie in bytes, the trie, and the
+ * * Character maps of SentencePiece (normalizer `Precompiled`): the size of a double-array trie in bytes, the trie,
+ * and the
  * texts that its leaves point to, each ending with a zero byte.
  */
 
@@ -215,7 +251,9 @@ class CharacterMap {
       at ^= offsetOf(unit);
       if ((unit >>> 8) & 1) {
         const from = units[at] & 0x7fffffff;
-        return new TextDecoder("utf-8", { ignoreBOM: true }).decode(this.texts.subarray(from, this.texts.indexOf(0, from)));
+        return new TextDecoder("utf-8", { ignoreBOM: true }).decode(
+          this.texts.subarray(from, this.texts.indexOf(0, from)),
+        );
       }
     }
     return null;
@@ -239,7 +277,10 @@ class CharacterMap {
   }
 }
 
-/** Appends characters that replace others. @param {[string, number][]} changes @param {number} count of characters that are replaced @param {string[]} chars */
+/**
+ * Appends characters that replace others. @param {[string, number][]} changes
+ * @param {number} count of characters that are replaced @param {string[]} chars
+ */
 function replaceCharacters(changes, count, chars) {
   const added = chars.length - count;
   chars.forEach((char, i) => changes.push([char, i >= count ? 1 : 0]));
@@ -257,7 +298,8 @@ function applyCharacterMap(text, base64) {
 
 /* Normalizers of tokenizer files. */
 
-const CJK = /[\u4e00-\u9fff\u3400-\u4dbf\u{20000}-\u{2a6df}\u{2a700}-\u{2b73f}\u{2b740}-\u{2b81f}\u{2b920}-\u{2ceaf}\uf900-\ufaff\u{2f800}-\u{2fa1f}]/u;
+const CJK =
+  /[\u4e00-\u9fff\u3400-\u4dbf\u{20000}-\u{2a6df}\u{2a700}-\u{2b73f}\u{2b740}-\u{2b81f}\u{2b920}-\u{2ceaf}\uf900-\ufaff\u{2f800}-\u{2fa1f}]/u;
 /** Control characters that the normalizer of SentencePiece's rule "nmt" removes, and characters that become spaces. */
 const NMT_REMOVED = /[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f]/;
 const NMT_SPACE = /[\t\n\f\r\u1680\u200b-\u200f\u2028\u2029\u2581\ufeff\ufffd]/;
@@ -307,27 +349,40 @@ function normalizeText(text, normalizer) {
 
 /* Tokens of single bytes, named `<0x41>`: the fallback for characters that are not in the vocabulary. */
 
-/** The ids of the UTF-8 bytes of a text; null if one has no token. @param {string} text @param {Map<string, number>} ids @returns {number[] | null} */
+/**
+ * The ids of the UTF-8 bytes of a text; null if one has no token. @param {string} text @param {Map<string, number>} ids
+ * @returns {number[] | null}
+ */
 function byteIds(text, ids) {
-  const found = Array.from(new TextEncoder().encode(text), (byte) => ids.get(`<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`));
+  const found = Array.from(new TextEncoder().encode(text), (byte) =>
+    ids.get(`<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`),
+  );
   return found.includes(undefined) ? null : found;
 }
 
 /* Pre-tokenizers of tokenizer files: split a text into pieces, within which tokens are found. */
 
-const GPT2_WORDS = new RegExp(translatePattern("'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"), "gu");
-const WORDS = /(?:[\p{L}\p{M}\p{Nd}\p{Pc}]|\u200c|\u200d)+|(?:(?!\u200c|\u200d)[^\p{L}\p{M}\p{Nd}\p{Pc}\p{White_Space}])+/gu;
+const GPT2_WORDS = new RegExp(
+  translatePattern("'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"),
+  "gu",
+);
+const WORDS =
+  /(?:[\p{L}\p{M}\p{Nd}\p{Pc}]|\u200c|\u200d)+|(?:(?!\u200c|\u200d)[^\p{L}\p{M}\p{Nd}\p{Pc}\p{White_Space}])+/gu;
 const PUNCTUATION = /[\p{P}$+<=>^`|~]/gu;
 
 /** The printable character that stands for each byte in byte-level vocabularies. */
 const BYTE_CHARS = (() => {
-  const isPrintable = (/** @type {number} */ byte) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+  const isPrintable = (/** @type {number} */ byte) =>
+    (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
   let next = 256;
   return Array.from({ length: 256 }, (_, byte) => String.fromCodePoint(isPrintable(byte) ? byte : next++));
 })();
 const ENCODER = new TextEncoder();
 
-/** Splits a piece at the matches of a pattern. @param {AlignedText} piece @param {RegExp} pattern @param {string} behavior @param {boolean} [invert] @returns {AlignedText[]} */
+/**
+ * Splits a piece at the matches of a pattern. @param {AlignedText} piece @param {RegExp} pattern
+ * @param {string} behavior @param {boolean} [invert] @returns {AlignedText[]}
+ */
 function splitPiece(piece, pattern, behavior, invert = false) {
   /** Consecutive ranges, and whether each is a match. @type {[number, number, boolean][]} */
   const ranges = [];
@@ -366,18 +421,22 @@ const PRE_TOKENIZERS = {
       if (isPrepended && piece.chars[0] !== replacement) piece = piece.prepend(replacement);
       return split ? splitPiece(piece, compilePattern({ String: replacement }), "MergedWithNext") : [piece];
     }),
-  Split: (pieces, { pattern, behavior, invert }) => pieces.flatMap((piece) => splitPiece(piece, compilePattern(pattern), behavior, invert)),
+  Split: (pieces, { pattern, behavior, invert }) =>
+    pieces.flatMap((piece) => splitPiece(piece, compilePattern(pattern), behavior, invert)),
   ByteLevel: (pieces, { add_prefix_space: addsSpace, use_regex: splits = true }) =>
     pieces
       .map((piece) => (addsSpace && piece.length && piece.chars[0] !== " " ? piece.prepend(" ") : piece))
       .flatMap((piece) => (splits ? splitPiece(piece, GPT2_WORDS, "Isolated") : [piece]))
       .map((piece) => piece.flatMap((char) => Array.from(ENCODER.encode(char), (byte) => BYTE_CHARS[byte]))),
   BertPreTokenizer: (pieces) =>
-    pieces.flatMap((piece) => splitPiece(piece, /\p{White_Space}/gu, "Removed")).flatMap((piece) => splitPiece(piece, PUNCTUATION, "Isolated")),
+    pieces
+      .flatMap((piece) => splitPiece(piece, /\p{White_Space}/gu, "Removed"))
+      .flatMap((piece) => splitPiece(piece, PUNCTUATION, "Isolated")),
   Whitespace: (pieces) => pieces.flatMap((piece) => splitPiece(piece, WORDS, "Removed", true)),
   WhitespaceSplit: (pieces) => pieces.flatMap((piece) => splitPiece(piece, /\p{White_Space}/gu, "Removed")),
   Punctuation: (pieces, { behavior }) => pieces.flatMap((piece) => splitPiece(piece, PUNCTUATION, behavior)),
-  Digits: (pieces, { individual_digits: single }) => pieces.flatMap((piece) => splitPiece(piece, /\p{N}/gu, single ? "Isolated" : "Contiguous")),
+  Digits: (pieces, { individual_digits: single }) =>
+    pieces.flatMap((piece) => splitPiece(piece, /\p{N}/gu, single ? "Isolated" : "Contiguous")),
 };
 
 /** @param {AlignedText[]} pieces @param {any} preTokenizer of a tokenizer file @returns {AlignedText[]} */
@@ -398,7 +457,10 @@ export class Unigram {
     this.unknown = unknown ?? undefined;
     this.usesBytes = usesBytes;
     this.unknownScore = this.scores.reduce((a, b) => Math.min(a, b), Infinity) - UNKNOWN_PENALTY;
-    this.longest = vocab.reduce((/** @type {number} */ longest, /** @type {[string, number]} */ [token]) => Math.max(longest, [...token].length), 0);
+    this.longest = vocab.reduce(
+      (/** @type {number} */ longest, /** @type {[string, number]} */ [token]) => Math.max(longest, [...token].length),
+      0,
+    );
   }
 
   /** @param {string[]} chars @returns {Token[]} */
@@ -411,13 +473,17 @@ export class Unigram {
       const id = this.ids.get(text);
       const bytes = id === undefined && this.usesBytes ? byteIds(text, this.ids) : null;
       if (bytes) for (const byte of bytes) tokens.push([byte, from, to]);
-      else if (id === undefined && this.unknown === undefined) throw new Error(`The tokenizer has no token for “${text}”. Enter another text.`);
+      else if (id === undefined && this.unknown === undefined)
+        throw new Error(`The tokenizer has no token for “${text}”. Enter another text.`);
       else tokens.push([id ?? this.unknown, from, to]);
     }
     return tokens;
   }
 
-  /** Viterbi search: the ranges of the tokens. Consecutive unknown characters are one range. @param {string[]} chars @returns {[number, number][]} */
+  /**
+   * Viterbi search: the ranges of the tokens. Consecutive unknown characters are one range. @param {string[]} chars
+   * @returns {[number, number][]}
+   */
   bestPath(chars) {
     const count = chars.length;
     const scores = new Float64Array(count + 1).fill(-Infinity);
@@ -432,9 +498,11 @@ export class Unigram {
         const id = this.ids.get(text);
         if (id === undefined) continue;
         hasCharacter ||= to === from + 1;
-        if (scores[from] + this.scores[id] > scores[to]) [scores[to], starts[to], isUnknown[to]] = [scores[from] + this.scores[id], from, Number(id === this.unknown)];
+        if (scores[from] + this.scores[id] > scores[to])
+          [scores[to], starts[to], isUnknown[to]] = [scores[from] + this.scores[id], from, Number(id === this.unknown)];
       }
-      if (!hasCharacter && scores[from] + this.unknownScore > scores[from + 1]) [scores[from + 1], starts[from + 1], isUnknown[from + 1]] = [scores[from] + this.unknownScore, from, 1];
+      if (!hasCharacter && scores[from] + this.unknownScore > scores[from + 1])
+        [scores[from + 1], starts[from + 1], isUnknown[from + 1]] = [scores[from] + this.unknownScore, from, 1];
     }
     /** @type {[number, number][]} */
     const path = [];
@@ -501,20 +569,28 @@ class BytePairs {
   /** @param {any} model */
   constructor(model) {
     this.ids = new Map(Object.entries(model.vocab));
-    this.unknown = model.unk_token === null || model.unk_token === undefined ? undefined : this.ids.get(model.unk_token);
+    this.unknown =
+      model.unk_token === null || model.unk_token === undefined ? undefined : this.ids.get(model.unk_token);
     this.options = model;
     const prefix = [...(model.continuing_subword_prefix ?? "")].length;
     /** Rank and merged id by the ids of a pair. @type {Map<string, [number, number]>} */
     this.merges = new Map();
     model.merges.forEach((/** @type {string | [string, string]} */ merge, /** @type {number} */ rank) => {
       const [left, right] = typeof merge === "string" ? merge.split(" ") : merge;
-      this.merges.set(`${this.ids.get(left)} ${this.ids.get(right)}`, [rank, this.ids.get(left + [...right].slice(prefix).join(""))]);
+      this.merges.set(`${this.ids.get(left)} ${this.ids.get(right)}`, [
+        rank,
+        this.ids.get(left + [...right].slice(prefix).join("")),
+      ]);
     });
   }
 
   /** @param {string[]} chars @returns {Token[]} */
   tokenize(chars) {
-    const { ignore_merges: ignoresMerges, continuing_subword_prefix: prefix, end_of_word_suffix: suffix } = this.options;
+    const {
+      ignore_merges: ignoresMerges,
+      continuing_subword_prefix: prefix,
+      end_of_word_suffix: suffix,
+    } = this.options;
     const whole = ignoresMerges ? this.ids.get(chars.join("")) : undefined;
     if (whole !== undefined) return [[whole, 0, chars.length]];
     /** @type {Token[]} */
@@ -537,7 +613,8 @@ class BytePairs {
 
   /** @param {Token[]} tokens @returns {Token[]} */
   merge(tokens) {
-    const find = (/** @type {number} */ i) => (i + 1 < tokens.length ? this.merges.get(`${tokens[i][0]} ${tokens[i + 1][0]}`) : undefined);
+    const find = (/** @type {number} */ i) =>
+      i + 1 < tokens.length ? this.merges.get(`${tokens[i][0]} ${tokens[i + 1][0]}`) : undefined;
     const pairs = tokens.map((_, i) => find(i));
     for (;;) {
       let best = -1;
@@ -559,12 +636,25 @@ const makeVocabularyModel = (model) => new MODELS[model.type ?? "BPE"](model);
 /* Decoders of tokenizer files: from tokens to text. */
 
 const BYTES = new Map(BYTE_CHARS.map((char, byte) => [char, byte]));
-const CLEANUP = [[" .", "."], [" ?", "?"], [" !", "!"], [" ,", ","], [" ' ", "'"], [" n't", "n't"], [" 'm", "'m"], [" do not", " don't"], [" 's", "'s"], [" 've", "'ve"], [" 're", "'re"]];
+const CLEANUP = [
+  [" .", "."],
+  [" ?", "?"],
+  [" !", "!"],
+  [" ,", ","],
+  [" ' ", "'"],
+  [" n't", "n't"],
+  [" 'm", "'m"],
+  [" do not", " don't"],
+  [" 's", "'s"],
+  [" 've", "'ve"],
+  [" 're", "'re"],
+];
 
 /** @type {Record<string, (tokens: string[], options: any) => string[]>} */
 const DECODERS = {
   Sequence: (tokens, { decoders }) => decoders.reduce(decodeTokens, tokens),
-  Metaspace: (tokens, { replacement, prepend_scheme: scheme = "always" }) => tokens.map((token, i) => token.replaceAll(replacement, i === 0 && scheme !== "never" ? "" : " ")),
+  Metaspace: (tokens, { replacement, prepend_scheme: scheme = "always" }) =>
+    tokens.map((token, i) => token.replaceAll(replacement, i === 0 && scheme !== "never" ? "" : " ")),
   ByteLevel: (tokens) => {
     const bytes = tokens.flatMap((token) => {
       const own = [...token].map((char) => BYTES.get(char));
@@ -578,7 +668,8 @@ const DECODERS = {
       return cleanup ? CLEANUP.reduce((text, [from, to]) => text.replaceAll(from, to), piece) : piece;
     }),
   Fuse: (tokens) => [tokens.join("")],
-  Replace: (tokens, { pattern, content }) => tokens.map((token) => token.replaceAll(compilePattern(pattern), () => content)),
+  Replace: (tokens, { pattern, content }) =>
+    tokens.map((token) => token.replaceAll(compilePattern(pattern), () => content)),
   Strip: (tokens, { content, start, stop }) =>
     tokens.map((token) => {
       const chars = [...token];
@@ -631,12 +722,17 @@ export class PageTokenizer {
     this.names = [];
     for (const [token, id] of this.model.ids) this.names[id] = token;
     for (const { id, content } of json.added_tokens) this.names[id] = content;
-    this.special = new Set(json.added_tokens.filter((/** @type {any} */ one) => one.special).map((/** @type {any} */ one) => one.id));
+    this.special = new Set(
+      json.added_tokens.filter((/** @type {any} */ one) => one.special).map((/** @type {any} */ one) => one.id),
+    );
     /** @type {string[]} */
     this.labels = [];
   }
 
-  /** Ids of a text and their ranges in it, without special tokens. @param {string} text @returns {{ids: number[], spans: [number, number][]}} */
+  /**
+   * Ids of a text and their ranges in it, without special tokens. @param {string} text
+   * @returns {{ids: number[], spans: [number, number][]}}
+   */
   encode(text) {
     const normalized = normalizeText(AlignedText.from(text), this.json.normalizer);
     /** @type {number[]} */
@@ -669,7 +765,9 @@ export class PageTokenizer {
    * @param {number[]} ids @param {boolean} [strips] whether to remove spaces @returns {Map<number, string>}
    */
   distinctNames(ids, strips = false) {
-    const texts = new Map(ids.map((id) => [id, (strips ? this.decode([id]).trim() : this.decode([id])) || this.label(id)]));
+    const texts = new Map(
+      ids.map((id) => [id, (strips ? this.decode([id]).trim() : this.decode([id])) || this.label(id)]),
+    );
     const counts = new Map();
     for (const text of texts.values()) counts.set(text, (counts.get(text) ?? 0) + 1);
     return new Map([...texts].map(([id, text]) => [id, counts.get(text) === 1 ? text : this.names[id]]));
@@ -680,8 +778,11 @@ export class PageTokenizer {
     const chars = [...text];
     const { ids, spans } = this.encode(text);
     // The piece of a token that is only the space before a word is empty.
-    const isEmpty = (/** @type {number} */ i) => this.names[ids[i]] === "▁" && chars.slice(...spans[i]).join("") !== " ";
-    return spans.map(([start, end], i) => (isEmpty(i) ? { text: "", start, end: start } : stripLeadingSpace(chars, start, end)));
+    const isEmpty = (/** @type {number} */ i) =>
+      this.names[ids[i]] === "▁" && chars.slice(...spans[i]).join("") !== " ";
+    return spans.map(([start, end], i) =>
+      isEmpty(i) ? { text: "", start, end: start } : stripLeadingSpace(chars, start, end),
+    );
   }
 
   /** For each id, its piece of the decoded text. @param {number[]} ids @returns {Piece[]} */

@@ -38,7 +38,10 @@ let loaded;
 
 self.onmessage = async ({ data }) => {
   if (data.model) {
-    loaded = inflateJson(data.model).then((header) => ({ engine: new PageEngine(header, decodeBase64(data.weights)), template: data.template }));
+    loaded = inflateJson(data.model).then((header) => ({
+      engine: new PageEngine(header, decodeBase64(data.weights)),
+      template: data.template,
+    }));
     return;
   }
   try {

@@ -1,13 +1,17 @@
 /**
  * Attention over the patches of an image, and rollout through all layers. No DOM: this also runs under node.
  *
- * Tokens are the rows and columns of an attention: first tokens that are not patches, then the patches in row-major order.
+ * Tokens are the rows and columns of an attention: first tokens that are not patches, then the patches in row-major
+ * order.
  */
 
 import { throughLayer } from "../weights/rollout.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
-/** @typedef {{token: number} | {label: number} | null} RolloutQuery a token of the rows, the query of a label, or the entire image (null) */
+/**
+ * @typedef {{token: number} | {label: number} | null} RolloutQuery a token of the rows, the query of a label, or the
+ * entire image (null)
+ */
 
 /** Names of the attentions of the encoder, the pooling and the segmenter. */
 const BLOCK = /^blocks\./;
@@ -39,7 +43,10 @@ export class ImageAttention {
     this.averages = new Map();
   }
 
-  /** The index of the first patch among the rows (or columns) of an attention, or null if it has no patches. @param {string} name @param {"rows" | "columns"} axis */
+  /**
+   * The index of the first patch among the rows (or columns) of an attention, or null if it has no patches.
+   * @param {string} name @param {"rows" | "columns"} axis
+   */
   firstPatch(name, axis) {
     return this.image.first[this.attentions.byName.get(name)[axis]] ?? null;
   }
@@ -72,7 +79,8 @@ export class ImageAttention {
   }
 
   /**
-   * The attention weights of a head over all columns. Without a token, the query is the one that represents the image (class
+   * The attention weights of a head over all columns. Without a token, the query is the one that represents the image
+   * (class
    * token, pooling query) or, if there is none, the mean over all patches.
    * @param {HeadRef} ref @param {number | null} token @returns {Float64Array}
    */
@@ -130,7 +138,8 @@ export class ImageAttention {
   }
 
   /**
-   * Attention rollout (Abnar and Zuidema 2020) of a token of the last layer, or of the entire image: one number per input
+   * Attention rollout (Abnar and Zuidema 2020) of a token of the last layer, or of the entire image: one number per
+   * input
    * token, with a sum of 1. `prepare` must be complete.
    * @param {RolloutQuery} query a token of the encoder, or the query of a label @returns {Float64Array}
    */

@@ -8,7 +8,8 @@ import { rowEntropy, topK } from "../weights/maths.js";
 /*
  * * An image with its patches and an overlay: weights, with one color per patch, or the labels of its pixels.
  *
- * A patch has one weight and one color: a smooth map would suggest details that the model does not have. The image under
+ * A patch has one weight and one color: a smooth map would suggest details that the model does not have. The image
+ * under
  * weights is gray, so that every color stands for a weight.
  */
 
@@ -24,7 +25,10 @@ const MIN_SMOOTH_SIZE = 160;
 /** Minimum size of patches with grid lines, in pixels on the screen. */
 const MIN_GRID_PATCH = 7;
 
-/** @typedef {{pixels: Uint8Array, height: number, width: number, channels: number, rows: number, columns: number}} ImagePixels */
+/**
+ * @typedef {{pixels: Uint8Array, height: number, width: number, channels: number, rows: number, columns: number}}
+ * ImagePixels
+ */
 /** @typedef {{numbers: Uint8Array | Uint16Array, colors: number[][]}} PixelLabels */
 
 /**
@@ -51,7 +55,11 @@ function overlayColormap(colors, scale, maximum) {
 /** Opacity of a fraction of the color range. @param {number} fraction @param {number} opacity of the largest weight */
 const opacityOf = (fraction, opacity) => opacity * (0.25 + 0.75 * fraction);
 
-/** Paints weights of patches into a canvas, one pixel per patch. @param {HTMLCanvasElement} canvas @param {number} rows @param {number} columns @param {ArrayLike<number>} weights @param {string} colors @param {string} scale @param {number} [opacity] */
+/**
+ * Paints weights of patches into a canvas, one pixel per patch. @param {HTMLCanvasElement} canvas @param {number} rows
+ * @param {number} columns @param {ArrayLike<number>} weights @param {string} colors @param {string} scale
+ * @param {number} [opacity]
+ */
 export function paintPatches(canvas, rows, columns, weights, colors, scale, opacity = 1) {
   [canvas.width, canvas.height] = [columns, rows];
   const context = canvas.getContext("2d");
@@ -77,7 +85,10 @@ function paintLegend(canvas, colors) {
   context.putImageData(image, 0, 0);
 }
 
-/** Paints an image in color or gray. @param {HTMLCanvasElement} canvas @param {ImagePixels} imagePixels @param {boolean} gray */
+/**
+ * Paints an image in color or gray. @param {HTMLCanvasElement} canvas @param {ImagePixels} imagePixels
+ * @param {boolean} gray
+ */
 export function paintImage(canvas, { pixels, height, width, channels }, gray) {
   [canvas.width, canvas.height] = [width, height];
   const context = canvas.getContext("2d");
@@ -87,7 +98,10 @@ export function paintImage(canvas, { pixels, height, width, channels }, gray) {
     const [r, g, b] = [pixels[from], pixels[from + green], pixels[from + blue]];
     if (gray) {
       const light = (0.299 * r + 0.587 * g + 0.114 * b) / 255;
-      image.data[to] = image.data[to + 1] = image.data[to + 2] = GRAY_OF_BLACK + (GRAY_OF_WHITE - GRAY_OF_BLACK) * light;
+      image.data[to] =
+        image.data[to + 1] =
+        image.data[to + 2] =
+          GRAY_OF_BLACK + (GRAY_OF_WHITE - GRAY_OF_BLACK) * light;
     } else {
       image.data[to] = r;
       image.data[to + 1] = g;
@@ -100,7 +114,8 @@ export function paintImage(canvas, { pixels, height, width, channels }, gray) {
 
 export class PatchFigure {
   /**
-   * @param {{point: (patch: number | null, pixel: number | null) => void, pin: (patch: number) => void}} handlers event handlers
+   * @param {{point: (patch: number | null, pixel: number | null) => void, pin: (patch: number) => void}} handlers
+   * event handlers
    */
   constructor(handlers) {
     this.handlers = handlers;
@@ -174,7 +189,15 @@ export class PatchFigure {
   showWeights(weights, colors, scale) {
     this.paintBase(true);
     setAttributes(this.overlayCanvas, { hidden: false });
-    paintPatches(this.overlayCanvas, this.imagePixels.rows, this.imagePixels.columns, weights, colors, scale, OVERLAY_OPACITY);
+    paintPatches(
+      this.overlayCanvas,
+      this.imagePixels.rows,
+      this.imagePixels.columns,
+      weights,
+      colors,
+      scale,
+      OVERLAY_OPACITY,
+    );
   }
 
   /** Shows labels of pixels. @param {PixelLabels} labels @param {number | null} highlighted the highlighted label */
@@ -200,7 +223,10 @@ export class PatchFigure {
     this.paintedBase = base;
   }
 
-  /** Outlines the query patch and the patch under the pointer. @param {{query: number | null, cursor: number | null, pinned: boolean}} outlined */
+  /**
+   * Outlines the query patch and the patch under the pointer.
+   * @param {{query: number | null, cursor: number | null, pinned: boolean}} outlined
+   */
   mark(outlined) {
     this.outlined = outlined;
     this.layout();
@@ -220,12 +246,17 @@ export class PatchFigure {
       if (patch === null) return null;
       const corner = { x: (patch % columns) * wide, y: Math.floor(patch / columns) * high, width: wide, height: high };
       // Two outlines, visible on any color.
-      return [svgElement("rect", { class: `outer ${kind}`, ...corner }), svgElement("rect", { class: `inner ${kind}`, ...corner })];
+      return [
+        svgElement("rect", { class: `outer ${kind}`, ...corner }),
+        svgElement("rect", { class: `inner ${kind}`, ...corner }),
+      ];
     };
     const { query, cursor, pinned } = this.outlined;
     setChildren(
       this.marks,
-      Math.min(wide, high) >= MIN_GRID_PATCH ? svgElement("path", { class: "patch-lines", d: [...across, ...down].join("") }) : null,
+      Math.min(wide, high) >= MIN_GRID_PATCH
+        ? svgElement("path", { class: "patch-lines", d: [...across, ...down].join("") })
+        : null,
       cursor === query ? null : frame(cursor, "pointed"),
       frame(query, pinned ? "query pinned" : "query"),
     );
@@ -239,17 +270,29 @@ function smallImage(scene, ...children) {
   const { pixels, grid } = scene.image;
   const [height, width] = pixels.shape;
   const element = html("div", { class: "small-image" }, children);
-  for (const [name, value] of Object.entries({ aspect: width / height, rows: grid[0], columns: grid[1] })) element.style.setProperty(`--${name}`, String(value));
+  for (const [name, value] of Object.entries({ aspect: width / height, rows: grid[0], columns: grid[1] }))
+    element.style.setProperty(`--${name}`, String(value));
   element.toggleAttribute("data-coarse", Math.max(height, width) < 160);
   return element;
 }
 
-/** A canvas with the image in color or gray, painted when its pixels are loaded. @param {import("../core/host.js").Host} host @param {boolean} gray */
+/**
+ * A canvas with the image in color or gray, painted when its pixels are loaded.
+ * @param {import("../core/host.js").Host} host @param {boolean} gray
+ */
 function imageCanvas(host, gray) {
   const { pixels, grid } = host.scene.image;
   const [height, width, channels] = pixels.shape;
   const canvas = html("canvas", { "aria-hidden": "true" });
-  host.blob(pixels.at).then((buffer) => paintImage(canvas, { pixels: new Uint8Array(buffer), height, width, channels, rows: grid[0], columns: grid[1] }, gray));
+  host
+    .blob(pixels.at)
+    .then((buffer) =>
+      paintImage(
+        canvas,
+        { pixels: new Uint8Array(buffer), height, width, channels, rows: grid[0], columns: grid[1] },
+        gray,
+      ),
+    );
   return canvas;
 }
 
@@ -258,7 +301,10 @@ export function imageThumbnail(host) {
   return smallImage(host.scene, imageCanvas(host, false));
 }
 
-/** Weights over patches as an overlay of the image. @param {import("../core/host.js").Host} host @param {string} side of the weights @param {Float64Array} weights */
+/**
+ * Weights over patches as an overlay of the image. @param {import("../core/host.js").Host} host
+ * @param {string} side of the weights @param {Float64Array} weights
+ */
 export function patchOverlay(host, side, weights) {
   const [rows, columns] = host.scene.image.grid;
   const start = host.scene.image.first[side];
@@ -269,7 +315,8 @@ export function patchOverlay(host, side, weights) {
 
 /**
  * Moves the buttons of patches onto a small image. Those of other tokens stay in their row.
- * @param {import("../core/host.js").Host} host @param {string} side of the tokens @param {HTMLElement} group of all buttons, which handles
+ * @param {import("../core/host.js").Host} host @param {string} side of the tokens
+ * @param {HTMLElement} group of all buttons, which handles
  * left and right @param {HTMLElement[]} buttons
  */
 export function placePatchButtons(host, side, group, buttons) {
@@ -304,7 +351,8 @@ export function placePatchButtons(host, side, group, buttons) {
 
 /**
  * An overlay: one number per patch, the numbers of tokens that are not patches, and what they describe.
- * @typedef {{patches: Float64Array, others: {name: string, weight: number}[], subject: string, verb: string, rounded: boolean}} Overlay
+ * @typedef {{patches: Float64Array, others: {name: string, weight: number}[], subject: string, verb: string, rounded:
+ * boolean}} Overlay
  */
 
 /** Number of listed patches. */
@@ -330,16 +378,25 @@ export function largestWeights(overlay, columns) {
     .filter((i) => numbers[i] >= 0.00005)
     .map((i) => {
       const patch = i - overlay.others.length;
-      return { patch: patch < 0 ? null : patch, name: patch < 0 ? overlay.others[i].name : patchLabel(patch, columns), weight: numbers[i] };
+      return {
+        patch: patch < 0 ? null : patch,
+        name: patch < 0 ? overlay.others[i].name : patchLabel(patch, columns),
+        weight: numbers[i],
+      };
     });
 }
 
-/** The numbers of an overlay. @param {Overlay | null} overlay @param {number | null} cursor @param {boolean} pinned @param {number} columns */
+/**
+ * The numbers of an overlay. @param {Overlay | null} overlay @param {number | null} cursor @param {boolean} pinned
+ * @param {number} columns
+ */
 export function overlayDetails(overlay, cursor, pinned, columns) {
   if (!overlay) return [html("p", { class: "hint" }, "Point at a patch to see its weight; arrow keys work too.")];
   const best = largestWeights(overlay, columns);
   const top = best[0]?.weight ?? 1;
-  const all = overlay.patches.reduce((sum, weight) => sum + weight, 0) + overlay.others.reduce((sum, { weight }) => sum + weight, 0);
+  const all =
+    overlay.patches.reduce((sum, weight) => sum + weight, 0) +
+    overlay.others.reduce((sum, { weight }) => sum + weight, 0);
   const rest = all - best.reduce((sum, { weight }) => sum + weight, 0);
   const others = overlay.patches.length + overlay.others.length - best.length;
   const bits = rowEntropy(Float64Array.from([...overlay.others.map(({ weight }) => weight), ...overlay.patches]));
@@ -355,7 +412,13 @@ export function overlayDetails(overlay, cursor, pinned, columns) {
     ),
     cursor === null
       ? null
-      : html("p", { class: "exact" }, patchLabel(cursor, columns), " ", html("output", { "aria-live": "off" }, formatWeight(overlay.patches[cursor], overlay.rounded))),
+      : html(
+          "p",
+          { class: "exact" },
+          patchLabel(cursor, columns),
+          " ",
+          html("output", { "aria-live": "off" }, formatWeight(overlay.patches[cursor], overlay.rounded)),
+        ),
     html(
       "ol",
       { class: "ranks" },
@@ -378,14 +441,21 @@ export function overlayDetails(overlay, cursor, pinned, columns) {
         ? `${others > 0 ? `${others} others: ${Math.max(0, rest).toFixed(4)} in total. ` : ""}Entropy ${bits.toFixed(2)} bits, as for a uniform distribution over ${(2 ** bits).toFixed(1)} tokens.`
         : "All weights are 0.",
     ),
-    overlay.rounded ? html("p", { class: "secondary" }, "To keep this page small, q and k are quantized to 16 bits: weights are accurate to about three digits.") : null,
+    overlay.rounded
+      ? html(
+          "p",
+          { class: "secondary" },
+          "To keep this page small, q and k are quantized to 16 bits: weights are accurate to about three digits.",
+        )
+      : null,
   );
 }
 
 /** A list of labels, one of which can be selected. */
 export class LabelList {
   /**
-   * @param {string} title @param {string} about @param {{number: number, name: string, share: number, color?: number[]}[]} labels
+   * @param {string} title @param {string} about
+   * @param {{number: number, name: string, share: number, color?: number[]}[]} labels
    * @param {string} kind the class of the section @param {(number: number | null) => void} onSelect
    */
   constructor(title, about, labels, kind, onSelect) {
@@ -406,23 +476,39 @@ export class LabelList {
           "aria-pressed": "false",
           title: makeVisible(name),
           onclick: (/** @type {Event} */ event) =>
-            onSelect(/** @type {HTMLElement} */ (event.currentTarget).getAttribute("aria-pressed") === "true" ? null : number),
+            onSelect(
+              /** @type {HTMLElement} */ (event.currentTarget).getAttribute("aria-pressed") === "true" ? null : number,
+            ),
         },
         color ? [marker, words] : [words, marker],
         html("span", { class: "share" }, formatPercent(share)),
       );
     });
-    this.list = html("ul", { class: "label-list" }, this.buttons.map((button) => html("li", {}, button)));
-    this.element = html("section", { class: kind, "aria-label": title }, html("h2", {}, title), this.list, html("p", { class: "about" }, about));
+    this.list = html(
+      "ul",
+      { class: "label-list" },
+      this.buttons.map((button) => html("li", {}, button)),
+    );
+    this.element = html(
+      "section",
+      { class: kind, "aria-label": title },
+      html("h2", {}, title),
+      this.list,
+      html("p", { class: "about" }, about),
+    );
   }
 
   /** @param {number | null} number */
   mark(number) {
-    for (const button of this.buttons) setAttributes(button, { "aria-pressed": String(Number(button.dataset.label) === number) });
+    for (const button of this.buttons)
+      setAttributes(button, { "aria-pressed": String(Number(button.dataset.label) === number) });
   }
 }
 
-/** The fraction of pixels of each label, in descending order. @param {Uint8Array | Uint16Array} numbers @param {number} count */
+/**
+ * The fraction of pixels of each label, in descending order. @param {Uint8Array | Uint16Array} numbers
+ * @param {number} count
+ */
 export function labelFractions(numbers, count) {
   const shares = new Float64Array(count);
   for (const number of numbers) shares[number] += 1 / numbers.length;

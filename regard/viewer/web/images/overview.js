@@ -36,7 +36,8 @@ export function imageHeadLabel(attention, head) {
 
 export class ImageOverview {
   /**
-   * @param {import("./attention.js").ImageAttention} imageAttention @param {import("../core/scheduler.js").Scheduler} scheduler
+   * @param {import("./attention.js").ImageAttention} imageAttention
+   * @param {import("../core/scheduler.js").Scheduler} scheduler
    * @param {(ref: HeadRef) => void} onSelect
    */
   constructor(imageAttention, scheduler, onSelect) {
@@ -51,7 +52,12 @@ export class ImageOverview {
     this.element = html(
       "nav",
       { class: "overview", "aria-label": "All layers and heads" },
-      STACKS.map((stack) => this.group(stack.title, list.filter((one) => findStack(one.name) === stack))),
+      STACKS.map((stack) =>
+        this.group(
+          stack.title,
+          list.filter((one) => findStack(one.name) === stack),
+        ),
+      ),
     );
     this.element.style.setProperty("--aspect", String(imageAttention.columns / imageAttention.rows));
   }
@@ -74,7 +80,9 @@ export class ImageOverview {
         "div",
         { role: "row", class: "line head-row" },
         html("span", { role: "columnheader", class: "corner" }, html("span", { class: "visually-hidden" }, "layer")),
-        columns.map((head) => html("span", { role: "columnheader", class: head === "mean" ? "mean" : "" }, String(head))),
+        columns.map((head) =>
+          html("span", { role: "columnheader", class: head === "mean" ? "mean" : "" }, String(head)),
+        ),
       ),
       some.map((one) =>
         html(
@@ -87,7 +95,8 @@ export class ImageOverview {
     );
     grid.style.setProperty("--heads", String(columns.length));
     const layers = some.length > 1 ? `${some.length} layers × ` : "";
-    const size = heads > 1 || layers ? html("span", { class: "size" }, `${layers}${heads} ${heads > 1 ? "heads" : "head"}`) : null;
+    const size =
+      heads > 1 || layers ? html("span", { class: "size" }, `${layers}${heads} ${heads > 1 ? "heads" : "head"}`) : null;
     return html("section", { class: "group" }, html("h2", {}, title, size), grid);
   }
 
@@ -124,7 +133,8 @@ export class ImageOverview {
 
   /**
    * Paints all thumbnails, one attention at a time, the selected one first.
-   * @param {(name: string) => number | null | undefined} queryRow returns the query row of an attention; null: the entire image;
+   * @param {(name: string) => number | null | undefined} queryRow returns the query row of an attention; null: the
+   * entire image;
    * undefined: it has no such row
    * @param {string} colors @param {string} scale @param {string} first
    */
@@ -167,7 +177,10 @@ export class QueryMaps {
     this.imageQuery = imageQuery;
     this.onSelect = onSelect;
     this.element = html("section", { class: "queries", "aria-label": "Queries of labels", hidden: true });
-    this.element.style.setProperty("--aspect", String(imageQuery.imageAttention.columns / imageQuery.imageAttention.rows));
+    this.element.style.setProperty(
+      "--aspect",
+      String(imageQuery.imageAttention.columns / imageQuery.imageAttention.rows),
+    );
   }
 
   /** @param {number[]} labelsByFrequency labels, most pixels first */
@@ -201,7 +214,13 @@ export class QueryMaps {
     const on = pinned === label;
     return html(
       "button",
-      { type: "button", "aria-pressed": String(on), "data-query": label, title: name, onclick: () => this.onSelect(on ? null : label) },
+      {
+        type: "button",
+        "aria-pressed": String(on),
+        "data-query": label,
+        title: name,
+        onclick: () => this.onSelect(on ? null : label),
+      },
       canvas,
       html("span", { class: "name" }, html("bdi", {}, name)),
     );

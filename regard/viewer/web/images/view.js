@@ -7,14 +7,26 @@ import { html, picker, setAttributes, setChildren, uniqueId } from "../core/dom.
 import { dropDown, icon, tabList, toggle } from "../core/shell.js";
 import { bidiIsolate, formatWeight, makeVisible, truncate } from "../core/tokens.js";
 import { ImageAttention } from "./attention.js";
-import { imageThumbnail, labelFractions, LabelList, largestWeights, overlayDetails, overlayLegend, PatchFigure, patchLabel } from "./figure.js";
+import {
+  imageThumbnail,
+  labelFractions,
+  LabelList,
+  largestWeights,
+  overlayDetails,
+  overlayLegend,
+  PatchFigure,
+  patchLabel,
+} from "./figure.js";
 import { imageHeadLabel, imageLayerLabel, ImageOverview, QueryMaps } from "./overview.js";
 import { argmax } from "../weights/maths.js";
 
 /* The query of the image view, from state and pointer, and the overlay that it produces. */
 
 /** @typedef {import("./figure.js").Overlay} Overlay */
-/** @typedef {{patch: number} | {token: number} | null} QueryRef a patch, another row of the selected attention, or the entire image (null) */
+/**
+ * @typedef {{patch: number} | {token: number} | null} QueryRef a patch, another row of the selected attention, or the
+ * entire image (null)
+ */
 
 export class ImageQuery {
   /** @param {import("./attention.js").ImageAttention} imageAttention @param {import("../core/state.js").State} state */
@@ -45,12 +57,18 @@ export class ImageQuery {
 
   /** @param {number} number */
   labelName(number) {
-    return makeVisible(this.image.labels.find((/** @type {any} */ one) => one.number === number)?.name ?? String(number));
+    return makeVisible(
+      this.image.labels.find((/** @type {any} */ one) => one.number === number)?.name ?? String(number),
+    );
   }
 
   /** Whether the overlay is the rollout of a label, by gradients or by the label's query. */
   get isForLabel() {
-    return this.overlayKind === "rollout" && this.selectedLabel !== null && (this.labelRollouts.has(this.selectedLabel) || this.imageAttention.segmenter.length > 0);
+    return (
+      this.overlayKind === "rollout" &&
+      this.selectedLabel !== null &&
+      (this.labelRollouts.has(this.selectedLabel) || this.imageAttention.segmenter.length > 0)
+    );
   }
 
   /** The pinned row of the selected attention, or null. */
@@ -62,7 +80,10 @@ export class ImageQuery {
   /** Whether the query can be selected. */
   get canSelectQuery() {
     if (this.overlayKind === "rollout") return !this.isForLabel;
-    return this.overlayKind === "attention" && this.imageAttention.firstPatch(this.state.view.selected.attention, "rows") !== null;
+    return (
+      this.overlayKind === "attention" &&
+      this.imageAttention.firstPatch(this.state.view.selected.attention, "rows") !== null
+    );
   }
 
   /** The current query. @returns {QueryRef} */
@@ -131,7 +152,13 @@ export class ImageQuery {
     if (this.overlayKind !== "rollout") return null;
     const label = this.isForLabel ? this.selectedLabel : null;
     if (label !== null && this.labelRollouts.has(label)) {
-      return { patches: this.labelRollouts.get(label), others: [], subject: this.labelName(label), verb: "is supported by", rounded: false };
+      return {
+        patches: this.labelRollouts.get(label),
+        others: [],
+        subject: this.labelName(label),
+        verb: "is supported by",
+        rounded: false,
+      };
     }
     const query = this.rolloutQuery();
     if (!this.imageAttention.rolloutLayers(query).every((name) => this.imageAttention.means.has(name))) return null;
@@ -140,7 +167,10 @@ export class ImageQuery {
     const tokens = this.scene.sides.image.tokens.slice(0, first);
     return {
       patches: row.subarray(first),
-      others: tokens.map((/** @type {string} */ name, /** @type {number} */ i) => ({ name: makeVisible(name), weight: row[i] })),
+      others: tokens.map((/** @type {string} */ name, /** @type {number} */ i) => ({
+        name: makeVisible(name),
+        weight: row[i],
+      })),
       subject: label === null ? this.queryLabel(this.query, "entire image") : `the query of ${this.labelName(label)}`,
       verb: "draws from",
       rounded: false,
@@ -168,21 +198,41 @@ const OVERLAY_LABELS = { image: "Image", attention: "Attention", rollout: "Rollo
 class ImageControls {
   /**
    * @param {ImageQuery} imageQuery
-   * @param {{choose: (selected: HeadRef) => void, step: (by: number) => void, selectQuery: (value: string) => void}} handlers
+   * @param {{choose: (selected: HeadRef) => void, step: (by: number) => void, selectQuery: (value: string) => void}}
+   * handlers
    */
   constructor(imageQuery, handlers) {
     this.imageQuery = imageQuery;
     const list = imageQuery.scene.attentions;
-    this.attention = picker("Layer", Object.fromEntries(list.map((one) => [one.name, imageLayerLabel(one)])), (attention) =>
-      handlers.choose({ attention, head: imageQuery.state.view.selected.head }),
+    this.attention = picker(
+      "Layer",
+      Object.fromEntries(list.map((one) => [one.name, imageLayerLabel(one)])),
+      (attention) => handlers.choose({ attention, head: imageQuery.state.view.selected.head }),
     );
-    this.head = picker("Head", {}, (head) => handlers.choose({ ...imageQuery.state.view.selected, head: head === "mean" ? "mean" : Number(head) }));
+    this.head = picker("Head", {}, (head) =>
+      handlers.choose({ ...imageQuery.state.view.selected, head: head === "mean" ? "mean" : Number(head) }),
+    );
     /** @param {string} name @param {string} path @param {number} by */
     const step = (name, path, by) =>
-      html("button", { type: "button", class: "round", "aria-label": name, onclick: () => handlers.step(by) }, icon(path));
-    this.steps = html("span", { class: "steps", "data-export": "no" }, step("Previous head", "M14 6l-6 6 6 6", -1), step("Next head", "M10 6l6 6-6 6", 1));
-    this.querySelect = html("select", { "aria-label": "Query", onchange: () => handlers.selectQuery(this.querySelect.value) });
-    this.label = html("select", { "aria-label": "Label", onchange: () => imageQuery.state.set({ label: this.label.value === "" ? null : Number(this.label.value) }) });
+      html(
+        "button",
+        { type: "button", class: "round", "aria-label": name, onclick: () => handlers.step(by) },
+        icon(path),
+      );
+    this.steps = html(
+      "span",
+      { class: "steps", "data-export": "no" },
+      step("Previous head", "M14 6l-6 6 6 6", -1),
+      step("Next head", "M10 6l6 6-6 6", 1),
+    );
+    this.querySelect = html("select", {
+      "aria-label": "Query",
+      onchange: () => handlers.selectQuery(this.querySelect.value),
+    });
+    this.label = html("select", {
+      "aria-label": "Label",
+      onchange: () => imageQuery.state.set({ label: this.label.value === "" ? null : Number(this.label.value) }),
+    });
     this.overlayTitle = html("span", { class: "overlay-title" });
     this.queryPrefix = html("span", {});
     this.querySelection = html("label", {}, this.queryPrefix, this.querySelect);
@@ -194,10 +244,14 @@ class ImageControls {
       html("header", {}, html("h2", {}, this.overlayTitle, this.attention, this.head, this.label), this.steps),
       html("p", { class: "query-choice" }, this.querySelection, this.about),
     );
-    const overlayKinds = Object.fromEntries(imageQuery.overlayKinds.map((overlayKind) => [overlayKind, OVERLAY_LABELS[overlayKind]]));
+    const overlayKinds = Object.fromEntries(
+      imageQuery.overlayKinds.map((overlayKind) => [overlayKind, OVERLAY_LABELS[overlayKind]]),
+    );
     this.tabs = tabList("Overlay", overlayKinds, this.panel.id, (overlayKind) => imageQuery.state.set({ overlayKind }));
     this.asTable = toggle("Table", (on) => imageQuery.state.set({ form: on ? "table" : "map" }));
-    this.follow = toggle("Follow the pointer", (on) => imageQuery.state.set({ follow: on, ...(on ? { pin: null } : {}) }));
+    this.follow = toggle("Follow the pointer", (on) =>
+      imageQuery.state.set({ follow: on, ...(on ? { pin: null } : {}) }),
+    );
     this.scale = picker("Scale", SCALES, (scale) => imageQuery.state.set({ scale }));
     this.colors = picker("Colors", COLORS, (colors) => imageQuery.state.set({ colors }));
     /** The measures of the head are added by the view. */
@@ -205,9 +259,20 @@ class ImageControls {
       "Settings",
       icon("M4 7h10M18 7h2M4 17h2M10 17h10M16 5v4M8 15v4"),
       "settings-panel",
-      html("div", { class: "pickers" }, html("label", {}, "Scale ", this.scale), html("label", {}, "Colors ", this.colors)),
+      html(
+        "div",
+        { class: "pickers" },
+        html("label", {}, "Scale ", this.scale),
+        html("label", {}, "Colors ", this.colors),
+      ),
     );
-    this.bar = html("div", { class: "bar", "data-export": "no" }, this.tabs.element, html("div", { class: "toggles" }, this.follow, this.asTable), this.settings);
+    this.bar = html(
+      "div",
+      { class: "bar", "data-export": "no" },
+      this.tabs.element,
+      html("div", { class: "toggles" }, this.follow, this.asTable),
+      this.settings,
+    );
   }
 
   /** Shows the current selection. @param {boolean} isTable whether the overlay is shown as a table */
@@ -218,21 +283,39 @@ class ImageControls {
     setAttributes(this.panel, { "aria-labelledby": this.tabs.mark(overlayKind) });
     this.attention.value = view.selected.attention;
     const heads = [...(attention.heads > 1 ? ["mean"] : []), ...Array(attention.heads).keys()];
-    setChildren(this.head, heads.map((head) => html("option", { value: head }, imageHeadLabel(attention, /** @type {any} */ (head)))));
+    setChildren(
+      this.head,
+      heads.map((head) => html("option", { value: head }, imageHeadLabel(attention, /** @type {any} */ (head)))),
+    );
     this.head.value = String(view.selected.head);
-    setChildren(this.label, html("option", { value: "" }, "any label"), this.imageQuery.image.labels.map((/** @type {any} */ one) => html("option", { value: one.number }, makeVisible(one.name))));
+    setChildren(
+      this.label,
+      html("option", { value: "" }, "any label"),
+      this.imageQuery.image.labels.map((/** @type {any} */ one) =>
+        html("option", { value: one.number }, makeVisible(one.name)),
+      ),
+    );
     this.label.value = this.imageQuery.selectedLabel === null ? "" : String(this.imageQuery.selectedLabel);
-    this.overlayTitle.textContent = { image: "Image", rollout: "Attention rollout", mask: "Segmentation mask" }[overlayKind] ?? "";
+    this.overlayTitle.textContent =
+      { image: "Image", rollout: "Attention rollout", mask: "Segmentation mask" }[overlayKind] ?? "";
     this.overlayTitle.hidden = overlayKind === "attention";
     this.attention.hidden = this.head.hidden = overlayKind !== "attention";
-    this.label.hidden = overlayKind !== "rollout" || !(this.imageQuery.labelRollouts.size || this.imageQuery.imageAttention.segmenter.length);
+    this.label.hidden =
+      overlayKind !== "rollout" ||
+      !(this.imageQuery.labelRollouts.size || this.imageQuery.imageAttention.segmenter.length);
     this.steps.hidden = overlayKind !== "attention" || attention.heads === 1;
     this.fillQueryOptions(attention, query);
     this.querySelection.hidden = !this.imageQuery.canSelectQuery;
     this.queryPrefix.textContent = overlayKind === "rollout" ? "Rollout of: " : "Query: ";
     this.about.textContent = this.describe();
-    setAttributes(this.follow, { "aria-pressed": String(this.imageQuery.followsPointer), hidden: !this.imageQuery.canSelectQuery || isTable });
-    setAttributes(this.asTable, { "aria-pressed": String(isTable), hidden: !["attention", "rollout"].includes(overlayKind) });
+    setAttributes(this.follow, {
+      "aria-pressed": String(this.imageQuery.followsPointer),
+      hidden: !this.imageQuery.canSelectQuery || isTable,
+    });
+    setAttributes(this.asTable, {
+      "aria-pressed": String(isTable),
+      hidden: !["attention", "rollout"].includes(overlayKind),
+    });
     this.scale.value = view.scale ?? "linear";
     this.colors.value = view.colors;
   }
@@ -241,18 +324,25 @@ class ImageControls {
   describe() {
     const { overlayKind } = this.imageQuery;
     const { rows, columns } = this.imageQuery.imageAttention;
-    if (overlayKind === "image") return `${rows} × ${columns} patches of ${this.imageQuery.image.patch} × ${this.imageQuery.image.patch} pixels.`;
+    if (overlayKind === "image")
+      return `${rows} × ${columns} patches of ${this.imageQuery.image.patch} × ${this.imageQuery.image.patch} pixels.`;
     if (overlayKind === "mask") return "Each pixel has the color of its most probable label.";
     if (this.imageQuery.canSelectQuery) return "";
     if (overlayKind === "attention") return "The pooling query attends to all patches.";
-    return this.imageQuery.labelRollouts.has(this.imageQuery.selectedLabel) ? "Gradient-weighted rollout: evidence for the label." : "Rollout of the label’s query.";
+    return this.imageQuery.labelRollouts.has(this.imageQuery.selectedLabel)
+      ? "Gradient-weighted rollout: evidence for the label."
+      : "Rollout of the label’s query.";
   }
 
   /** Names the query that the pointer selects: the patch under it, or the entire image while it is elsewhere. */
   showPointer() {
     const { cursor, overlayKind, imageAttention, state, followsPointer } = this.imageQuery;
-    const whole = overlayKind === "rollout" ? "entire image" : this.imageQuery.imageRowLabel(state.view.selected.attention);
-    const text = cursor !== null && followsPointer ? patchLabel(cursor, imageAttention.columns) : `${whole} (point at a patch to change it)`;
+    const whole =
+      overlayKind === "rollout" ? "entire image" : this.imageQuery.imageRowLabel(state.view.selected.attention);
+    const text =
+      cursor !== null && followsPointer
+        ? patchLabel(cursor, imageAttention.columns)
+        : `${whole} (point at a patch to change it)`;
     if (this.pointerOption.textContent !== text) this.pointerOption.textContent = text;
   }
 
@@ -266,14 +356,37 @@ class ImageControls {
     setChildren(
       this.querySelect,
       (this.pointerOption = html("option", { value: "pointer" })),
-      html("option", { value: "whole" }, isRollout ? "entire image" : singleQuery === null ? "mean over patches" : `entire image (${this.imageQuery.imageRowLabel(attention.name)})`),
+      html(
+        "option",
+        { value: "whole" },
+        isRollout
+          ? "entire image"
+          : singleQuery === null
+            ? "mean over patches"
+            : `entire image (${this.imageQuery.imageRowLabel(attention.name)})`,
+      ),
       tokens.length
-        ? html("optgroup", { label: group }, tokens.map((/** @type {string} */ name, /** @type {number} */ i) => html("option", { value: i }, makeVisible(name))))
+        ? html(
+            "optgroup",
+            { label: group },
+            tokens.map((/** @type {string} */ name, /** @type {number} */ i) =>
+              html("option", { value: i }, makeVisible(name)),
+            ),
+          )
         : null,
-      this.imageQuery.pinned !== null && query && "patch" in query ? html("option", { value: "patch" }, this.imageQuery.queryLabel(query, "")) : null,
+      this.imageQuery.pinned !== null && query && "patch" in query
+        ? html("option", { value: "patch" }, this.imageQuery.queryLabel(query, ""))
+        : null,
     );
     this.showPointer();
-    this.querySelect.value = this.imageQuery.pinned === null ? (this.imageQuery.state.view.follow ? "pointer" : "whole") : query && "patch" in query ? "patch" : String(this.imageQuery.pinned);
+    this.querySelect.value =
+      this.imageQuery.pinned === null
+        ? this.imageQuery.state.view.follow
+          ? "pointer"
+          : "whole"
+        : query && "patch" in query
+          ? "patch"
+          : String(this.imageQuery.pinned);
   }
 }
 
@@ -355,13 +468,21 @@ export class ImageView {
       "p",
       { class: "actions", "data-export": "no" },
       html("button", { type: "button", class: "small", onclick: () => this.turnOff() }, "Turn this head off"),
-      this.scene.trace ? html("button", { type: "button", class: "small", onclick: () => this.state.set({ view: "steps" }) }, "Show the arithmetic") : null,
+      this.scene.trace
+        ? html(
+            "button",
+            { type: "button", class: "small", onclick: () => this.state.set({ view: "steps" }) },
+            "Show the arithmetic",
+          )
+        : null,
     );
     panel.append(this.actions, this.container, this.statusElement);
     panel.addEventListener("keydown", (event) => this.key(event));
     this.legend = html("div", { class: "legend" });
     this.foot = html("div", { class: "foot" }, this.legend);
-    this.queries = new QueryMaps(this.imageQuery, (label) => this.selectQuery(label === null ? "pointer" : String(label)));
+    this.queries = new QueryMaps(this.imageQuery, (label) =>
+      this.selectQuery(label === null ? "pointer" : String(label)),
+    );
     this.figureElement = html("div", { class: "card" }, panel, this.foot, this.queries.element);
     this.stage = html("section", { class: "stage", "aria-label": "Image" }, bar, this.figureElement);
   }
@@ -384,7 +505,13 @@ export class ImageView {
     const { view } = this.state;
     if (!this.ready) await this.fetch();
     const isRollout = this.imageQuery.overlayKind === "rollout" && this.imageAttention.fitsRollout;
-    const layers = isRollout ? [...new Set([null, this.imageQuery.rolloutQuery()].flatMap((query) => this.imageAttention.rolloutLayers(query)))] : [];
+    const layers = isRollout
+      ? [
+          ...new Set(
+            [null, this.imageQuery.rolloutQuery()].flatMap((query) => this.imageAttention.rolloutLayers(query)),
+          ),
+        ]
+      : [];
     await Promise.all([view.selected.attention, ...layers].map((name) => this.attentions.load(name)));
     if (this.state.view !== view) return;
     if (changed?.has("selected") && this.imageQuery.overlayKind === "attention") this.announcer.announce(this.title());
@@ -403,13 +530,27 @@ export class ImageView {
   async fetch() {
     const { pixels, grid, labels, mask } = this.image;
     const [height, width, channels] = pixels.shape;
-    this.figure.setImage({ pixels: new Uint8Array(await this.host.blob(pixels.at)), height, width, channels, rows: grid[0], columns: grid[1] });
+    this.figure.setImage({
+      pixels: new Uint8Array(await this.host.blob(pixels.at)),
+      height,
+      width,
+      channels,
+      rows: grid[0],
+      columns: grid[1],
+    });
     for (const { number, rollout } of labels) {
-      if (rollout) this.imageQuery.labelRollouts.set(number, Float64Array.from(new Float32Array(await this.host.blob(rollout.at))));
+      if (rollout)
+        this.imageQuery.labelRollouts.set(
+          number,
+          Float64Array.from(new Float32Array(await this.host.blob(rollout.at))),
+        );
     }
     if (mask) {
       const buffer = await this.host.blob(mask.at);
-      this.pixels = { numbers: mask.type === "uint8" ? new Uint8Array(buffer) : new Uint16Array(buffer), colors: mask.colors };
+      this.pixels = {
+        numbers: mask.type === "uint8" ? new Uint8Array(buffer) : new Uint16Array(buffer),
+        colors: mask.colors,
+      };
     }
     if (!this.ready) this.makeLabels();
     this.ready = true;
@@ -423,14 +564,23 @@ export class ImageView {
       this.list = new LabelList(
         "Pixel labels",
         "Select a label to highlight it.",
-        shares.filter(({ share }) => share > 0).map(({ number, share }) => ({ number, share, name: labels[number].name, color: mask.colors[number] })),
+        shares
+          .filter(({ share }) => share > 0)
+          .map(({ number, share }) => ({ number, share, name: labels[number].name, color: mask.colors[number] })),
         "pixel-labels",
-        (label) => this.state.set({ label, overlayKind: this.imageQuery.overlayKind === "rollout" && this.imageAttention.segmenter.length ? "rollout" : "mask" }),
+        (label) =>
+          this.state.set({
+            label,
+            overlayKind:
+              this.imageQuery.overlayKind === "rollout" && this.imageAttention.segmenter.length ? "rollout" : "mask",
+          }),
       );
     } else if (labels.some((/** @type {any} */ one) => one.probability !== undefined)) {
       this.list = new LabelList(
         "Predictions",
-        this.imageQuery.labelRollouts.size ? "Select a label to see the evidence for it." : "The evidence for a label needs gradients, which a page computes only for its first image.",
+        this.imageQuery.labelRollouts.size
+          ? "Select a label to see the evidence for it."
+          : "The evidence for a label needs gradients, which a page computes only for its first image.",
         labels.map((/** @type {any} */ one) => ({ number: one.number, name: one.name, share: one.probability })),
         "predictions",
         (label) => this.state.set({ label, overlayKind: "rollout" }),
@@ -443,9 +593,13 @@ export class ImageView {
   prepareRollout(names) {
     const { imageAttention } = this;
     setChildren(this.statusElement);
-    if (this.imageQuery.overlayKind !== "rollout" || this.imageQuery.labelRollouts.has(this.imageQuery.selectedLabel)) return;
+    if (this.imageQuery.overlayKind !== "rollout" || this.imageQuery.labelRollouts.has(this.imageQuery.selectedLabel))
+      return;
     if (!imageAttention.fitsRollout) {
-      setChildren(this.statusElement, `A rollout over ${imageAttention.tokens} tokens is too large for this page. Run: regard look MODEL IMAGE --rollout --out map.png`);
+      setChildren(
+        this.statusElement,
+        `A rollout over ${imageAttention.tokens} tokens is too large for this page. Run: regard look MODEL IMAGE --rollout --out map.png`,
+      );
       return;
     }
     if (names.every((name) => imageAttention.means.has(name))) return;
@@ -465,7 +619,11 @@ export class ImageView {
     const { view } = this.state;
     const colors = view.colors;
     const scale = view.scale ?? "linear";
-    if (!this.ready || (this.imageQuery.overlayKind === "attention" && !this.attentions.isLoaded(view.selected.attention))) return;
+    if (
+      !this.ready ||
+      (this.imageQuery.overlayKind === "attention" && !this.attentions.isLoaded(view.selected.attention))
+    )
+      return;
     this.overlay = this.imageQuery.computeOverlay();
     this.controls.showPointer();
     this.actions.hidden = this.imageQuery.overlayKind !== "attention" || view.selected.head === "mean";
@@ -475,10 +633,15 @@ export class ImageView {
     else if (this.imageQuery.overlayKind === "mask") this.figure.showLabels(this.pixels, this.imageQuery.selectedLabel);
     else if (this.overlay) this.figure.showWeights(this.overlay.patches, colors, scale);
     else this.figure.showImage();
-    setAttributes(this.figure.element, { "aria-label": `${this.title()}. Arrow keys move between patches, Enter pins or unpins the query patch.` });
+    setAttributes(this.figure.element, {
+      "aria-label": `${this.title()}. Arrow keys move between patches, Enter pins or unpins the query patch.`,
+    });
     if (this.imageQuery.overlayKind === "attention") {
       const some = this.imageQuery.query === null && this.imageAttention.isSampled(view.selected);
-      setChildren(this.statusElement, some ? `Mean over a sample of ${this.attentions.map(view.selected, false).sampleRows().length} patches.` : null);
+      setChildren(
+        this.statusElement,
+        some ? `Mean over a sample of ${this.attentions.map(view.selected, false).sampleRows().length} patches.` : null,
+      );
     }
     this.mark();
     this.foot.hidden = !this.overlay || this.isTable;
@@ -491,23 +654,48 @@ export class ImageView {
     const { query, cursor } = this.imageQuery;
     const queryPatch = query && "patch" in query ? query.patch : null;
     this.figure.mark({ query: queryPatch, cursor, pinned: this.imageQuery.pinned !== null });
-    const at = (/** @type {number | null} */ patch) => (patch === null ? null : { row: Math.floor(patch / this.imageAttention.columns), column: patch % this.imageAttention.columns });
+    const at = (/** @type {number | null} */ patch) =>
+      patch === null
+        ? null
+        : { row: Math.floor(patch / this.imageAttention.columns), column: patch % this.imageAttention.columns };
     if (this.isTable && this.overlay) this.table.mark(at(cursor), at(queryPatch));
-    setChildren(this.details, this.imageQuery.overlayKind === "mask" || this.imageQuery.overlayKind === "image" ? this.pixelDetails() : overlayDetails(this.overlay, this.imageQuery.readPatch, this.imageQuery.pinned !== null && this.imageQuery.canSelectQuery, this.imageAttention.columns));
+    setChildren(
+      this.details,
+      this.imageQuery.overlayKind === "mask" || this.imageQuery.overlayKind === "image"
+        ? this.pixelDetails()
+        : overlayDetails(
+            this.overlay,
+            this.imageQuery.readPatch,
+            this.imageQuery.pinned !== null && this.imageQuery.canSelectQuery,
+            this.imageAttention.columns,
+          ),
+    );
   }
 
   /** Details of the pixel under the pointer. */
   pixelDetails() {
-    const pixel = this.pixel ?? (this.imageQuery.cursor === null ? null : this.figure.centerPixel(this.imageQuery.cursor));
-    if (pixel === null) return html("p", { class: "hint" }, "Point at the image to inspect a pixel; arrow keys work too.");
+    const pixel =
+      this.pixel ?? (this.imageQuery.cursor === null ? null : this.figure.centerPixel(this.imageQuery.cursor));
+    if (pixel === null)
+      return html("p", { class: "hint" }, "Point at the image to inspect a pixel; arrow keys work too.");
     const { width, channels, pixels } = this.figure.imagePixels;
     const numbers = Array.from(pixels.subarray(pixel * channels, (pixel + 1) * channels));
     return html(
       "div",
       { class: "one" },
-      html("h2", {}, html("span", { class: "subject" }, patchLabel(this.imageQuery.cursor, this.imageAttention.columns))),
-      html("p", { class: "secondary" }, `Pixel ${Math.floor(pixel / width)},${pixel % width}: ${channels === 3 ? `red ${numbers[0]}, green ${numbers[1]}, blue ${numbers[2]}` : `gray ${numbers[0]}`}.`),
-      this.imageQuery.overlayKind === "mask" ? html("p", { class: "exact" }, html("bdi", {}, this.imageQuery.labelName(this.pixels.numbers[pixel]))) : null,
+      html(
+        "h2",
+        {},
+        html("span", { class: "subject" }, patchLabel(this.imageQuery.cursor, this.imageAttention.columns)),
+      ),
+      html(
+        "p",
+        { class: "secondary" },
+        `Pixel ${Math.floor(pixel / width)},${pixel % width}: ${channels === 3 ? `red ${numbers[0]}, green ${numbers[1]}, blue ${numbers[2]}` : `gray ${numbers[0]}`}.`,
+      ),
+      this.imageQuery.overlayKind === "mask"
+        ? html("p", { class: "exact" }, html("bdi", {}, this.imageQuery.labelName(this.pixels.numbers[pixel])))
+        : null,
     );
   }
 
@@ -515,14 +703,28 @@ export class ImageView {
     const { selected } = this.state.view;
     const attention = this.imageQuery.overlayKind === "attention";
     this.measures.values.hidden = !attention;
-    if (attention) this.measures.show([{ figureData: /** @type {any} */ ({ map: this.attentions.map(selected, false), rows: { merged: false } }), selected, mark: "first" }], null);
+    if (attention)
+      this.measures.show(
+        [
+          {
+            figureData: /** @type {any} */ ({ map: this.attentions.map(selected, false), rows: { merged: false } }),
+            selected,
+            mark: "first",
+          },
+        ],
+        null,
+      );
   }
 
   // Pointer and keys
 
   /** @param {number | null} patch @param {number | null} pixel */
   point(patch, pixel) {
-    if (patch === this.imageQuery.cursor && (pixel === this.pixel || !["mask", "image"].includes(this.imageQuery.overlayKind))) return;
+    if (
+      patch === this.imageQuery.cursor &&
+      (pixel === this.pixel || !["mask", "image"].includes(this.imageQuery.overlayKind))
+    )
+      return;
     const same = patch === this.imageQuery.cursor;
     [this.imageQuery.cursor, this.pixel] = [patch, pixel];
     if (this.imageQuery.followsPointer && !same) this.draw();
@@ -536,10 +738,12 @@ export class ImageView {
     if (this.imageQuery.cursor === null) return this.title();
     const label = patchLabel(this.imageQuery.cursor, columns);
     const position = `Row ${Math.floor(this.imageQuery.cursor / columns) + 1} of ${this.imageAttention.rows}, column ${(this.imageQuery.cursor % columns) + 1} of ${columns}.`;
-    if (this.imageQuery.overlayKind === "mask") return `${label}: ${bidiIsolate(this.imageQuery.labelName(this.pixels.numbers[this.pixel ?? this.figure.centerPixel(this.imageQuery.cursor)]))}. ${position}`;
+    if (this.imageQuery.overlayKind === "mask")
+      return `${label}: ${bidiIsolate(this.imageQuery.labelName(this.pixels.numbers[this.pixel ?? this.figure.centerPixel(this.imageQuery.cursor)]))}. ${position}`;
     if (!this.overlay) return `${label}. ${position}`;
     const { subject, verb, patches, rounded } = this.overlay;
-    if (this.imageQuery.readPatch !== null) return `${bidiIsolate(subject)} ${verb} ${label}: ${formatWeight(patches[this.imageQuery.cursor], rounded)}. ${position}`;
+    if (this.imageQuery.readPatch !== null)
+      return `${bidiIsolate(subject)} ${verb} ${label}: ${formatWeight(patches[this.imageQuery.cursor], rounded)}. ${position}`;
     const [best] = largestWeights(this.overlay, columns);
     return `${bidiIsolate(subject)} ${verb} ${best ? `${best.name} most: ${formatWeight(best.weight, rounded)}` : "nothing"}. ${position}`;
   }
@@ -548,12 +752,22 @@ export class ImageView {
   pin(patch) {
     if (!this.imageQuery.canSelectQuery) return;
     const { selected } = this.state.view;
-    const name = this.imageQuery.overlayKind === "rollout" && this.imageAttention.firstPatch(selected.attention, "rows") === null ? this.imageAttention.blocks.at(-1) : selected.attention;
+    const name =
+      this.imageQuery.overlayKind === "rollout" && this.imageAttention.firstPatch(selected.attention, "rows") === null
+        ? this.imageAttention.blocks.at(-1)
+        : selected.attention;
     const token = this.imageAttention.rowOfPatch(name, patch);
     const same = this.imageQuery.pinned === token && name === selected.attention;
     this.imageQuery.cursor = patch;
-    this.state.set({ pin: same ? null : [token, this.imageAttention.firstPatch(name, "columns") + patch], ...(name === selected.attention ? {} : { selected: { attention: name, head: "mean" } }) });
-    this.announcer.announce(same ? `Unpinned: ${patchLabel(patch, this.imageAttention.columns)}.` : `Pinned: ${patchLabel(patch, this.imageAttention.columns)} is the query.`);
+    this.state.set({
+      pin: same ? null : [token, this.imageAttention.firstPatch(name, "columns") + patch],
+      ...(name === selected.attention ? {} : { selected: { attention: name, head: "mean" } }),
+    });
+    this.announcer.announce(
+      same
+        ? `Unpinned: ${patchLabel(patch, this.imageAttention.columns)}.`
+        : `Pinned: ${patchLabel(patch, this.imageAttention.columns)} is the query.`,
+    );
   }
 
   /** Selects a query. @param {string} value value of an option */
@@ -565,7 +779,9 @@ export class ImageView {
       const token = Number(value);
       this.state.set({ pin: [token, argmax(this.attentions.map(selected, false).exactRow(token))] });
     }
-    this.announcer.announce(`Query: ${this.imageQuery.queryLabel(this.imageQuery.query, this.imageQuery.overlayKind === "rollout" ? "entire image" : this.imageQuery.imageRowLabel(this.state.view.selected.attention))}.`);
+    this.announcer.announce(
+      `Query: ${this.imageQuery.queryLabel(this.imageQuery.query, this.imageQuery.overlayKind === "rollout" ? "entire image" : this.imageQuery.imageRowLabel(this.state.view.selected.attention))}.`,
+    );
   }
 
   /** Selects another head; a pinned query patch stays pinned. @param {HeadRef} selected */
@@ -573,7 +789,8 @@ export class ImageView {
     const { heads, rows, columns } = this.attentions.byName.get(selected.attention);
     const head = selected.head === "mean" ? (heads > 1 ? "mean" : 0) : Math.min(selected.head, heads - 1);
     const { pin, selected: before } = this.state.view;
-    const patch = this.imageQuery.pinned === null ? null : this.imageAttention.patchOfRow(before.attention, this.imageQuery.pinned);
+    const patch =
+      this.imageQuery.pinned === null ? null : this.imageAttention.patchOfRow(before.attention, this.imageQuery.pinned);
     const token = patch === null ? null : this.imageAttention.rowOfPatch(selected.attention, patch);
     const hasSameRows = rows === this.attentions.byName.get(before.attention).rows;
     /** @type {[number, number] | null} */
@@ -587,7 +804,8 @@ export class ImageView {
     const names = [...this.attentions.byName.keys()];
     const name = names[(names.indexOf(attention) + layers + names.length) % names.length];
     const { heads } = this.attentions.byName.get(name);
-    const next = head === "mean" ? (by > 0 ? 0 : by < 0 ? heads - 1 : "mean") : (Math.min(head, heads - 1) + by + heads) % heads;
+    const next =
+      head === "mean" ? (by > 0 ? 0 : by < 0 ? heads - 1 : "mean") : (Math.min(head, heads - 1) + by + heads) % heads;
     this.choose({ attention: name, head: next });
   }
 
@@ -608,9 +826,19 @@ export class ImageView {
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     const { columns, rows } = this.imageAttention;
     const distance = event.shiftKey ? 10 : 1;
-    const moves = { ArrowUp: [-distance, 0], ArrowDown: [distance, 0], ArrowLeft: [0, -distance], ArrowRight: [0, distance], Home: [0, -columns], End: [0, columns], PageUp: [-rows, 0], PageDown: [rows, 0] };
+    const moves = {
+      ArrowUp: [-distance, 0],
+      ArrowDown: [distance, 0],
+      ArrowLeft: [0, -distance],
+      ArrowRight: [0, distance],
+      Home: [0, -columns],
+      End: [0, columns],
+      PageUp: [-rows, 0],
+      PageDown: [rows, 0],
+    };
     if (key in moves) this.move(moves[key][0], moves[key][1]);
-    else if (key in OVERLAY_KEYS && this.imageQuery.overlayKinds.includes(OVERLAY_KEYS[key])) this.state.set({ overlayKind: OVERLAY_KEYS[key] });
+    else if (key in OVERLAY_KEYS && this.imageQuery.overlayKinds.includes(OVERLAY_KEYS[key]))
+      this.state.set({ overlayKind: OVERLAY_KEYS[key] });
     else if (key === "g" && this.overlay) this.goTo(argmax(this.overlay.patches));
     else if (key === "n") this.state.set({ form: this.isTable ? "map" : "table" });
     else if (key === "f") this.selectQuery(this.imageQuery.followsPointer ? "whole" : "pointer");
@@ -635,13 +863,21 @@ export class ImageView {
     const { query } = this.imageQuery;
     // The first key press only shows the current position: the query patch, or the center.
     if (this.imageQuery.cursor === null) {
-      const middle = Math.floor(this.imageAttention.rows / 2) * this.imageAttention.columns + Math.floor(this.imageAttention.columns / 2);
+      const middle =
+        Math.floor(this.imageAttention.rows / 2) * this.imageAttention.columns +
+        Math.floor(this.imageAttention.columns / 2);
       this.goTo(query && "patch" in query ? query.patch : middle);
       return;
     }
     const clamp = (/** @type {number} */ index, /** @type {number} */ count) => Math.max(0, Math.min(count - 1, index));
-    const row = clamp(Math.floor(this.imageQuery.cursor / this.imageAttention.columns) + rows, this.imageAttention.rows);
-    this.goTo(row * this.imageAttention.columns + clamp((this.imageQuery.cursor % this.imageAttention.columns) + columns, this.imageAttention.columns));
+    const row = clamp(
+      Math.floor(this.imageQuery.cursor / this.imageAttention.columns) + rows,
+      this.imageAttention.rows,
+    );
+    this.goTo(
+      row * this.imageAttention.columns +
+        clamp((this.imageQuery.cursor % this.imageAttention.columns) + columns, this.imageAttention.columns),
+    );
   }
 
   /** @param {number} patch */
@@ -665,23 +901,37 @@ export class ImageView {
   title() {
     const { selected } = this.state.view;
     const attention = this.attentions.byName.get(selected.attention);
-    if (this.imageQuery.overlayKind === "attention") return `${imageLayerLabel(attention)}, ${imageHeadLabel(attention, selected.head)}`;
-    if (this.imageQuery.overlayKind !== "rollout") return this.imageQuery.overlayKind === "mask" ? "Segmentation mask" : "Image";
-    return this.imageQuery.isForLabel ? `Rollout for ${bidiIsolate(this.imageQuery.labelName(this.imageQuery.selectedLabel))}` : "Rollout";
+    if (this.imageQuery.overlayKind === "attention")
+      return `${imageLayerLabel(attention)}, ${imageHeadLabel(attention, selected.head)}`;
+    if (this.imageQuery.overlayKind !== "rollout")
+      return this.imageQuery.overlayKind === "mask" ? "Segmentation mask" : "Image";
+    return this.imageQuery.isForLabel
+      ? `Rollout for ${bidiIsolate(this.imageQuery.labelName(this.imageQuery.selectedLabel))}`
+      : "Rollout";
   }
 
   /** The overlay as a table of the patches' rows and columns. */
   get figureData() {
     const { rows, columns } = this.imageAttention;
-    const axis = (/** @type {string} */ title, /** @type {number} */ count) => ({ rtl: false, labels: Array.from({ length: count }, (_, i) => `${title} ${i}`) });
+    const axis = (/** @type {string} */ title, /** @type {number} */ count) => ({
+      rtl: false,
+      labels: Array.from({ length: count }, (_, i) => `${title} ${i}`),
+    });
     const { patches, rounded } = this.overlay;
-    const map = { rows, columns, exactRow: (/** @type {number} */ row) => patches.subarray(row * columns, (row + 1) * columns) };
+    const map = {
+      rows,
+      columns,
+      exactRow: (/** @type {number} */ row) => patches.subarray(row * columns, (row + 1) * columns),
+    };
     return { map, rows: axis("row", rows), columns: axis("column", columns), name: this.title(), rounded };
   }
 
   get fileName() {
     const { selected } = this.state.view;
-    const what = this.imageQuery.overlayKind === "attention" ? `${selected.attention}.${selected.head}` : this.imageQuery.overlayKind;
+    const what =
+      this.imageQuery.overlayKind === "attention"
+        ? `${selected.attention}.${selected.head}`
+        : this.imageQuery.overlayKind;
     return `regard-${truncate(this.scene.texts.source, 60)}-${what}`.replace(/[^\w.-]+/g, "_");
   }
 

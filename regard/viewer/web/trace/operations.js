@@ -38,7 +38,10 @@ export function broadcastShape(shapes) {
   });
 }
 
-/** Maps an index of a broadcast shape to an index of the tensor. @param {number[]} from @param {number[]} to @returns {(at: number) => number} */
+/**
+ * Maps an index of a broadcast shape to an index of the tensor. @param {number[]} from @param {number[]} to
+ * @returns {(at: number) => number}
+ */
 export function broadcastIndex(from, to) {
   if (sizeOf(from) === sizeOf(to)) return (at) => at;
   if (sizeOf(from) === 1) return () => 0;
@@ -84,7 +87,17 @@ export const LAYOUT_OPS = {
     const axes = dims.map((/** @type {number} */ dim) => axisOf(dim, x.shape));
     const shape = axes.map((/** @type {number} */ axis) => x.shape[axis]);
     const [outer, inner] = [stridesOf(shape), stridesOf(x.shape)];
-    return { shape, from: (at) => [0, axes.reduce((/** @type {number} */ sum, /** @type {number} */ axis, /** @type {number} */ i) => sum + along(at, shape, i, outer) * inner[axis], 0)] };
+    return {
+      shape,
+      from: (at) => [
+        0,
+        axes.reduce(
+          (/** @type {number} */ sum, /** @type {number} */ axis, /** @type {number} */ i) =>
+            sum + along(at, shape, i, outer) * inner[axis],
+          0,
+        ),
+      ],
+    };
   },
   expand: ([x], { shape }) => {
     const index = broadcastIndex(x.shape, shape);
@@ -105,7 +118,14 @@ export const LAYOUT_OPS = {
     const axes = dims.map((/** @type {number} */ dim) => axisOf(dim, x.shape));
     return {
       shape: x.shape,
-      from: (at) => [0, axes.reduce((/** @type {number} */ sum, /** @type {number} */ axis) => sum + (x.shape[axis] - 1 - 2 * along(at, x.shape, axis, strides)) * strides[axis], at)],
+      from: (at) => [
+        0,
+        axes.reduce(
+          (/** @type {number} */ sum, /** @type {number} */ axis) =>
+            sum + (x.shape[axis] - 1 - 2 * along(at, x.shape, axis, strides)) * strides[axis],
+          at,
+        ),
+      ],
     };
   },
   cat: (inputs, { dim = 0 }) => {
@@ -127,7 +147,13 @@ export const LAYOUT_OPS = {
     const axis = dim < 0 ? dim + inputs[0].shape.length + 1 : dim;
     const shape = [...inputs[0].shape.slice(0, axis), inputs.length, ...inputs[0].shape.slice(axis)];
     const inner = stridesOf(shape)[axis];
-    return { shape, from: (at) => [Math.floor(at / inner) % inputs.length, Math.floor(at / inner / inputs.length) * inner + (at % inner)] };
+    return {
+      shape,
+      from: (at) => [
+        Math.floor(at / inner) % inputs.length,
+        Math.floor(at / inner / inputs.length) * inner + (at % inner),
+      ],
+    };
   },
   repeat_interleave: ([x], { repeats, dim }) => {
     const axis = axisOf(dim, x.shape);
@@ -153,7 +179,10 @@ export const LAYOUT_OPS = {
   },
   embedding: ([table, rows]) => {
     const width = table.shape[1];
-    return { shape: [...rows.shape, width], from: (at) => [0, rows.data[Math.floor(at / width)] * width + (at % width)] };
+    return {
+      shape: [...rows.shape, width],
+      from: (at) => [0, rows.data[Math.floor(at / width)] * width + (at % width)],
+    };
   },
   gather_rows: ([x, rows], { dim }) => takeAlong(x, axisOf(dim, x.shape), rows.data.length, (i) => rows.data[i]),
   gather: ([x, rows], { dim }) => {
@@ -161,7 +190,13 @@ export const LAYOUT_OPS = {
     const [outer, inner] = [stridesOf(rows.shape), stridesOf(x.shape)];
     return {
       shape: rows.shape,
-      from: (at) => [0, inner.reduce((sum, stride, i) => sum + (i === axis ? rows.data[at] : along(at, rows.shape, i, outer)) * stride, 0)],
+      from: (at) => [
+        0,
+        inner.reduce(
+          (sum, stride, i) => sum + (i === axis ? rows.data[at] : along(at, rows.shape, i, outer)) * stride,
+          0,
+        ),
+      ],
     };
   },
   index: (inputs) => {
@@ -187,20 +222,28 @@ export const LAYOUT_OPS = {
           flatIndex += (i < 0 ? i + x.shape[axis] : i) * inner[axis];
         }
         first.forEach((axis, i) => (flatIndex += along(at, sizes, i, outer) * inner[axis]));
-        last.forEach((axis, i) => (flatIndex += along(at, sizes, first.length + shape.length + i, outer) * inner[axis]));
+        last.forEach(
+          (axis, i) => (flatIndex += along(at, sizes, first.length + shape.length + i, outer) * inner[axis]),
+        );
         return [0, flatIndex];
       },
     };
   },
 };
 
-/** Selects indices along an axis. @param {Tensor} x @param {number} axis @param {number} size @param {(i: number) => number} which @returns {{shape: number[], from: Origin}} */
+/**
+ * Selects indices along an axis. @param {Tensor} x @param {number} axis @param {number} size
+ * @param {(i: number) => number} which @returns {{shape: number[], from: Origin}}
+ */
 function takeAlong(x, axis, size, which) {
   const shape = withSize(x.shape, axis, size);
   const inner = stridesOf(x.shape)[axis];
   return {
     shape,
-    from: (at) => [0, (Math.floor(at / inner / size) * x.shape[axis] + which(Math.floor(at / inner) % size)) * inner + (at % inner)],
+    from: (at) => [
+      0,
+      (Math.floor(at / inner / size) * x.shape[axis] + which(Math.floor(at / inner) % size)) * inner + (at % inner),
+    ],
   };
 }
 
@@ -248,32 +291,57 @@ const ELEMENTWISE_OPS = {
   sigmoid: [sigmoid, call("σ")],
 };
 
-/** The function of an elementwise step, its expression, and its scalar arguments. @param {string} op @param {any} options @param {number} inputs @returns {{f: (...x: number[]) => number, text: (...x: string[]) => string, numbers: number[]} | null} */
+/**
+ * The function of an elementwise step, its expression, and its scalar arguments. @param {string} op
+ * @param {any} options @param {number} inputs
+ * @returns {{f: (...x: number[]) => number, text: (...x: string[]) => string, numbers: number[]} | null}
+ */
 export function elementwiseOf(op, options, inputs) {
   if (op === "gelu") {
     const tanh = options.approximate === "tanh";
-    return { f: tanh ? geluTanh : (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)), text: call(tanh ? "gelu_tanh" : "gelu"), numbers: [] };
+    return {
+      f: tanh ? geluTanh : (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
+      text: call(tanh ? "gelu_tanh" : "gelu"),
+      numbers: [],
+    };
   }
   if (op === "cast") {
-    const f = options.to === "int" ? Math.trunc : options.to === "bool" ? (/** @type {number} */ x) => Number(x !== 0) : (/** @type {number} */ x) => x;
+    const f =
+      options.to === "int"
+        ? Math.trunc
+        : options.to === "bool"
+          ? (/** @type {number} */ x) => Number(x !== 0)
+          : (/** @type {number} */ x) => x;
     return { f, text: (x) => x, numbers: [] };
   }
   if (op === "clamp" || op === "clamp_min") {
     const [low, high] = [options.min ?? -Infinity, options.max ?? Infinity];
-    return { f: (x) => Math.min(Math.max(x, low), high), text: (x) => (options.max === undefined ? `max(${x}, ${formatNumber(low)})` : `min(max(${x}, ${formatNumber(low)}), ${formatNumber(high)})`), numbers: [] };
+    return {
+      f: (x) => Math.min(Math.max(x, low), high),
+      text: (x) =>
+        options.max === undefined
+          ? `max(${x}, ${formatNumber(low)})`
+          : `min(max(${x}, ${formatNumber(low)}), ${formatNumber(high)})`,
+      numbers: [],
+    };
   }
   if (!(op in ELEMENTWISE_OPS)) return null;
   const [f, text] = ELEMENTWISE_OPS[op];
   const { alpha = 1, ...rest } = options;
   const arity = f.length || 2;
-  const numbers = Object.values(rest).filter((x) => typeof x === "number").slice(0, arity - inputs);
+  const numbers = Object.values(rest)
+    .filter((x) => typeof x === "number")
+    .slice(0, arity - inputs);
   if (alpha === 1) return { f, text, numbers };
   return { f: (a, b) => f(a, alpha * b), text: (a, b) => text(a, `${formatTerm(alpha)}·${b}`), numbers };
 }
 
 // Reductions.
 
-/** Offsets along the reduced axes, and the start index for each output. @param {Tensor} x @param {number[]} axes @param {boolean} keep */
+/**
+ * Offsets along the reduced axes, and the start index for each output. @param {Tensor} x @param {number[]} axes
+ * @param {boolean} keep
+ */
 export function reduction(x, axes, keep) {
   const strides = stridesOf(x.shape);
   const inside = axes.map((axis) => x.shape[axis]);
@@ -281,7 +349,9 @@ export function reduction(x, axes, keep) {
   const shape = keep ? x.shape.map((n, axis) => (axes.includes(axis) ? 1 : n)) : kept.map((axis) => x.shape[axis]);
   const outer = stridesOf(kept.map((axis) => x.shape[axis]));
   const within = stridesOf(inside);
-  const offsets = Array.from({ length: sizeOf(inside) }, (_, i) => axes.reduce((sum, axis, k) => sum + along(i, inside, k, within) * strides[axis], 0));
+  const offsets = Array.from({ length: sizeOf(inside) }, (_, i) =>
+    axes.reduce((sum, axis, k) => sum + along(i, inside, k, within) * strides[axis], 0),
+  );
   const sizes = kept.map((axis) => x.shape[axis]);
   /** @param {number} at */
   const start = (at) => kept.reduce((sum, axis, k) => sum + along(at, sizes, k, outer) * strides[axis], 0);
@@ -289,11 +359,18 @@ export function reduction(x, axes, keep) {
 }
 
 /** @param {Tensor} x @param {number | number[] | null | undefined} dim */
-export const axesOf = (x, dim) => (dim === null || dim === undefined ? x.shape.map((_, axis) => axis) : [dim].flat().map((one) => axisOf(one, x.shape)));
+export const axesOf = (x, dim) =>
+  dim === null || dim === undefined ? x.shape.map((_, axis) => axis) : [dim].flat().map((one) => axisOf(one, x.shape));
 
-/** Mean and variance of the group that an index is normalized with. @param {string} op @param {Tensor} x @param {any} options @param {number} at */
+/**
+ * Mean and variance of the group that an index is normalized with. @param {string} op @param {Tensor} x
+ * @param {any} options @param {number} at
+ */
 export function normParts(op, x, options, at) {
-  const size = op === "group_norm" ? sizeOf(x.shape.slice(1)) / options.num_groups : sizeOf(options.normalized_shape ?? x.shape.slice(-1));
+  const size =
+    op === "group_norm"
+      ? sizeOf(x.shape.slice(1)) / options.num_groups
+      : sizeOf(options.normalized_shape ?? x.shape.slice(-1));
   const from = Math.floor(at / size) * size;
   let [mean, variance] = [0, 0];
   if (op !== "rms_norm") for (let i = from; i < from + size; i++) mean += x.data[i] / size;
@@ -301,17 +378,30 @@ export function normParts(op, x, options, at) {
   return { mean, variance, from, size, eps: options.eps ?? (op === "rms_norm" ? 2 ** -23 : 1e-5) };
 }
 
-/** Index of a norm's gain and bias. @param {string} op @param {Tensor} x @param {number} at @param {Tensor | null | undefined} weight */
-export const gainAt = (op, x, at, weight) => (op === "group_norm" ? Math.floor(at / sizeOf(x.shape.slice(2))) % x.shape[1] : at % (weight?.data.length ?? 1));
+/**
+ * Index of a norm's gain and bias. @param {string} op @param {Tensor} x @param {number} at
+ * @param {Tensor | null | undefined} weight
+ */
+export const gainAt = (op, x, at, weight) =>
+  op === "group_norm" ? Math.floor(at / sizeOf(x.shape.slice(2))) % x.shape[1] : at % (weight?.data.length ?? 1);
 
-/** Bilinear interpolation along one axis: indices and weights of the two neighbors. @param {number} i @param {number} count @param {number} size @returns {[number, number][]} */
+/**
+ * Bilinear interpolation along one axis: indices and weights of the two neighbors. @param {number} i
+ * @param {number} count @param {number} size @returns {[number, number][]}
+ */
 function bilinearWeights(i, count, size) {
   const at = Math.max(((i + 0.5) * count) / size - 0.5, 0);
   const low = Math.floor(at);
-  return [[low, 1 - (at - low)], [Math.min(low + 1, count - 1), at - low]];
+  return [
+    [low, 1 - (at - low)],
+    [Math.min(low + 1, count - 1), at - low],
+  ];
 }
 
-/** Pairs of indices (image, filter) whose products a convolution sums for one output. @param {Tensor} x @param {Tensor} weight @param {any} options @param {number} at @returns {[number, number][]} */
+/**
+ * Pairs of indices (image, filter) whose products a convolution sums for one output. @param {Tensor} x
+ * @param {Tensor} weight @param {any} options @param {number} at @returns {[number, number][]}
+ */
 export function convolutionPairs(x, weight, { stride = [1, 1], padding = [0, 0] }, at) {
   const [outputs, channels, high, wide] = weight.shape;
   const [height, width] = x.shape.slice(2);
@@ -326,7 +416,8 @@ export function convolutionPairs(x, weight, { stride = [1, 1], padding = [0, 0] 
       if (y < 0 || y >= height) continue;
       for (let j = 0; j < wide; j++) {
         const z = column * (stride[1] ?? stride[0]) - padding[1] + j;
-        if (z >= 0 && z < width) pairs.push([((image * channels + c) * height + y) * width + z, ((out * channels + c) * high + i) * wide + j]);
+        if (z >= 0 && z < width)
+          pairs.push([((image * channels + c) * height + y) * width + z, ((out * channels + c) * high + i) * wide + j]);
       }
     }
   }
@@ -347,7 +438,11 @@ export function matmulParts(a, b) {
   /** Start indices in both factors, and the step in the second. @param {number} at */
   const factors = (at) => {
     const [column, row, which] = [at % columns, Math.floor(at / columns) % rows, Math.floor(at / columns / rows)];
-    return { from: left(which) * rows * inside + row * inside, to: right(which) * inside * columns + column, step: columns };
+    return {
+      from: left(which) * rows * inside + row * inside,
+      to: right(which) * inside * columns + column,
+      step: columns,
+    };
   };
   return { shape, inside, factors };
 }
@@ -392,14 +487,18 @@ const REDUCTION_OPS = {
     }
     return y;
   },
-  linalg_vector_norm: ([x], { dim, keepdim = false }) => reduce(x, dim, keepdim, (numbers) => Math.sqrt(numbers.reduce((sum, n) => sum + n * n, 0))),
-  mean: ([x], { dim, keepdim = false }) => reduce(x, dim, keepdim, (numbers) => numbers.reduce((sum, n) => sum + n, 0) / numbers.length),
+  linalg_vector_norm: ([x], { dim, keepdim = false }) =>
+    reduce(x, dim, keepdim, (numbers) => Math.sqrt(numbers.reduce((sum, n) => sum + n * n, 0))),
+  mean: ([x], { dim, keepdim = false }) =>
+    reduce(x, dim, keepdim, (numbers) => numbers.reduce((sum, n) => sum + n, 0) / numbers.length),
   sum: ([x], { dim, keepdim = false }) => reduce(x, dim, keepdim, (numbers) => numbers.reduce((sum, n) => sum + n, 0)),
   layer_norm: (inputs, options) => normalize("layer_norm", inputs, options),
   rms_norm: (inputs, options) => normalize("rms_norm", inputs, options),
   group_norm: (inputs, options) => normalize("group_norm", inputs, options),
   upsample_bilinear2d: ([x], { output_size: [height, width] }) =>
-    fromFunction([...x.shape.slice(0, 2), height, width], (at) => bilinearCells(x, height, width, at).reduce((sum, [i, share]) => sum + share * x.data[i], 0)),
+    fromFunction([...x.shape.slice(0, 2), height, width], (at) =>
+      bilinearCells(x, height, width, at).reduce((sum, [i, share]) => sum + share * x.data[i], 0),
+    ),
 };
 
 /** @param {Tensor} x @param {any} dim @param {boolean} keep @param {(numbers: number[]) => number} f */
@@ -425,21 +524,29 @@ function normalize(op, [x, weight, bias], options) {
   return y;
 }
 
-/** Bilinear interpolation: indices and weights of the four neighbors. @param {Tensor} x @param {number} height @param {number} width @param {number} at @returns {[number, number][]} */
+/**
+ * Bilinear interpolation: indices and weights of the four neighbors. @param {Tensor} x @param {number} height
+ * @param {number} width @param {number} at @returns {[number, number][]}
+ */
 export function bilinearCells(x, height, width, at) {
   const [rows, columns] = x.shape.slice(2);
   const image = Math.floor(at / width / height) * rows * columns;
   const across = bilinearWeights(at % width, columns, width);
-  return bilinearWeights(Math.floor(at / width) % height, rows, height).flatMap(([row, high]) => across.map(([column, wide]) => /** @type {[number, number]} */ ([image + row * columns + column, high * wide])));
+  return bilinearWeights(Math.floor(at / width) % height, rows, height).flatMap(([row, high]) =>
+    across.map(([column, wide]) => /** @type {[number, number]} */ ([image + row * columns + column, high * wide])),
+  );
 }
 
 /** @type {Record<string, (options: any) => Tensor>} */
 export const CONSTANT_OPS = {
-  arange: ({ start, end, step }) => fromFunction([Math.max(0, Math.ceil((end - start) / step))], (i) => start + i * step),
+  arange: ({ start, end, step }) =>
+    fromFunction([Math.max(0, Math.ceil((end - start) / step))], (i) => start + i * step),
   full: ({ shape, value }) => fromFunction(shape, () => Number(value)),
 };
 
-/** Executes an operation. @param {string} op @param {(Tensor | null)[]} tensors @param {any} options @returns {Tensor} */
+/**
+ * Executes an operation. @param {string} op @param {(Tensor | null)[]} tensors @param {any} options @returns {Tensor}
+ */
 export function execute(op, tensors, options) {
   const inputs = /** @type {Tensor[]} */ (tensors);
   if (op in CONSTANT_OPS) return CONSTANT_OPS[op](options);
@@ -470,7 +577,12 @@ export function formatNumber(x) {
   if (x === 0) return "0";
   if (!(Math.abs(x) < 1e38)) return Number.isNaN(x) ? "NaN" : x > 0 ? "∞" : "−∞";
   const size = Math.abs(x);
-  const text = size >= 1e5 || size < 1e-4 ? size.toExponential(2).replace("-", "−") : size < 1 ? size.toPrecision(3) : size.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : 3);
+  const text =
+    size >= 1e5 || size < 1e-4
+      ? size.toExponential(2).replace("-", "−")
+      : size < 1
+        ? size.toPrecision(3)
+        : size.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : 3);
   return x < 0 ? `−${text}` : text;
 }
 

@@ -3,19 +3,41 @@
  * this also runs under node.
  */
 
-import { axesOf, axisOf, bilinearCells, broadcastIndex, CONSTANT_OPS, convolutionPairs, elementwiseOf, execute, formatNumber, formatTerm, gainAt, LAYOUT_OPS, matmulParts, normParts, reduction, sizeOf, stridesOf } from "./operations.js";
+import {
+  axesOf,
+  axisOf,
+  bilinearCells,
+  broadcastIndex,
+  CONSTANT_OPS,
+  convolutionPairs,
+  elementwiseOf,
+  execute,
+  formatNumber,
+  formatTerm,
+  gainAt,
+  LAYOUT_OPS,
+  matmulParts,
+  normParts,
+  reduction,
+  sizeOf,
+  stridesOf,
+} from "./operations.js";
 
 /**
  * @typedef {import("./operations.js").Tensor} Tensor
- * @typedef {{sign: string, name: string, offset?: number, tensor?: number, input?: string, shape: number[], full_shape?: number[]}} Param a
- * parameter: an offset in the numbers of the trace, or an index of the tensors of the page's model; or an input of the model.
+ * @typedef {{sign: string, name: string, offset?: number, tensor?: number, input?: string, shape: number[],
+ * full_shape?: number[]}} Param a
+ * parameter: an offset in the numbers of the trace, or an index of the tensors of the page's model; or an input of the
+ * model.
  * `full_shape`: of a table of which the page has only the rows that are used
  * @typedef {number | Param | null} Input index of a step, or a parameter
  * @typedef {{
  *   id: string, section: number, title: string, formula?: string, where?: string, op: string, inputs: Input[],
- *   options: Record<string, any>, output?: {offset?: number, every?: number, shape: number[], axes: string[]}, differs: number | null
+ *   options: Record<string, any>, output?: {offset?: number, every?: number, shape: number[], axes: string[]},
+ * differs: number | null
  * }} Step a step without a title is computed, but not shown
- * @typedef {{pieces: string[], sign: string, before: string, after: string}} Derivation the derivation of one number from others
+ * @typedef {{pieces: string[], sign: string, before: string, after: string}} Derivation the derivation of one number
+ * from others
  */
 
 /** Whether an expression has spaces outside of parentheses, as a sum does. @param {string} text */
@@ -32,7 +54,8 @@ function isSum(text) {
 export class Trace {
   /**
    * @param {{steps: Step[], inputs?: Record<string, number[]> | null}} header @param {Float32Array} params
-   * @param {Float32Array} outputs samples of recorded outputs @param {(index: number) => Tensor} [modelTensor] of the page's model
+   * @param {Float32Array} outputs samples of recorded outputs
+   * @param {(index: number) => Tensor} [modelTensor] of the page's model
    */
   constructor(header, params, outputs, modelTensor = undefined) {
     this.steps = header.steps;
@@ -57,7 +80,8 @@ export class Trace {
     if (input === null) return null;
     if (typeof input === "number") return this.value(input);
     if (input.tensor !== undefined) return this.modelTensor(input.tensor);
-    if (input.input !== undefined) return { data: Float64Array.from(this.inputs[input.input]), shape: [1, this.inputs[input.input].length] };
+    if (input.input !== undefined)
+      return { data: Float64Array.from(this.inputs[input.input]), shape: [1, this.inputs[input.input].length] };
     return { data: this.params.subarray(input.offset, input.offset + sizeOf(input.shape)), shape: input.shape };
   }
 
@@ -80,10 +104,17 @@ export class Trace {
   compute(n) {
     const { op, inputs, options, output } = this.steps[n];
     if (op === "given") return { data: Float64Array.from(this.recorded(n)), shape: options.shape ?? output.shape };
-    return execute(op, inputs.map((one) => (typeof one === "number" ? this.values[one] : this.tensor(one))), options);
+    return execute(
+      op,
+      inputs.map((one) => (typeof one === "number" ? this.values[one] : this.tensor(one))),
+      options,
+    );
   }
 
-  /** Largest difference between computed and recorded output, relative to the largest number if that is above 1. @param {number} n @returns {number} */
+  /**
+   * Largest difference between computed and recorded output, relative to the largest number if that is above 1.
+   * @param {number} n @returns {number}
+   */
   check(n) {
     if (this.steps[n].output?.offset === undefined) return 0;
     if (this.checks[n] === undefined) {
@@ -113,7 +144,10 @@ export class Trace {
     });
   }
 
-  /** A number of an input as text; of a hidden elementwise step, its expression. @param {Input} input @param {number} at @param {number} [depth] @returns {string} */
+  /**
+   * A number of an input as text; of a hidden elementwise step, its expression. @param {Input} input @param {number} at
+   * @param {number} [depth] @returns {string}
+   */
   text(input, at, depth = 0) {
     if (typeof input === "number" && !this.steps[input].title && depth < 6) {
       const origin = this.origin(input, at);
@@ -132,7 +166,10 @@ export class Trace {
     return found && [inputs[found[0]], found[1]];
   }
 
-  /** The expression of a number of an elementwise step. @param {number} n @param {number} at @param {number} depth @returns {string | null} */
+  /**
+   * The expression of a number of an elementwise step. @param {number} n @param {number} at @param {number} depth
+   * @returns {string | null}
+   */
   expression(n, at, depth) {
     const { op, inputs, options } = this.steps[n];
     const one = elementwiseOf(op, options, inputs.length);
@@ -148,15 +185,23 @@ export class Trace {
     return one.text(...texts, ...one.numbers.map(formatTerm));
   }
 
-  /** The derivation of one number of a step's output; null if it is a copy. @param {number} n @param {number} at its index in the output @returns {Derivation | null} */
+  /**
+   * The derivation of one number of a step's output; null if it is a copy. @param {number} n
+   * @param {number} at its index in the output @returns {Derivation | null}
+   */
   derivation(n, at) {
     const { op, inputs, options } = this.steps[n];
-    /** @param {string[]} pieces @param {string} [sign] @param {string} [before] @param {string} [after] @returns {Derivation} */
+    /**
+     * @param {string[]} pieces @param {string} [sign] @param {string} [before] @param {string} [after]
+     * @returns {Derivation}
+     */
     const sum = (pieces, sign = " + ", before = "", after = "") => ({ pieces, sign, before, after });
     if (op === "given" || op in CONSTANT_OPS) return null;
     if (op in LAYOUT_OPS) {
       const origin = this.origin(n, at);
-      return origin && typeof origin[0] === "number" && !this.steps[origin[0]].title ? this.derivation(origin[0], origin[1]) : null;
+      return origin && typeof origin[0] === "number" && !this.steps[origin[0]].title
+        ? this.derivation(origin[0], origin[1])
+        : null;
     }
     const written = this.expression(n, at, 0);
     if (written !== null) {
@@ -182,7 +227,12 @@ export class Trace {
     if (op === "conv2d") {
       const { shape } = this.value(n);
       const out = Math.floor(at / shape[2] / shape[3]) % shape[1];
-      return sum(products(convolutionPairs(x, weight, options, at)), " + ", "", bias ? ` + ${formatTerm(bias.data[out])}` : "");
+      return sum(
+        products(convolutionPairs(x, weight, options, at)),
+        " + ",
+        "",
+        bias ? ` + ${formatTerm(bias.data[out])}` : "",
+      );
     }
     if (op === "softmax") {
       const axis = axisOf(options.dim, x.shape);
@@ -193,18 +243,34 @@ export class Trace {
     }
     if (op === "layer_norm" || op === "rms_norm" || op === "group_norm") {
       const { mean, variance, eps } = normParts(op, x, options, at);
-      const above = op === "rms_norm" ? formatNumber(x.data[at]) : `(${formatNumber(x.data[at])} − ${formatTerm(mean)})`;
+      const above =
+        op === "rms_norm" ? formatNumber(x.data[at]) : `(${formatNumber(x.data[at])} − ${formatTerm(mean)})`;
       const i = gainAt(op, x, at, weight ?? bias);
       const after = [weight && ` · ${formatTerm(weight.data[i])}`, bias && ` + ${formatTerm(bias.data[i])}`];
-      return sum([`${above} / √(${formatNumber(variance)} + ${eps.toExponential(0).replace("-", "−")})`], "", "", after.filter(Boolean).join(""));
+      return sum(
+        [`${above} / √(${formatNumber(variance)} + ${eps.toExponential(0).replace("-", "−")})`],
+        "",
+        "",
+        after.filter(Boolean).join(""),
+      );
     }
     if (op === "upsample_bilinear2d") {
-      return sum(bilinearCells(x, options.output_size[0], options.output_size[1], at).map(([i, share]) => `${formatNumber(share)}·${this.text(inputs[0], i)}`));
+      return sum(
+        bilinearCells(x, options.output_size[0], options.output_size[1], at).map(
+          ([i, share]) => `${formatNumber(share)}·${this.text(inputs[0], i)}`,
+        ),
+      );
     }
     const { offsets, start } = reduction(x, axesOf(x, options.dim), true);
     const from = start(at);
     const pieces = offsets.map((i) => this.text(inputs[0], from + i));
-    if (op === "linalg_vector_norm") return sum(pieces.map((piece) => `${piece}²`), " + ", "√(", ")");
+    if (op === "linalg_vector_norm")
+      return sum(
+        pieces.map((piece) => `${piece}²`),
+        " + ",
+        "√(",
+        ")",
+      );
     return op === "mean" ? sum(pieces, " + ", "(", `) / ${pieces.length}`) : sum(pieces);
   }
 }

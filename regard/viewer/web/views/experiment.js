@@ -69,7 +69,10 @@ const MAX_LISTED_CHANGES = 6;
 /** Lists the largest changes of weights. @param {FigureData} beforeData @param {FigureData} afterData */
 function largestChanges(beforeData, afterData) {
   const same = (/** @type {Axis} */ a, /** @type {Axis} */ b) => a === b || a.labels.join("\n") === b.labels.join("\n");
-  const isComparable = same(beforeData.rows, afterData.rows) && same(beforeData.columns, afterData.columns) && beforeData.map.isMaterialized;
+  const isComparable =
+    same(beforeData.rows, afterData.rows) &&
+    same(beforeData.columns, afterData.columns) &&
+    beforeData.map.isMaterialized;
   /** @type {{row: number, column: number, by: number}[]} */
   const largest = [];
   if (isComparable && beforeData.map !== afterData.map) {
@@ -95,8 +98,18 @@ function largestChanges(beforeData, afterData) {
             html(
               "li",
               {},
-              html("span", { class: "name" }, tokenText(beforeData.rows.labels[row], beforeData.rows.rtl), html("span", { class: "to" }, " → "), tokenText(beforeData.columns.labels[column], beforeData.columns.rtl)),
-              html("span", { class: "weight" }, `${formatShort(beforeData.map.exactRow(row)[column])} → ${formatShort(afterData.map.exactRow(row)[column])}`),
+              html(
+                "span",
+                { class: "name" },
+                tokenText(beforeData.rows.labels[row], beforeData.rows.rtl),
+                html("span", { class: "to" }, " → "),
+                tokenText(beforeData.columns.labels[column], beforeData.columns.rtl),
+              ),
+              html(
+                "span",
+                { class: "weight" },
+                `${formatShort(beforeData.map.exactRow(row)[column])} → ${formatShort(afterData.map.exactRow(row)[column])}`,
+              ),
             ),
           ),
         )
@@ -128,9 +141,18 @@ function outcomeElements(outcome, before) {
   return [
     html("h2", {}, before ? "After" : "Before"),
     html("p", { class: "output-text", dir: "auto" }, outcome.text || (outcome.steps.length ? "" : "no output")),
-    outcome.logprob === null ? null : html("p", { class: "score" }, `log-probability ${withMinus(outcome.logprob.toFixed(3))}`),
+    outcome.logprob === null
+      ? null
+      : html("p", { class: "score" }, `log-probability ${withMinus(outcome.logprob.toFixed(3))}`),
     list("steps", `Tokens and probabilities, ${name}`),
-    outcome.input_steps?.length ? html("details", {}, html("summary", {}, "Probabilities of the tokens of the text"), list("input_steps", `Tokens of the text and probabilities, ${name}`)) : null,
+    outcome.input_steps?.length
+      ? html(
+          "details",
+          {},
+          html("summary", {}, "Probabilities of the tokens of the text"),
+          list("input_steps", `Tokens of the text and probabilities, ${name}`),
+        )
+      : null,
   ];
 }
 
@@ -140,16 +162,28 @@ function stepElement({ token, name: own, probability, likeliest }, differs) {
   return html(
     "li",
     { class: differs ? "differs" : null },
-    html("bdi", { class: "name" }, token ? makeVisible(token) : "next token", differs ? html("span", { class: "visually-hidden" }, ", changed") : null),
-    probability === null ? html("span", { class: "weight" }) : html("span", { class: "weight" }, formatShort(probability)),
-    html("span", { class: "secondary" }, others.map(([name, share], i) => [i ? ", " : null, html("bdi", {}, makeVisible(name)), ` ${formatShort(share)}`])),
+    html(
+      "bdi",
+      { class: "name" },
+      token ? makeVisible(token) : "next token",
+      differs ? html("span", { class: "visually-hidden" }, ", changed") : null,
+    ),
+    probability === null
+      ? html("span", { class: "weight" })
+      : html("span", { class: "weight" }, formatShort(probability)),
+    html(
+      "span",
+      { class: "secondary" },
+      others.map(([name, share], i) => [i ? ", " : null, html("bdi", {}, makeVisible(name)), ` ${formatShort(share)}`]),
+    ),
   );
 }
 
 /*
  * * The experiment view: interventions on the model, with maps and output before and after.
  *
- * Weights without the mask, without the scale or with an edited row are computed in the page from q and k. The output, and
+ * Weights without the mask, without the scale or with an edited row are computed in the page from q and k. The output,
+ * and
  * all other interventions, need a model to send requests to.
  */
 
@@ -166,12 +200,20 @@ const SLIDER_DELAY = 250;
 /** Above this number of columns, weights are too small to be visible on a linear scale. */
 const MAX_LINEAR_SCALE_COLUMNS = 128;
 
-/** Lists the tokens of an axis as options; -1 selects none. @param {HTMLSelectElement} select @param {Axis} axis @param {number} selected */
+/**
+ * Lists the tokens of an axis as options; -1 selects none. @param {HTMLSelectElement} select @param {Axis} axis
+ * @param {number} selected
+ */
 function listTokens(select, axis, selected) {
   const indices = Array.from({ length: Math.min(MAX_LISTED_TOKENS, axis.length) }, (_, i) => i);
   if (selected >= MAX_LISTED_TOKENS) indices.push(selected);
   const key = `${axis.name} ${indices.at(-1)}`;
-  if (select.dataset.of !== key) setChildren(select, html("option", { value: -1, hidden: true }, "…"), indices.map((i) => html("option", { value: i }, axis.labels[i])));
+  if (select.dataset.of !== key)
+    setChildren(
+      select,
+      html("option", { value: -1, hidden: true }, "…"),
+      indices.map((i) => html("option", { value: i }, axis.labels[i])),
+    );
   select.dataset.of = key;
   select.value = String(selected);
 }
@@ -193,7 +235,10 @@ export class ExperimentView {
     this.row = 0;
     this.texts = { instead: this.scene.texts.source, prefix: "" };
     this.keepsTarget = false;
-    /** The response of the model to the latest request. @type {{before: Outcome, after: Outcome, similarity?: number | null} | null} */
+    /**
+     * The response of the model to the latest request.
+     * @type {{before: Outcome, after: Outcome, similarity?: number | null} | null}
+     */
     this.response = null;
     this.requestId = 0;
     /** @type {Cell | null} */
@@ -207,18 +252,38 @@ export class ExperimentView {
     /** @type {FigureData[]} */
     this.figureInputs = [];
     this.createControls();
-    this.outcomes = ["Before", "After"].map((name) => html("section", { class: "outcome", "aria-label": `Output ${name.toLowerCase()}` }));
+    this.outcomes = ["Before", "After"].map((name) =>
+      html("section", { class: "outcome", "aria-label": `Output ${name.toLowerCase()}` }),
+    );
     this.output = html("div", { class: "outcomes", hidden: true }, this.outcomes);
     this.errorElement = html("p", { class: "request-error", role: "alert", hidden: true });
     this.titles = [html("h2", {}, "Before"), html("h2", {}, "After")];
     this.offNote = html("p", { class: "off-note" });
     this.panels = this.figures.map((figure, i) =>
-      html("article", { class: "panel", "data-mark": i ? "second" : "first", onkeydown: (event) => this.key(event, i) }, this.titles[i], i ? this.offNote : null, figure.element),
+      html(
+        "article",
+        { class: "panel", "data-mark": i ? "second" : "first", onkeydown: (event) => this.key(event, i) },
+        this.titles[i],
+        i ? this.offNote : null,
+        figure.element,
+      ),
     );
     this.changesElement = html("div", { class: "largest-changes" });
     this.figureElement = html("div", { class: "card" }, this.output, html("div", { class: "panels two" }, this.panels));
     this.effectGrid = new EffectGrid({ host, attentions, state });
-    this.element = html("div", { class: "experiment" }, this.controls, html("div", { class: "results" }, this.errorElement, this.figureElement, this.changesElement, this.effectGrid.element));
+    this.element = html(
+      "div",
+      { class: "experiment" },
+      this.controls,
+      html(
+        "div",
+        { class: "results" },
+        this.errorElement,
+        this.figureElement,
+        this.changesElement,
+        this.effectGrid.element,
+      ),
+    );
     for (const panel of this.panels) new ResizeObserver(() => this.layout()).observe(panel);
   }
 
@@ -231,23 +296,44 @@ export class ExperimentView {
       "select",
       { "aria-label": "Attention", onchange: () => this.choose({ attention: this.attention.value, head: 0 }) },
       [...kinds].map((kind) =>
-        html("optgroup", { label: kindLabel(kind, kinds) }, list.filter((one) => one.kind === kind).map((one) => html("option", { value: one.name }, attentionLabel(list, one)))),
+        html(
+          "optgroup",
+          { label: kindLabel(kind, kinds) },
+          list
+            .filter((one) => one.kind === kind)
+            .map((one) => html("option", { value: one.name }, attentionLabel(list, one))),
+        ),
       ),
     );
-    this.head = html("select", { "aria-label": "Head", onchange: () => this.choose({ attention: this.selected.attention, head: Number(this.head.value) }) });
+    this.head = html("select", {
+      "aria-label": "Head",
+      onchange: () => this.choose({ attention: this.selected.attention, head: Number(this.head.value) }),
+    });
     this.mask = toggle("Mask", (on) => this.setDisabled("mask", !on));
     this.scale = toggle("Scaling by 1 ⁄ √d", (on) => this.setDisabled("scale", !on));
     this.positions = toggle("Positional encoding", (on) => this.setDisabled("positions", !on));
-    this.headToggle = toggle("This head", (on) => this.setInSet(this.disabled.heads, `${this.selected.attention}:${this.selected.head}`, !on));
-    this.layerToggle = toggle("This attention", (on) => this.setInSet(this.disabled.layers, this.selected.attention, !on));
-    this.feedForwardToggle = toggle("Feed-forward network after it", (on) => this.setInSet(this.disabled.layers, this.feedForward, !on));
+    this.headToggle = toggle("This head", (on) =>
+      this.setInSet(this.disabled.heads, `${this.selected.attention}:${this.selected.head}`, !on),
+    );
+    this.layerToggle = toggle("This attention", (on) =>
+      this.setInSet(this.disabled.layers, this.selected.attention, !on),
+    );
+    this.feedForwardToggle = toggle("Feed-forward network after it", (on) =>
+      this.setInSet(this.disabled.layers, this.feedForward, !on),
+    );
     this.others = html("ul", { class: "others", "aria-label": "Also disabled" });
     this.keepToggle = toggle("Keep the translation (teacher forcing)", (on) => {
       this.keepsTarget = on;
       this.refresh();
     });
-    this.rowChoice = html("select", { "aria-label": "Query token", onchange: () => this.chooseRow(Number(this.rowChoice.value)) });
-    this.onlyKey = html("select", { "aria-label": "Attend only to", onchange: () => this.attendOnlyTo(Number(this.onlyKey.value)) });
+    this.rowChoice = html("select", {
+      "aria-label": "Query token",
+      onchange: () => this.chooseRow(Number(this.rowChoice.value)),
+    });
+    this.onlyKey = html("select", {
+      "aria-label": "Attend only to",
+      onchange: () => this.attendOnlyTo(Number(this.onlyKey.value)),
+    });
     this.sliders = html("div", { class: "sliders" });
     this.sum = html("p", { class: "sum" });
     /** @param {string} text @param {() => void} action */
@@ -263,13 +349,23 @@ export class ExperimentView {
       return html("section", { class: "group", "aria-labelledby": id }, element, children);
     };
     const where = html("div", { class: "head-choice" }, this.attention, this.head);
-    const parts = [this.headToggle, this.mask, this.scale, ...(this.hasModel ? [this.positions, this.layerToggle, this.feedForwardToggle] : [])];
+    const parts = [
+      this.headToggle,
+      this.mask,
+      this.scale,
+      ...(this.hasModel ? [this.positions, this.layerToggle, this.feedForwardToggle] : []),
+    ];
     const row = group(
       "Edit attention row",
       html("p", { class: "which" }, this.rowChoice, html("span", {}, " attends only to "), this.onlyKey),
       this.sliders,
       this.sum,
-      html("p", { class: "buttons" }, button("Uniform", () => this.setUniform()), this.resetRowButton),
+      html(
+        "p",
+        { class: "buttons" },
+        button("Uniform", () => this.setUniform()),
+        this.resetRowButton,
+      ),
     );
     this.resetAllButton = button("Reset all", () => this.reset());
     this.controls = html(
@@ -278,7 +374,14 @@ export class ExperimentView {
       group("Attention head", where),
       group("Components", html("div", { class: "switches" }, parts), this.others),
       row,
-      this.hasModel && !this.scene.image ? group("Text", this.textField("instead", "Sentence"), this.generatesText ? this.textField("prefix", "Output prefix") : null, this.scene.texts.target ? html("div", { class: "switches" }, this.keepToggle) : null) : null,
+      this.hasModel && !this.scene.image
+        ? group(
+            "Text",
+            this.textField("instead", "Sentence"),
+            this.generatesText ? this.textField("prefix", "Output prefix") : null,
+            this.scene.texts.target ? html("div", { class: "switches" }, this.keepToggle) : null,
+          )
+        : null,
       html("p", { class: "buttons" }, this.resetAllButton),
       this.hasModel ? null : this.note(),
     );
@@ -291,7 +394,10 @@ export class ExperimentView {
 
   /** @param {"instead" | "prefix"} name @param {string} text */
   textField(name, text) {
-    const field = html("textarea", { rows: name === "instead" ? 2 : 1, onchange: () => this.setText(name, field.value) });
+    const field = html("textarea", {
+      rows: name === "instead" ? 2 : 1,
+      onchange: () => this.setText(name, field.value),
+    });
     field.value = this.texts[name];
     field.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey) return;
@@ -371,7 +477,8 @@ export class ExperimentView {
     this.editedRow = null;
     this.texts = { instead: this.scene.texts.source, prefix: "" };
     this.keepsTarget = false;
-    for (const name of /** @type {const} */ (["instead", "prefix"])) if (this[`${name}Field`]) this[`${name}Field`].value = this.texts[name];
+    for (const name of /** @type {const} */ (["instead", "prefix"]))
+      if (this[`${name}Field`]) this[`${name}Field`].value = this.texts[name];
     this.refresh();
     this.announcer.announce("All changes reset.");
   }
@@ -388,7 +495,8 @@ export class ExperimentView {
   /** @param {number[] | null} weights not necessarily normalized @param {number} [wait] */
   setRow(weights, wait = 0) {
     const total = weights?.reduce((sum, weight) => sum + weight, 0) ?? 0;
-    this.editedRow = total > 0 ? { ...this.selected, row: this.row, weights: weights.map((weight) => weight / total) } : null;
+    this.editedRow =
+      total > 0 ? { ...this.selected, row: this.row, weights: weights.map((weight) => weight / total) } : null;
     this.refresh(wait);
   }
 
@@ -418,7 +526,11 @@ export class ExperimentView {
       mask && list.some((one) => one.mask) ? { change: "mask" } : null,
       scale && list.some((one) => one.score.name === "scaled_dot") ? { change: "scale" } : null,
       positions ? { change: "positions" } : null,
-      ...[...heads].map((name) => ({ change: "head", attention: name.slice(0, name.lastIndexOf(":")), head: Number(name.slice(name.lastIndexOf(":") + 1)) })),
+      ...[...heads].map((name) => ({
+        change: "head",
+        attention: name.slice(0, name.lastIndexOf(":")),
+        head: Number(name.slice(name.lastIndexOf(":") + 1)),
+      })),
       ...[...layers].map((layer) => ({ change: "layer", layer })),
       this.editedRow ? { change: "row", ...this.editedRow } : null,
     ].filter((one) => one !== null);
@@ -429,7 +541,15 @@ export class ExperimentView {
     const requested = rows.length * columns.length <= MAX_REQUESTED_CELLS ? this.selected : null;
     const target = this.keepsTarget ? this.scene.texts.target : null;
     const { context = null } = this.scene.texts;
-    return { source, target, changes, instead, context, prefix: (!this.keepsTarget && this.texts.prefix) || null, shown: requested };
+    return {
+      source,
+      target,
+      changes,
+      instead,
+      context,
+      prefix: (!this.keepsTarget && this.texts.prefix) || null,
+      shown: requested,
+    };
   }
 
   /** Shows what can be computed in the page, and requests the rest. @param {number} [wait] delay in milliseconds */
@@ -460,8 +580,10 @@ export class ExperimentView {
 
   /** @param {{before: Outcome, after: Outcome, similarity?: number | null}} response */
   summary({ before, after, similarity }) {
-    if (typeof similarity === "number") return `Similarity of the embeddings before and after: ${formatShort(similarity)}.`;
-    if (before.text !== after.text) return `Before: ${before.text || "no output"}. After: ${after.text || "no output"}.`;
+    if (typeof similarity === "number")
+      return `Similarity of the embeddings before and after: ${formatShort(similarity)}.`;
+    if (before.text !== after.text)
+      return `Before: ${before.text || "no output"}. After: ${after.text || "no output"}.`;
     return after.text ? `The output is unchanged: ${after.text}.` : "This model has no output text, only maps.";
   }
 
@@ -496,7 +618,11 @@ export class ExperimentView {
   /** @param {any} given @param {string} name @returns {Axis} */
   axisOf(given, name) {
     const known = this.scene.sides[this.one[name]];
-    return new Axis(this.one[name], { ...known, tokens: given, words: given.map((/** @type {any} */ _, /** @type {number} */ i) => i) }, false);
+    return new Axis(
+      this.one[name],
+      { ...known, tokens: given, words: given.map((/** @type {any} */ _, /** @type {number} */ i) => i) },
+      false,
+    );
   }
 
   /** Draws the current state. */
@@ -506,24 +632,44 @@ export class ExperimentView {
     if (!attentions.isLoaded(attention)) return;
     const { colors, scale, theme } = this.state.view;
     const { axes } = this;
-    const colormap = createColormap(colors, scale ?? (this.scene.image ? "log" : axes.columns.length > MAX_LINEAR_SCALE_COLUMNS ? "root" : "linear"), isDark(theme));
+    const colormap = createColormap(
+      colors,
+      scale ?? (this.scene.image ? "log" : axes.columns.length > MAX_LINEAR_SCALE_COLUMNS ? "root" : "linear"),
+      isDark(theme),
+    );
     const [T, S] = [one.q.shape[0], one.k.shape[0]];
     const plain = attentions.map({ attention, head }, false);
     const name = headLabel(this.scene.attentions, { attention, head });
-    const isMasked = one.mask ? (/** @type {number} */ t, /** @type {number} */ s) => !mayAttend(one.mask, t + S - T, s) : null;
+    const isMasked = one.mask
+      ? (/** @type {number} */ t, /** @type {number} */ s) => !mayAttend(one.mask, t + S - T, s)
+      : null;
     const common = { ...axes, zoom: null, colormap, gold: null };
     const [beforeData, afterData] = this.response ? [this.response.before.map, this.response.after.map] : [null, null];
     /** @param {any} data */
-    const figureDataOf = (data) => ({ ...common, map: new FixedMap(data.weights), rows: this.axisOf(data.rows, "rows"), columns: this.axisOf(data.columns, "columns") });
+    const figureDataOf = (data) => ({
+      ...common,
+      map: new FixedMap(data.weights),
+      rows: this.axisOf(data.rows, "rows"),
+      columns: this.axisOf(data.columns, "columns"),
+    });
     this.figureInputs = [
       { ...(beforeData ? figureDataOf(beforeData) : { ...common, map: plain }), name: `${name}, before`, isMasked },
-      { ...(afterData ? figureDataOf(afterData) : { ...common, map: this.localMap(plain) }), name: `${name}, after`, isMasked: this.disabled.mask ? null : isMasked },
+      {
+        ...(afterData ? figureDataOf(afterData) : { ...common, map: this.localMap(plain) }),
+        name: `${name}, after`,
+        isMasked: this.disabled.mask ? null : isMasked,
+      },
     ];
     this.figures.forEach((figure, i) => {
       figure.show(this.figureInputs[i]);
       figure.mark(this.cursor, this.highlightedRow(i));
     });
-    setChildren(this.offNote, this.isOff ? `${this.disabled.heads.has(`${attention}:${head}`) ? "This head" : "This attention"} is off: its weights are not used, and it adds nothing to the tokens.` : null);
+    setChildren(
+      this.offNote,
+      this.isOff
+        ? `${this.disabled.heads.has(`${attention}:${head}`) ? "This head" : "This attention"} is off: its weights are not used, and it adds nothing to the tokens.`
+        : null,
+    );
     this.panels[1].toggleAttribute("data-off", this.isOff);
     this.showControls(axes);
     this.showOutput();
@@ -557,12 +703,28 @@ export class ExperimentView {
     const { attention, head } = this.selected;
     const { one } = this;
     this.attention.value = attention;
-    setChildren(this.head, Array.from({ length: one.heads }, (_, i) => html("option", { value: i }, one.heads > 1 ? `head ${i}` : "single head")));
+    setChildren(
+      this.head,
+      Array.from({ length: one.heads }, (_, i) =>
+        html("option", { value: i }, one.heads > 1 ? `head ${i}` : "single head"),
+      ),
+    );
     this.head.value = String(head);
     /** @param {HTMLButtonElement} button @param {boolean} off @param {boolean} [possible] */
-    const set = (button, off, possible = true) => setAttributes(button, { "aria-pressed": String(possible && !off), disabled: !possible });
-    set(this.mask, this.disabled.mask, this.hasModel ? this.scene.attentions.some((other) => other.mask) : Boolean(one.mask));
-    set(this.scale, this.disabled.scale, this.hasModel ? this.scene.attentions.some((other) => other.score.name === "scaled_dot") : one.score.name === "scaled_dot");
+    const set = (button, off, possible = true) =>
+      setAttributes(button, { "aria-pressed": String(possible && !off), disabled: !possible });
+    set(
+      this.mask,
+      this.disabled.mask,
+      this.hasModel ? this.scene.attentions.some((other) => other.mask) : Boolean(one.mask),
+    );
+    set(
+      this.scale,
+      this.disabled.scale,
+      this.hasModel
+        ? this.scene.attentions.some((other) => other.score.name === "scaled_dot")
+        : one.score.name === "scaled_dot",
+    );
     set(this.positions, this.disabled.positions);
     set(this.headToggle, this.disabled.heads.has(`${attention}:${head}`));
     set(this.layerToggle, this.disabled.layers.has(attention));
@@ -574,7 +736,20 @@ export class ExperimentView {
       elsewhere.map((name) => {
         const set = this.disabled.heads.has(name) ? this.disabled.heads : this.disabled.layers;
         const label = this.componentLabel(name);
-        return html("li", {}, html("button", { type: "button", class: "small", onclick: () => this.setInSet(set, name, false), "aria-label": `Enable ${label}` }, `${label} disabled ×`));
+        return html(
+          "li",
+          {},
+          html(
+            "button",
+            {
+              type: "button",
+              class: "small",
+              onclick: () => this.setInSet(set, name, false),
+              "aria-label": `Enable ${label}`,
+            },
+            `${label} disabled ×`,
+          ),
+        );
       }),
     );
     setAttributes(this.keepToggle, { "aria-pressed": String(this.keepsTarget) });
@@ -584,14 +759,22 @@ export class ExperimentView {
 
   /** @param {Axis} columns */
   showSliders(columns) {
-    const weights = this.editedRow?.weights ?? [...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row)];
+    const weights = this.editedRow?.weights ?? [
+      ...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row),
+    ];
     const only = this.editedRow?.weights.indexOf(1) ?? -1;
     listTokens(this.onlyKey, columns, only);
     setAttributes(this.resetRowButton, { disabled: !this.editedRow });
-    this.sum.textContent = this.editedRow ? "Edited weights (sum to 1)." : "Original weights. Move a slider; the others are rescaled to sum to 1.";
+    this.sum.textContent = this.editedRow
+      ? "Edited weights (sum to 1)."
+      : "Original weights. Move a slider; the others are rescaled to sum to 1.";
     const isLong = columns.length > MAX_SLIDERS;
     if (isLong) this.sum.textContent = `Too many tokens (${columns.length}) for sliders: select one above.`;
-    if (!isLong && this.sliders.childElementCount === columns.length && this.sliders.dataset.of === this.selected.attention) {
+    if (
+      !isLong &&
+      this.sliders.childElementCount === columns.length &&
+      this.sliders.dataset.of === this.selected.attention
+    ) {
       // Keep the elements, because one of them is being dragged.
       [...this.sliders.children].forEach((label, s) => this.setSlider(label, weights[s]));
       return;
@@ -602,8 +785,20 @@ export class ExperimentView {
       isLong
         ? null
         : columns.labels.map((text, s) => {
-            const input = html("input", { type: "range", min: 0, max: 1, step: 0.01, oninput: () => this.setWeight(s, Number(input.value)) });
-            const label = html("label", {}, tokenText(text, columns.rtl, { class: "name" }), input, html("output", { "aria-live": "off" }));
+            const input = html("input", {
+              type: "range",
+              min: 0,
+              max: 1,
+              step: 0.01,
+              oninput: () => this.setWeight(s, Number(input.value)),
+            });
+            const label = html(
+              "label",
+              {},
+              tokenText(text, columns.rtl, { class: "name" }),
+              input,
+              html("output", { "aria-live": "off" }),
+            );
             this.setSlider(label, weights[s]);
             return label;
           }),
@@ -620,19 +815,37 @@ export class ExperimentView {
 
   /** Sets one weight and rescales the others. @param {number} column @param {number} weight */
   setWeight(column, weight) {
-    const now = this.editedRow?.weights ?? [...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row)];
+    const now = this.editedRow?.weights ?? [
+      ...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row),
+    ];
     const rest = now.reduce((sum, other, s) => (s === column ? sum : sum + other), 0);
-    const share = (/** @type {number} */ other) => (rest > 0 ? ((1 - weight) * other) / rest : (1 - weight) / (now.length - 1));
-    this.setRow(now.map((other, s) => (s === column ? weight : share(other))), SLIDER_DELAY);
+    const share = (/** @type {number} */ other) =>
+      rest > 0 ? ((1 - weight) * other) / rest : (1 - weight) / (now.length - 1);
+    this.setRow(
+      now.map((other, s) => (s === column ? weight : share(other))),
+      SLIDER_DELAY,
+    );
   }
 
   showOutput() {
     const { response } = this;
     const hasSimilarity = typeof response?.similarity === "number";
-    setAttributes(this.output, { hidden: !response || (!response.before.text && !response.before.steps.length && !hasSimilarity) });
+    setAttributes(this.output, {
+      hidden: !response || (!response.before.text && !response.before.steps.length && !hasSimilarity),
+    });
     if (!response) return;
     if (hasSimilarity) {
-      setChildren(this.outcomes[0], html("h2", {}, "Embedding of the text"), html("p", {}, "Cosine similarity before and after: ", html("strong", {}, response.similarity.toFixed(4)), ". 1 means that the change has no effect."));
+      setChildren(
+        this.outcomes[0],
+        html("h2", {}, "Embedding of the text"),
+        html(
+          "p",
+          {},
+          "Cosine similarity before and after: ",
+          html("strong", {}, response.similarity.toFixed(4)),
+          ". 1 means that the change has no effect.",
+        ),
+      );
       setChildren(this.outcomes[1]);
       return;
     }
@@ -658,7 +871,9 @@ export class ExperimentView {
   describe(cell, number) {
     const figureData = this.figureInputs[number];
     const full = { row: cell.row, column: cell.column ?? argmax(figureData.map.exactRow(cell.row)) };
-    const weights = this.figureInputs.map(({ map }) => (full.row < map.rows && full.column < map.columns ? formatWeight(map.exactRow(full.row)[full.column]) : "none"));
+    const weights = this.figureInputs.map(({ map }) =>
+      full.row < map.rows && full.column < map.columns ? formatWeight(map.exactRow(full.row)[full.column]) : "none",
+    );
     return describeCell(figureData, full, `${weights[0]} before, ${weights[1]} after`);
   }
 
@@ -668,11 +883,19 @@ export class ExperimentView {
     const at = { row: this.cursor?.row ?? this.row, column: this.cursor?.column ?? 0 };
     const across = this.figureInputs[number].columns.rtl ? -1 : 1;
     const far = event.shiftKey ? 10 : 1;
-    const moves = { ArrowUp: [-far, 0], ArrowDown: [far, 0], ArrowLeft: [0, -far * across], ArrowRight: [0, far * across], Home: [0, -Infinity], End: [0, Infinity] };
+    const moves = {
+      ArrowUp: [-far, 0],
+      ArrowDown: [far, 0],
+      ArrowLeft: [0, -far * across],
+      ArrowRight: [0, far * across],
+      Home: [0, -Infinity],
+      End: [0, Infinity],
+    };
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key in moves) {
       const [rows, columns] = this.cursor ? moves[event.key] : [0, 0];
-      const clamp = (/** @type {number} */ index, /** @type {number} */ count) => Math.max(0, Math.min(count - 1, index));
+      const clamp = (/** @type {number} */ index, /** @type {number} */ count) =>
+        Math.max(0, Math.min(count - 1, index));
       this.point({ row: clamp(at.row + rows, map.rows), column: clamp(at.column + columns, map.columns) }, number);
     } else if (event.key === "Enter" || event.key === " ") {
       this.chooseRow(at.row);

@@ -8,9 +8,12 @@ import { bidiIsolate, formatShort, formatWeight, makeVisible, truncate, withMinu
 /* The candidates of a search: their texts, their order and their outcomes. */
 
 /**
- * @typedef {{step: number, parent: number | null, token: string, piece: string, whole: boolean, logprob: number, total: number,
- *   score: number | null, state: string, ends: boolean, reason: string, row: number | null}} CandidateData a candidate in the scene
- * @typedef {CandidateData & {index: number, text: string, label: string, children: number[], isInResult: boolean}} Candidate
+ * @typedef {{step: number, parent: number | null, token: string, piece: string, whole: boolean, logprob: number,
+ * total: number,
+ *   score: number | null, state: string, ends: boolean, reason: string, row: number | null}} CandidateData a candidate
+ * in the scene
+ * @typedef {CandidateData & {index: number, text: string, label: string, children: number[], isInResult: boolean}}
+ * Candidate
  * `isInResult`: whether it is part of a result
  */
 
@@ -33,18 +36,30 @@ const REASONS = {
   required: "a required phrase is still missing",
 };
 
-/** Adds texts, labels and links to the scene's candidates. @param {{nodes: CandidateData[], results: {node: number | null}[]}} search @returns {Candidate[]} */
+/**
+ * Adds texts, labels and links to the scene's candidates.
+ * @param {{nodes: CandidateData[], results: {node: number | null}[]}} search @returns {Candidate[]}
+ */
 function buildCandidates(search) {
   /** @type {Candidate[]} */
   const nodes = [];
   search.nodes.forEach((candidate, index) => {
     const before = candidate.parent === null || candidate.whole ? "" : nodes[candidate.parent].text;
-    nodes.push({ ...candidate, index, text: before + candidate.piece, label: truncate(makeVisible(candidate.token), MAX_NODE_LABEL), children: [], isInResult: false });
+    nodes.push({
+      ...candidate,
+      index,
+      text: before + candidate.piece,
+      label: truncate(makeVisible(candidate.token), MAX_NODE_LABEL),
+      children: [],
+      isInResult: false,
+    });
   });
-  for (const { node } of search.results) for (let at = node; at !== null; at = nodes[at].parent) nodes[at].isInResult = true;
+  for (const { node } of search.results)
+    for (let at = node; at !== null; at = nodes[at].parent) nodes[at].isInResult = true;
   for (const candidate of nodes) if (candidate.parent !== null) nodes[candidate.parent].children.push(candidate.index);
   // Candidates of results first, then those that were kept, each from the best down.
-  for (const candidate of nodes) candidate.children.sort((a, b) => importance(nodes[b]) - importance(nodes[a]) || a - b);
+  for (const candidate of nodes)
+    candidate.children.sort((a, b) => importance(nodes[b]) - importance(nodes[a]) || a - b);
   return nodes;
 }
 
@@ -86,12 +101,20 @@ function edgeWidth(candidate) {
 /** Describes the outcome of a candidate. @param {Candidate} candidate */
 function outcomeOf(candidate) {
   if (isDiscarded(candidate)) return `${STATES[candidate.state]}: ${REASONS[candidate.reason] ?? candidate.reason}`;
-  if (candidate.ends) return candidate.state === "best" ? "Finished: the best hypothesis" : candidate.isInResult ? "Finished: one of the results" : "Finished: ranked below the results";
+  if (candidate.ends)
+    return candidate.state === "best"
+      ? "Finished: the best hypothesis"
+      : candidate.isInResult
+        ? "Finished: one of the results"
+        : "Finished: ranked below the results";
   if (candidate.state === "best") return "Kept: part of the best hypothesis";
   return candidate.isInResult ? "Kept: part of a result" : "Kept: leads to no result";
 }
 
-/** Formats a score; small ones with two significant digits, because a log-probability is 0 only for certain tokens. @param {number} value @param {number} [digits] after the point */
+/**
+ * Formats a score; small ones with two significant digits, because a log-probability is 0 only for certain tokens.
+ * @param {number} value @param {number} [digits] after the point
+ */
 export function formatScore(value, digits) {
   const size = Math.abs(value);
   if (value === 0) return "0";
@@ -99,14 +122,20 @@ export function formatScore(value, digits) {
   return (value < 0 ? "−" : "") + withMinus(text);
 }
 
-/** The candidates from the first step to this one. @param {Candidate[]} nodes @param {Candidate} candidate @returns {Candidate[]} */
+/**
+ * The candidates from the first step to this one. @param {Candidate[]} nodes @param {Candidate} candidate
+ * @returns {Candidate[]}
+ */
 function pathOf(nodes, candidate) {
   const path = [];
   for (let at = candidate; at; at = nodes[at.parent]) path.unshift(at);
   return path;
 }
 
-/** The last token of the best continuation. @param {Candidate[]} nodes @param {Candidate} candidate @param {Set<number>} visibleIndices */
+/**
+ * The last token of the best continuation. @param {Candidate[]} nodes @param {Candidate} candidate
+ * @param {Set<number>} visibleIndices
+ */
 function lastOf(nodes, candidate, visibleIndices) {
   let at = candidate;
   for (let next = at; next; next = nodes[at.children.find((number) => visibleIndices.has(number))]) at = next;
@@ -133,10 +162,12 @@ function nodeLabelWidth(label, size) {
 }
 
 /** Width of the score next to a finished candidate. @param {Candidate} candidate */
-const scoreWidth = (candidate) => (candidate.ends && candidate.score !== null ? 11 + nodeLabelWidth(formatScore(candidate.score), 13) : 0);
+const scoreWidth = (candidate) =>
+  candidate.ends && candidate.score !== null ? 11 + nodeLabelWidth(formatScore(candidate.score), 13) : 0;
 
 /**
- * Computes the layout of a tree. Each step is a column. Hypotheses that are kept stay in one lane as long as possible, the
+ * Computes the layout of a tree. Each step is a column. Hypotheses that are kept stay in one lane as long as possible,
+ * the
  * best one in the first; discarded candidates are placed below.
  * Columns move together if the tree is wider than the available width.
  * @param {Candidate[]} nodes @param {number} steps @param {number} [available]
@@ -155,11 +186,14 @@ function layoutWithGap(nodes, steps, gap) {
   let lastLane = 0;
   for (const column of byStep) {
     const taken = new Set();
-    const inOrder = column.filter((candidate) => !isDiscarded(candidate)).sort((a, b) => importance(b) - importance(a) || a.index - b.index);
+    const inOrder = column
+      .filter((candidate) => !isDiscarded(candidate))
+      .sort((a, b) => importance(b) - importance(a) || a.index - b.index);
     for (const candidate of inOrder) {
       const preferred = candidate.state === "best" ? 0 : Math.max(1, lanes.get(candidate.parent) ?? 1);
       let lane = preferred;
-      // The free lane nearest to the parent's, below it if two are equally near; the first is reserved for the best hypothesis.
+      // The free lane nearest to the parent's, below it if two are equally near; the first is reserved for the best
+      // hypothesis.
       for (let away = 1; taken.has(lane); away++) {
         lane = !taken.has(preferred + away) || preferred - away < 1 ? preferred + away : preferred - away;
       }
@@ -177,7 +211,16 @@ function layoutWithGap(nodes, steps, gap) {
   /** The right edge of the boxes and scores. */
   let right = x;
   for (const column of byStep) {
-    const sizes = new Map(column.map((candidate) => [candidate.index, Math.max(34, nodeLabelWidth(candidate.label, isDiscarded(candidate) ? DISCARDED_FONT : FONT) + (isDiscarded(candidate) ? 14 : 26))]));
+    const sizes = new Map(
+      column.map((candidate) => [
+        candidate.index,
+        Math.max(
+          34,
+          nodeLabelWidth(candidate.label, isDiscarded(candidate) ? DISCARDED_FONT : FONT) +
+            (isDiscarded(candidate) ? 14 : 26),
+        ),
+      ]),
+    );
     const widest = Math.max(...sizes.values(), 34);
     const ends = Math.max(0, ...column.map(scoreWidth));
     columns.push(x);
@@ -186,7 +229,9 @@ function layoutWithGap(nodes, steps, gap) {
     for (const candidate of column) {
       const discarded = isDiscarded(candidate);
       const height = discarded ? 22 : 30;
-      const y = discarded ? discardedTop + left.indexOf(candidate) * DISCARDED_LANE : TOP + lanes.get(candidate.index) * LANE + (LANE - height) / 2;
+      const y = discarded
+        ? discardedTop + left.indexOf(candidate) * DISCARDED_LANE
+        : TOP + lanes.get(candidate.index) * LANE + (LANE - height) / 2;
       boxes.set(candidate.index, { x, y, width: sizes.get(candidate.index), height });
       right = Math.max(right, x + sizes.get(candidate.index) + scoreWidth(candidate));
     }
@@ -194,7 +239,11 @@ function layoutWithGap(nodes, steps, gap) {
   }
   const height = rows ? discardedTop + rows * DISCARDED_LANE + 4 : discardedTop - 10;
   return {
-    boxes, columns, width: right + 8, height, separatorY: rows ? discardedTop - 8 : 0,
+    boxes,
+    columns,
+    width: right + 8,
+    height,
+    separatorY: rows ? discardedTop - 8 : 0,
     /** Path of the edge from the parent to a candidate. @param {Candidate} candidate */
     edge(candidate) {
       const to = boxes.get(candidate.index);
@@ -252,9 +301,25 @@ export class SearchView {
     this.element = html(
       "div",
       { class: "search-view" },
-      html("div", { class: "bar", "data-export": "no" }, this.forms.element, html("div", { class: "toggles" }, this.pruned)),
+      html(
+        "div",
+        { class: "bar", "data-export": "no" },
+        this.forms.element,
+        html("div", { class: "toggles" }, this.pruned),
+      ),
       html("p", { class: "summary" }, this.summary()),
-      html("div", { class: "search-columns" }, this.figureElement, html("aside", { class: "side", "aria-label": "Details of the search" }, this.details, this.resultList, this.constraints())),
+      html(
+        "div",
+        { class: "search-columns" },
+        this.figureElement,
+        html(
+          "aside",
+          { class: "side", "aria-label": "Details of the search" },
+          this.details,
+          this.resultList,
+          this.constraints(),
+        ),
+      ),
     );
     this.pruned.hidden = !this.nodes.some(isDiscarded);
   }
@@ -264,36 +329,62 @@ export class SearchView {
     const { method, beam, length_penalty: length, coverage_penalty: coverage, omitted: left, stopped } = this.search;
     const widths = { beam: `, beam width ${beam}`, sample: beam > 1 ? `, ${beam} samples` : "", greedy: "" };
     const missing = left.reduce((/** @type {number} */ sum, /** @type {number} */ count) => sum + count, 0);
-    const ranked = length === 1 ? "mean log-probability per token" : length === 0 ? "log-probability" : `log-probability divided by length^${length}`;
+    const ranked =
+      length === 1
+        ? "mean log-probability per token"
+        : length === 0
+          ? "log-probability"
+          : `log-probability divided by length^${length}`;
     return [
       html("strong", {}, `${METHODS[method]}${widths[method]}. `),
       `${this.steps} ${this.steps === 1 ? "step" : "steps"}, ${this.nodes.length + missing} candidates`,
       missing ? `, of which the best ${this.nodes.length} are shown` : "",
       `. Hypotheses are ranked by ${ranked}${coverage ? " plus a coverage penalty" : ""}. `,
-      method === "beam" ? STOPPED[stopped] ?? "" : "",
+      method === "beam" ? (STOPPED[stopped] ?? "") : "",
     ];
   }
 
   /** Constraints of the output, or null if there are none. */
   constraints() {
     const { prefix, min_len: minimum, limit } = this.search;
-    const reasons = new Set(this.nodes.filter((candidate) => candidate.state === "refused").map((candidate) => candidate.reason));
+    const reasons = new Set(
+      this.nodes.filter((candidate) => candidate.state === "refused").map((candidate) => candidate.reason),
+    );
     const list = [
       prefix.length ? ["Prefix: ", prefix.map((token) => [tokenText(makeVisible(token), this.rtl), " "])] : null,
       minimum ? [`Minimum length: ${minimum} tokens`] : null,
       reasons.has("limit") ? [`Maximum length: ${limit} tokens`] : null,
     ].filter((constraint) => constraint !== null);
     if (!list.length) return null;
-    return html("section", { class: "constraints", "aria-label": "Constraints" }, html("h2", {}, "Constraints"), html("ul", {}, list.map((constraint) => html("li", {}, constraint))));
+    return html(
+      "section",
+      { class: "constraints", "aria-label": "Constraints" },
+      html("h2", {}, "Constraints"),
+      html(
+        "ul",
+        {},
+        list.map((constraint) => html("li", {}, constraint)),
+      ),
+    );
   }
 
   /** Legend of the candidates' states. */
   createLegend() {
     const there = new Set(this.nodes.map((candidate) => candidate.state));
-    return html("p", { class: "keys" }, Object.keys(STATES).filter((state) => there.has(state)).map((state) => html("span", {}, html("i", { "data-state": state, "aria-hidden": "true" }), STATES[state].toLowerCase())));
+    return html(
+      "p",
+      { class: "keys" },
+      Object.keys(STATES)
+        .filter((state) => there.has(state))
+        .map((state) =>
+          html("span", {}, html("i", { "data-state": state, "aria-hidden": "true" }), STATES[state].toLowerCase()),
+        ),
+    );
   }
 
-  /** The candidate on display: under the pointer, selected, or the first of the best hypothesis. @returns {Candidate} */
+  /**
+   * The candidate on display: under the pointer, selected, or the first of the best hypothesis. @returns {Candidate}
+   */
   get current() {
     const chosen = this.cursor ?? this.state.view.node;
     return this.nodes[chosen] ?? this.nodes.find((candidate) => candidate.state === "best") ?? this.nodes[0];
@@ -315,7 +406,8 @@ export class SearchView {
     const hadFocus = this.panel.contains(document.activeElement);
     this.form = form;
     this.draw();
-    if (hadFocus) /** @type {HTMLElement | null} */ (this.panel.querySelector("[tabindex]"))?.focus({ preventScroll: true });
+    if (hadFocus)
+      /** @type {HTMLElement | null} */ (this.panel.querySelector("[tabindex]"))?.focus({ preventScroll: true });
   }
 
   draw() {
@@ -342,12 +434,27 @@ export class SearchView {
     const forced = this.search.prefix.length;
     const headings = Array.from({ length: this.steps }, (_, step) => {
       const text = `${step + 1}${step < forced ? " prefix" : ""}`;
-      return svgElement("text", { class: step < forced ? "step-number forced" : "step-number", x: this.treeLayout.columns[step], y: 12, "font-size": 12.5 }, text);
+      return svgElement(
+        "text",
+        {
+          class: step < forced ? "step-number forced" : "step-number",
+          x: this.treeLayout.columns[step],
+          y: 12,
+          "font-size": 12.5,
+        },
+        text,
+      );
     });
     // The most important edges are drawn last, on top of the others.
     const order = [...nodes].sort((a, b) => importance(a) - importance(b));
     const edges = order.map((candidate) => {
-      const edge = svgElement("path", { class: "tree-edge", d: this.treeLayout.edge(candidate), "data-state": candidate.state, "data-dead-end": isDeadEnd(candidate), "stroke-width": edgeWidth(candidate) });
+      const edge = svgElement("path", {
+        class: "tree-edge",
+        d: this.treeLayout.edge(candidate),
+        "data-state": candidate.state,
+        "data-dead-end": isDeadEnd(candidate),
+        "stroke-width": edgeWidth(candidate),
+      });
       this.edges.set(candidate.index, edge);
       return edge;
     });
@@ -355,12 +462,26 @@ export class SearchView {
     const svg = svgElement(
       "svg",
       { class: "tree", width, height, viewBox: `0 0 ${width} ${height}`, role: "presentation" },
-      svgElement("g", { "aria-hidden": "true" }, headings, separatorY ? svgElement("path", { class: "separator", d: `M0 ${separatorY}H${width}` }) : null, edges, svgElement("circle", { class: "begin", cx: 6, cy: TOP + LANE / 2, r: 5 })),
+      svgElement(
+        "g",
+        { "aria-hidden": "true" },
+        headings,
+        separatorY ? svgElement("path", { class: "separator", d: `M0 ${separatorY}H${width}` }) : null,
+        edges,
+        svgElement("circle", { class: "begin", cx: 6, cy: TOP + LANE / 2, r: 5 }),
+      ),
       items,
     );
     this.scroller = html(
       "div",
-      { class: "scroll-tree", tabindex: 0, role: "tree", "aria-label": "Search tree", onkeydown: (event) => this.key(event), onpointerleave: () => this.point(null, 0) },
+      {
+        class: "scroll-tree",
+        tabindex: 0,
+        role: "tree",
+        "aria-label": "Search tree",
+        onkeydown: (event) => this.key(event),
+        onpointerleave: () => this.point(null, 0),
+      },
       svg,
     );
     return this.scroller;
@@ -373,16 +494,53 @@ export class SearchView {
     const element = svgElement(
       "g",
       {
-        class: "item", id: uniqueId("node"), role: "treeitem", "aria-level": candidate.step + 1, "aria-label": this.describe(candidate), "data-node": candidate.index, "data-state": candidate.state, "data-dead-end": isDeadEnd(candidate),
+        class: "item",
+        id: uniqueId("node"),
+        role: "treeitem",
+        "aria-level": candidate.step + 1,
+        "aria-label": this.describe(candidate),
+        "data-node": candidate.index,
+        "data-state": candidate.state,
+        "data-dead-end": isDeadEnd(candidate),
         onpointerenter: () => this.point(candidate.index, 200),
         onclick: () => this.choose(candidate.index),
       },
       svgElement("rect", { x, y, width, height, rx: height / 2 }),
-      svgElement("text", { x: discarded ? x + 7 : x + width / 2, y: y + height / 2 + (discarded ? 4.6 : 5.2), "text-anchor": !discarded ? "middle" : this.rtl ? "end" : "start", "font-size": discarded ? DISCARDED_FONT : FONT, direction: this.rtl ? "rtl" : null }, candidate.label),
-      candidate.ends ? svgElement("rect", { class: "flag", x: x + width - 5, y: y + height / 2 - 5, width: 10, height: 10, rx: 2 }) : null,
+      svgElement(
+        "text",
+        {
+          x: discarded ? x + 7 : x + width / 2,
+          y: y + height / 2 + (discarded ? 4.6 : 5.2),
+          "text-anchor": !discarded ? "middle" : this.rtl ? "end" : "start",
+          "font-size": discarded ? DISCARDED_FONT : FONT,
+          direction: this.rtl ? "rtl" : null,
+        },
+        candidate.label,
+      ),
+      candidate.ends
+        ? svgElement("rect", { class: "flag", x: x + width - 5, y: y + height / 2 - 5, width: 10, height: 10, rx: 2 })
+        : null,
     );
     this.items.set(candidate.index, element);
-    return candidate.ends ? svgElement("g", { role: "none" }, element, svgElement("text", { class: "result", "aria-hidden": "true", "data-state": candidate.state, x: x + width + 11, y: y + height / 2 + 4.5, "font-size": 13 }, formatScore(candidate.score))) : element;
+    return candidate.ends
+      ? svgElement(
+          "g",
+          { role: "none" },
+          element,
+          svgElement(
+            "text",
+            {
+              class: "result",
+              "aria-hidden": "true",
+              "data-state": candidate.state,
+              x: x + width + 11,
+              y: y + height / 2 + 4.5,
+              "font-size": 13,
+            },
+            formatScore(candidate.score),
+          ),
+        )
+      : element;
   }
 
   table() {
@@ -393,30 +551,76 @@ export class SearchView {
         html("td", { class: "numeric" }, candidate.step + 1),
         html("th", { scope: "row" }, tokenText(candidate.label, this.rtl)),
         html("td", {}, tokenText(truncate(candidate.text, 60), this.rtl)),
-        [formatShort(Math.exp(candidate.logprob)), formatScore(candidate.logprob), formatScore(candidate.total), candidate.score === null ? "" : formatScore(candidate.score)].map((text) => html("td", { class: "numeric" }, text)),
-        html("td", {}, candidate.reason ? `${STATES[candidate.state]}: ${REASONS[candidate.reason] ?? candidate.reason}` : candidate.ends && candidate.state === "best" ? "Best, finished" : STATES[candidate.state]),
+        [
+          formatShort(Math.exp(candidate.logprob)),
+          formatScore(candidate.logprob),
+          formatScore(candidate.total),
+          candidate.score === null ? "" : formatScore(candidate.score),
+        ].map((text) => html("td", { class: "numeric" }, text)),
+        html(
+          "td",
+          {},
+          candidate.reason
+            ? `${STATES[candidate.state]}: ${REASONS[candidate.reason] ?? candidate.reason}`
+            : candidate.ends && candidate.state === "best"
+              ? "Best, finished"
+              : STATES[candidate.state],
+        ),
         html("td", {}, this.strongestAttention(candidate)?.token ?? ""),
       ),
     );
-    const headings = ["Step", "Token", "Hypothesis", "Probability", "Log-probability", "Cumulative log-probability", "Score", "Outcome", "Largest attention"];
+    const headings = [
+      "Step",
+      "Token",
+      "Hypothesis",
+      "Probability",
+      "Log-probability",
+      "Cumulative log-probability",
+      "Score",
+      "Outcome",
+      "Largest attention",
+    ];
     return html(
       "div",
       { class: "search-table" },
       html(
         "div",
         { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of the search" },
-        html("table", {}, html("caption", { class: "visually-hidden" }, "All candidates of all steps."), html("thead", {}, html("tr", {}, headings.map((text) => html("th", { scope: "col" }, text)))), html("tbody", {}, body)),
+        html(
+          "table",
+          {},
+          html("caption", { class: "visually-hidden" }, "All candidates of all steps."),
+          html(
+            "thead",
+            {},
+            html(
+              "tr",
+              {},
+              headings.map((text) => html("th", { scope: "col" }, text)),
+            ),
+          ),
+          html("tbody", {}, body),
+        ),
       ),
     );
   }
 
-  /** The attention weights of the step that proposed a candidate. @param {Candidate} candidate @returns {{token: string, weight: number, own: boolean}[]} */
+  /**
+   * The attention weights of the step that proposed a candidate. @param {Candidate} candidate
+   * @returns {{token: string, weight: number, own: boolean}[]}
+   */
   attentionOf(candidate) {
     if (!this.rows || candidate.row === null) return [];
     const width = this.search.weights.shape[1];
-    const own = pathOf(this.nodes, candidate).slice(0, -1).map((other) => other.label);
+    const own = pathOf(this.nodes, candidate)
+      .slice(0, -1)
+      .map((other) => other.label);
     const tokens = [...this.search.source.map(makeVisible), ...(width > this.search.source.length ? own : [])];
-    return tokens.map((token, i) => ({ token, weight: this.rows[candidate.row * width + i], own: i >= this.search.source.length }));
+    return tokens.map((token, i) => ({
+      token,
+      weight: this.rows[candidate.row * width + i],
+      own: i >= this.search.source.length,
+    }));
   }
 
   /** @param {Candidate} candidate */
@@ -449,7 +653,8 @@ export class SearchView {
     });
     this.edges?.forEach((edge, number) => edge.classList.toggle("on", path.has(number)));
     if (this.scroller) setAttributes(this.scroller, { "aria-activedescendant": this.items.get(candidate.index)?.id });
-    for (const row of this.panel.querySelectorAll("tr[data-node]")) row.classList.toggle("on", /** @type {HTMLElement} */ (row).dataset.node === String(candidate.index));
+    for (const row of this.panel.querySelectorAll("tr[data-node]"))
+      row.classList.toggle("on", /** @type {HTMLElement} */ (row).dataset.node === String(candidate.index));
     this.showDetails(candidate);
   }
 
@@ -467,9 +672,25 @@ export class SearchView {
     if (candidate.ends) numbers[3] = ["Score", formatScore(candidate.score, 4)];
     setChildren(
       this.details,
-      html("p", { class: "text", dir: this.rtl ? "rtl" : "ltr" }, isExtension ? before : "", html("span", { class: "new" }, added.trim() ? added : `${before ? " " : ""}${candidate.label}`)),
-      html("p", { class: "node-outcome" }, html("strong", {}, `Step ${candidate.step + 1}. `), `${outcomeOf(candidate)}.`),
-      html("dl", {}, numbers.filter((pair) => pair !== null).map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value)))),
+      html(
+        "p",
+        { class: "text", dir: this.rtl ? "rtl" : "ltr" },
+        isExtension ? before : "",
+        html("span", { class: "new" }, added.trim() ? added : `${before ? " " : ""}${candidate.label}`),
+      ),
+      html(
+        "p",
+        { class: "node-outcome" },
+        html("strong", {}, `Step ${candidate.step + 1}. `),
+        `${outcomeOf(candidate)}.`,
+      ),
+      html(
+        "dl",
+        {},
+        numbers
+          .filter((pair) => pair !== null)
+          .map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))),
+      ),
     );
     this.listResults(candidate);
     this.shadeSource(candidate);
@@ -480,18 +701,34 @@ export class SearchView {
     const results = finishedHypotheses(this.search, this.nodes);
     const distinct = results.filter((result, i) => results.findIndex((other) => other.node === result.node) === i);
     const times = (/** @type {number | null} */ node) => results.filter((result) => result.node === node).length;
-    const item = (/** @type {{text: string, score: number, node: number | null, isResult: boolean}} */ { text, score, node, isResult }) =>
+    const item = (
+      /** @type {{text: string, score: number, node: number | null, isResult: boolean}} */ {
+        text,
+        score,
+        node,
+        isResult,
+      },
+    ) =>
       html(
         "li",
         { "data-result": isResult },
         html(
           "button",
           { type: "button", "aria-pressed": String(node === candidate.index), onclick: () => this.showNode(node) },
-          html("span", { class: "words", dir: "auto" }, text.trim() || "∅", times(node) > 1 ? html("span", { class: "times" }, ` ×${times(node)}`) : null),
+          html(
+            "span",
+            { class: "words", dir: "auto" },
+            text.trim() || "∅",
+            times(node) > 1 ? html("span", { class: "times" }, ` ×${times(node)}`) : null,
+          ),
           html("span", { class: "score" }, formatScore(score)),
         ),
       );
-    setChildren(this.resultList, html("h2", {}, distinct.length > 1 ? "Finished hypotheses, best first" : "Result"), html("ol", {}, distinct.map(item)));
+    setChildren(
+      this.resultList,
+      html("h2", {}, distinct.length > 1 ? "Finished hypotheses, best first" : "Result"),
+      html("ol", {}, distinct.map(item)),
+    );
   }
 
   /** Shades the source tokens by the attention weights of a candidate's step. @param {Candidate} candidate */
@@ -504,12 +741,26 @@ export class SearchView {
     const rtl = this.scene.sides.source?.direction === "rtl";
     setChildren(
       this.attentionPanel,
-      html("h2", {}, "Attention when predicting ", html("strong", {}, tokenText(candidate.label, this.rtl)), ` at step ${candidate.step + 1}`),
+      html(
+        "h2",
+        {},
+        "Attention when predicting ",
+        html("strong", {}, tokenText(candidate.label, this.rtl)),
+        ` at step ${candidate.step + 1}`,
+      ),
       html(
         "ol",
         { class: "words", dir: rtl ? "rtl" : "ltr" },
         look.map(({ token, weight, own }) => {
-          const item = html("li", { class: [colormap.needsLightText(weight) ? "light" : "dark", own && "own"].filter(Boolean).join(" "), title: formatWeight(weight) }, token, html("span", { class: "visually-hidden" }, ` ${formatShort(weight)}`));
+          const item = html(
+            "li",
+            {
+              class: [colormap.needsLightText(weight) ? "light" : "dark", own && "own"].filter(Boolean).join(" "),
+              title: formatWeight(weight),
+            },
+            token,
+            html("span", { class: "visually-hidden" }, ` ${formatShort(weight)}`),
+          );
           item.style.background = colormap.css(weight);
           return item;
         }),
@@ -539,7 +790,9 @@ export class SearchView {
     if (event.altKey || event.metaKey || event.ctrlKey) return;
     const candidate = this.current;
     const visibleIndices = new Set(this.visibleNodes.map((other) => other.index));
-    const siblings = this.visibleNodes.filter((other) => other.step === candidate.step).sort((a, b) => this.treeLayout.boxes.get(a.index).y - this.treeLayout.boxes.get(b.index).y);
+    const siblings = this.visibleNodes
+      .filter((other) => other.step === candidate.step)
+      .sort((a, b) => this.treeLayout.boxes.get(a.index).y - this.treeLayout.boxes.get(b.index).y);
     const at = siblings.indexOf(candidate);
     const children = candidate.children.filter((number) => visibleIndices.has(number));
     const moves = {
@@ -578,7 +831,8 @@ export class SearchView {
     if (!box || !this.scroller.isConnected) return;
     const { scrollLeft, clientWidth } = this.scroller;
     if (box.x - 60 < scrollLeft) this.scroller.scrollLeft = box.x - 60;
-    else if (box.x + box.width + 80 > scrollLeft + clientWidth) this.scroller.scrollLeft = box.x + box.width + 80 - clientWidth;
+    else if (box.x + box.width + 80 > scrollLeft + clientWidth)
+      this.scroller.scrollLeft = box.x + box.width + 80 - clientWidth;
   }
 
   /** Name of saved files, without extension. */
@@ -588,7 +842,20 @@ export class SearchView {
 
   /** All candidates as tab-separated values. */
   get tsv() {
-    const lines = this.nodes.map((candidate) => [candidate.step + 1, candidate.parent ?? "", candidate.index, candidate.label, candidate.logprob, candidate.total, candidate.score ?? "", candidate.state, candidate.reason, makeVisible(candidate.text)].join("\t"));
+    const lines = this.nodes.map((candidate) =>
+      [
+        candidate.step + 1,
+        candidate.parent ?? "",
+        candidate.index,
+        candidate.label,
+        candidate.logprob,
+        candidate.total,
+        candidate.score ?? "",
+        candidate.state,
+        candidate.reason,
+        makeVisible(candidate.text),
+      ].join("\t"),
+    );
     return `${["step\tparent\tnumber\ttoken\tlogprob\tsum\tscore\tstate\treason\ttext", ...lines].join("\n")}\n`;
   }
 }

@@ -19,7 +19,11 @@ export class MissingSteps {
       "div",
       { class: "missing-steps" },
       html("p", {}, "This page does not contain the numbers of the computation."),
-      html("p", { class: "secondary" }, "By default, a page contains them if the model has up to 8 MB of parameters without the vocabulary, and the text up to 64 tokens (an image up to 256 patches). To include them anyway, of a large model those of one layer, run:"),
+      html(
+        "p",
+        { class: "secondary" },
+        "By default, a page contains them if the model has up to 8 MB of parameters without the vocabulary, and the text up to 64 tokens (an image up to 256 patches). To include them anyway, of a large model those of one layer, run:",
+      ),
       html("p", {}, html("code", {}, command)),
     );
     this.figureElement = this.element;
@@ -37,7 +41,8 @@ export class MissingSteps {
 
 /**
  * A row of displayed numbers: their indices in the step's output, their names, and how they are displayed.
- * @typedef {{subject: string, indices: number[], names: string[] | null, display: "cells" | "bars", total: number, first: number}} Row
+ * @typedef {{subject: string, indices: number[], names: string[] | null, display: "cells" | "bars", total: number,
+ * first: number}} Row
  */
 
 /** Maximum number of bars for the tokens of an image. */
@@ -78,7 +83,8 @@ function displayedRow(view, n) {
   const last = axes[rowAxis];
   let names = last in view.traceHeader.sides ? view.traceHeader.sides[last].tokens.map(makeVisible) : null;
   const { data } = view.trace.value(n);
-  const descending = (/** @type {number} */ a, /** @type {number} */ b) => data[start + b * stride] - data[start + a * stride];
+  const descending = (/** @type {number} */ a, /** @type {number} */ b) =>
+    data[start + b * stride] - data[start + a * stride];
   if (last === "vocabulary") {
     // The ten most probable tokens.
     columns = columns.sort(descending).slice(0, 10);
@@ -109,7 +115,8 @@ const leftSymbol = (step) => step.formula.split(/ [=←] /)[0].replace(/[ₜₛ�
 
 /**
  * The derivation of one number from the inputs of its step, or null if it is a copy.
- * @param {import("../trace/trace.js").Trace} trace @param {number} n index of the step @param {Row} row @param {number} i
+ * @param {import("../trace/trace.js").Trace} trace @param {number} n index of the step @param {Row} row
+ * @param {number} i
  */
 function derivationElement(trace, n, { indices, names }, i) {
   const at = indices[i];
@@ -126,12 +133,22 @@ function derivationElement(trace, n, { indices, names }, i) {
       terms,
       before,
       visibleTerms.flatMap((piece, k) => [k ? sign : null, html("span", { class: "term" }, piece)]),
-      rest > 0 ? [sign, html("button", { type: "button", class: "more", onclick: () => write(true) }, `… ${rest} more`)] : null,
+      rest > 0
+        ? [sign, html("button", { type: "button", class: "more", onclick: () => write(true) }, `… ${rest} more`)]
+        : null,
       after,
     );
   };
   write(pieces.length <= INITIAL_TERMS + 2);
-  return html("p", { class: "derivation" }, html("bdi", { class: "left" }, left), " = ", terms, " = ", html("strong", {}, formatNumber(trace.value(n).data[at])));
+  return html(
+    "p",
+    { class: "derivation" },
+    html("bdi", { class: "left" }, left),
+    " = ",
+    terms,
+    " = ",
+    html("strong", {}, formatNumber(trace.value(n).data[at])),
+  );
 }
 
 /* The idea of a stage of the model: one plain sentence, and a small figure from the numbers of the selected token. */
@@ -158,8 +175,12 @@ const PART_IDEAS = {
 function ideaOf(view, n) {
   const section = view.sections[n];
   if (section.part === "attention") {
-    const kind = view.host.scene.attentions.find((/** @type {any} */ one) => one.name === section.attention)?.kind ?? (section.keys && section.keys !== section.side ? "cross" : "self");
-    return view.host.scene.image ? "Every patch collects information from the patches that matter to it, weighted by attention." : ATTENTION_IDEAS[kind];
+    const kind =
+      view.host.scene.attentions.find((/** @type {any} */ one) => one.name === section.attention)?.kind ??
+      (section.keys && section.keys !== section.side ? "cross" : "self");
+    return view.host.scene.image
+      ? "Every patch collects information from the patches that matter to it, weighted by attention."
+      : ATTENTION_IDEAS[kind];
   }
   if (section.part === "output") {
     const axes = view.stepsOf[n].map((step) => view.traceHeader.steps[step].output.axes.at(-1));
@@ -170,7 +191,10 @@ function ideaOf(view, n) {
   return PART_IDEAS[section.part] ?? PART_IDEAS.layer;
 }
 
-/** The figure of a stage: weights as lines, probabilities as bars, or the vector of the selected token. @param {StepsView} view @param {number} n */
+/**
+ * The figure of a stage: weights as lines, probabilities as bars, or the vector of the selected token.
+ * @param {StepsView} view @param {number} n
+ */
 function ideaFigure(view, n) {
   const steps = view.stepsOf[n];
   const softmax = steps.findLast((step) => view.traceHeader.steps[step].op === "softmax");
@@ -193,9 +217,21 @@ function barFigure({ subject, names }, weights) {
     html(
       "ol",
       { class: "ranks" },
-      weights.slice(0, MAX_FIGURE_BARS).map((weight, i) =>
-        html("li", {}, html("span", { class: "name" }, html("bdi", {}, names?.[i] ?? String(i))), html("span", { class: "track" }, html("span", { class: "bar", style: `width: ${(100 * weight).toFixed(2)}%` })), html("span", { class: "weight" }, formatProbability(weight))),
-      ),
+      weights
+        .slice(0, MAX_FIGURE_BARS)
+        .map((weight, i) =>
+          html(
+            "li",
+            {},
+            html("span", { class: "name" }, html("bdi", {}, names?.[i] ?? String(i))),
+            html(
+              "span",
+              { class: "track" },
+              html("span", { class: "bar", style: `width: ${(100 * weight).toFixed(2)}%` }),
+            ),
+            html("span", { class: "weight" }, formatProbability(weight)),
+          ),
+        ),
     ),
   );
 }
@@ -210,13 +246,40 @@ function weightFigure(view, step, { subject, names }, weights) {
   const shown = names.slice(0, MAX_FIGURE_TOKENS).map((name) => truncate(name, 12));
   const widths = shown.map((name) => 9 * Math.max(2, name.length) + 16);
   const width = widths.reduce((sum, one) => sum + one, 0);
-  const centers = widths.map((one, i) => widths.slice(0, i).reduce((sum, before) => sum + before, 0) + one / 2).map((x) => (rtl ? width - x : x));
+  const centers = widths
+    .map((one, i) => widths.slice(0, i).reduce((sum, before) => sum + before, 0) + one / 2)
+    .map((x) => (rtl ? width - x : x));
   const strongest = weights.indexOf(Math.max(...weights));
   const svg = svgElement(
     "svg",
-    { class: "idea-lines", viewBox: `0 0 ${width} 112`, width, height: 112, role: "img", "aria-label": `${subject} attends most to ${names[strongest]}.` },
-    shown.map((_, i) => svgElement("path", { d: `M${width / 2} 84C${width / 2} 54 ${centers[i]} 58 ${centers[i]} 28`, "stroke-width": (0.5 + 9 * weights[i]).toFixed(2), "stroke-opacity": (0.15 + 0.75 * weights[i]).toFixed(2) })),
-    shown.map((name, i) => svgElement("text", { x: centers[i], y: 18, "text-anchor": "middle", direction: rtl ? "rtl" : null, class: i === strongest ? "on" : null }, name)),
+    {
+      class: "idea-lines",
+      viewBox: `0 0 ${width} 112`,
+      width,
+      height: 112,
+      role: "img",
+      "aria-label": `${subject} attends most to ${names[strongest]}.`,
+    },
+    shown.map((_, i) =>
+      svgElement("path", {
+        d: `M${width / 2} 84C${width / 2} 54 ${centers[i]} 58 ${centers[i]} 28`,
+        "stroke-width": (0.5 + 9 * weights[i]).toFixed(2),
+        "stroke-opacity": (0.15 + 0.75 * weights[i]).toFixed(2),
+      }),
+    ),
+    shown.map((name, i) =>
+      svgElement(
+        "text",
+        {
+          x: centers[i],
+          y: 18,
+          "text-anchor": "middle",
+          direction: rtl ? "rtl" : null,
+          class: i === strongest ? "on" : null,
+        },
+        name,
+      ),
+    ),
     svgElement("text", { x: width / 2, y: 104, "text-anchor": "middle", class: "on" }, subject.split(", ")[0]),
   );
   return html("div", { class: "idea-figure" }, svg);
@@ -235,7 +298,12 @@ function vectorFigure(view, step) {
     html(
       "span",
       { class: "vector-cells", role: "img", "aria-label": `${indices.length} numbers` },
-      values.map((value) => html("i", { "data-sign": value < 0 ? "minus" : "plus", style: `--share: ${Number.isFinite(value) ? Math.round((90 * Math.abs(value)) / maximum) : 0}%` })),
+      values.map((value) =>
+        html("i", {
+          "data-sign": value < 0 ? "minus" : "plus",
+          style: `--share: ${Number.isFinite(value) ? Math.round((90 * Math.abs(value)) / maximum) : 0}%`,
+        }),
+      ),
     ),
     html("span", { class: "secondary" }, `${indices.length} numbers`),
   );
@@ -261,7 +329,10 @@ class StepCards {
     this.selectedNumber = new Map();
   }
 
-  /** A step without its numbers: the equation, the shape of the result and those of the parameters. @param {number} n index of the step */
+  /**
+   * A step without its numbers: the equation, the shape of the result and those of the parameters.
+   * @param {number} n index of the step
+   */
   formula(n) {
     const step = this.view.traceHeader.steps[n];
     const { shape, axes } = step.output;
@@ -273,8 +344,18 @@ class StepCards {
       html(
         "p",
         { class: "shapes" },
-        html("span", { class: "shape" }, html("i", {}, leftSymbol(step)), ` ${shape.join(" × ")}`, html("span", { class: "secondary" }, ` (${axes.join(" × ")})`)),
-        this.view.trace.paramsOf(n).map(({ sign, shape: own, full_shape: full }) => html("span", { class: "shape" }, html("i", {}, sign), ` ${(full ?? own).join(" × ")}`)),
+        html(
+          "span",
+          { class: "shape" },
+          html("i", {}, leftSymbol(step)),
+          ` ${shape.join(" × ")}`,
+          html("span", { class: "secondary" }, ` (${axes.join(" × ")})`),
+        ),
+        this.view.trace
+          .paramsOf(n)
+          .map(({ sign, shape: own, full_shape: full }) =>
+            html("span", { class: "shape" }, html("i", {}, sign), ` ${(full ?? own).join(" × ")}`),
+          ),
       ),
     );
   }
@@ -287,7 +368,12 @@ class StepCards {
     const show = () => {
       const { indices, display } = row;
       const selectedNumber = Math.min(this.selectedNumber.get(n) ?? row.first, indices.length - 1);
-      setChildren(body, this.overlay(n), display === "bars" ? this.bars(n, row, selectedNumber, show) : this.cells(n, row, selectedNumber, show), derivationElement(this.view.trace, n, row, selectedNumber));
+      setChildren(
+        body,
+        this.overlay(n),
+        display === "bars" ? this.bars(n, row, selectedNumber, show) : this.cells(n, row, selectedNumber, show),
+        derivationElement(this.view.trace, n, row, selectedNumber),
+      );
     };
     show();
     const gap = this.view.trace.check(n);
@@ -295,14 +381,22 @@ class StepCards {
     const check = !this.view.traceHeader.outputs
       ? ""
       : given
-      ? html("span", { class: "check", "data-agrees": "given" }, "input")
-      : html(
-          "span",
-          { class: "check", "data-agrees": gap <= TOLERANCE ? "yes" : "no", title: "Largest difference between the value computed in this page and the recorded one" },
-          gap <= TOLERANCE ? "✓ " : "≠ ",
-          html("span", { class: "visually-hidden" }, gap <= TOLERANCE ? "agrees, largest difference " : "does not agree, largest difference "),
-          formatGap(gap),
-        );
+        ? html("span", { class: "check", "data-agrees": "given" }, "input")
+        : html(
+            "span",
+            {
+              class: "check",
+              "data-agrees": gap <= TOLERANCE ? "yes" : "no",
+              title: "Largest difference between the value computed in this page and the recorded one",
+            },
+            gap <= TOLERANCE ? "✓ " : "≠ ",
+            html(
+              "span",
+              { class: "visually-hidden" },
+              gap <= TOLERANCE ? "agrees, largest difference " : "does not agree, largest difference ",
+            ),
+            formatGap(gap),
+          );
     return html(
       "article",
       { class: "step", "data-op": step.op, id: `step-${step.id}` },
@@ -313,8 +407,27 @@ class StepCards {
         "footer",
         {},
         html("code", {}, step.where),
-        this.view.trace.paramsOf(n).map(({ sign, name, shape, full_shape: full }) => html("span", { class: "param" }, html("i", {}, sign), ` ${(full ?? shape).join("×")} `, html("code", {}, name), full ? ` (${shape[0]} ${shape[0] === 1 ? "row" : "rows"} in this page)` : null)),
-        step.differs === null ? null : html("span", { class: "own" }, step.differs === 0 ? "identical to the model's values" : `within ${formatGap(step.differs)} of the model's values`),
+        this.view.trace
+          .paramsOf(n)
+          .map(({ sign, name, shape, full_shape: full }) =>
+            html(
+              "span",
+              { class: "param" },
+              html("i", {}, sign),
+              ` ${(full ?? shape).join("×")} `,
+              html("code", {}, name),
+              full ? ` (${shape[0]} ${shape[0] === 1 ? "row" : "rows"} in this page)` : null,
+            ),
+          ),
+        step.differs === null
+          ? null
+          : html(
+              "span",
+              { class: "own" },
+              step.differs === 0
+                ? "identical to the model's values"
+                : `within ${formatGap(step.differs)} of the model's values`,
+            ),
       ),
     );
   }
@@ -329,17 +442,28 @@ class StepCards {
     return patchOverlay(this.view.host, side, this.view.trace.value(n).data.subarray(start, start + width));
   }
 
-  /** A row of numbers; selecting one shows its derivation. @param {number} n @param {Row} row @param {number} selectedNumber @param {() => void} show */
+  /**
+   * A row of numbers; selecting one shows its derivation. @param {number} n @param {Row} row
+   * @param {number} selectedNumber @param {() => void} show
+   */
   cells(n, { subject, indices, names, total }, selectedNumber, show) {
     const { data } = this.view.trace.value(n);
     const all = this.expandedSteps.has(n);
-    const count = all ? indices.length : Math.min(indices.length, Math.max(INITIAL_CELLS, names && indices.length <= 16 ? indices.length : 0));
-    const maximum = indices.reduce((largest, at) => (Number.isFinite(data[at]) ? Math.max(largest, Math.abs(data[at])) : largest), 1e-12);
+    const count = all
+      ? indices.length
+      : Math.min(indices.length, Math.max(INITIAL_CELLS, names && indices.length <= 16 ? indices.length : 0));
+    const maximum = indices.reduce(
+      (largest, at) => (Number.isFinite(data[at]) ? Math.max(largest, Math.abs(data[at])) : largest),
+      1e-12,
+    );
     const hasDerivation = this.view.trace.derivation(n, indices[0]) !== null;
     const cells = indices.slice(0, count).map((at, i) => {
       const value = data[at];
       const on = i === selectedNumber;
-      const content = [names ? [html("span", { class: "name" }, html("bdi", {}, names[i])), " "] : null, html("span", { class: "number" }, formatNumber(value))];
+      const content = [
+        names ? [html("span", { class: "name" }, html("bdi", {}, names[i])), " "] : null,
+        html("span", { class: "number" }, formatNumber(value)),
+      ];
       const share = Number.isFinite(value) ? Math.round((34 * Math.abs(value)) / maximum) : 0;
       const style = `--share: ${share}%`;
       const sign = value < 0 ? "minus" : "plus";
@@ -383,21 +507,34 @@ class StepCards {
       subject ? html("p", { class: "value-subject" }, subject, width) : null,
       html(
         "div",
-        { class: "value-row", role: "group", "aria-label": subject ? `Values of ${subject}` : "Values", onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, count, show) },
+        {
+          class: "value-row",
+          role: "group",
+          "aria-label": subject ? `Values of ${subject}` : "Values",
+          onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, count, show),
+        },
         cells,
         more,
       ),
     ];
   }
 
-  /** Weights and probabilities as bars. @param {number} n @param {Row} row @param {number} selectedNumber @param {() => void} show */
+  /**
+   * Weights and probabilities as bars. @param {number} n @param {Row} row @param {number} selectedNumber
+   * @param {() => void} show
+   */
   bars(n, { subject, indices, names }, selectedNumber, show) {
     const { data } = this.view.trace.value(n);
     return [
       subject ? html("p", { class: "value-subject" }, subject) : null,
       html(
         "div",
-        { class: "bar-list", role: "group", "aria-label": `Weights of ${subject}`, onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, indices.length, show) },
+        {
+          class: "bar-list",
+          role: "group",
+          "aria-label": `Weights of ${subject}`,
+          onkeydown: (/** @type {KeyboardEvent} */ event) => this.moveSelection(event, n, indices.length, show),
+        },
         indices.map((at, i) =>
           html(
             "button",
@@ -411,8 +548,16 @@ class StepCards {
             },
             html("span", { class: "name" }, html("bdi", {}, names?.[i] ?? String(i))),
             " ",
-            html("span", { class: "track" }, html("span", { class: "bar", style: `width: ${(100 * data[at]).toFixed(2)}%` })),
-            html("span", { class: "number" }, data[at] > 0 && data[at] < 0.0005 ? withMinus(data[at].toExponential(0)) : data[at].toFixed(3)),
+            html(
+              "span",
+              { class: "track" },
+              html("span", { class: "bar", style: `width: ${(100 * data[at]).toFixed(2)}%` }),
+            ),
+            html(
+              "span",
+              { class: "number" },
+              data[at] > 0 && data[at] < 0.0005 ? withMinus(data[at].toExponential(0)) : data[at].toFixed(3),
+            ),
           ),
         ),
       ),
@@ -441,7 +586,10 @@ class StepCards {
 
 /* The step-by-step view: from the input to the output of the model, with the numbers of one token. */
 
-/** @typedef {{title: string, part: string, side?: string, token?: number, layer?: number, attention?: string, heads?: number, keys?: string}} Section */
+/**
+ * @typedef {{title: string, part: string, side?: string, token?: number, layer?: number, attention?: string, heads?:
+ * number, keys?: string}} Section
+ */
 
 /** Number of steps that are computed before the page responds again. */
 const STEPS_PER_SLICE = 8;
@@ -460,7 +608,9 @@ export class StepsView {
     /** @type {number[][]} the steps of each section */
     this.stepsOf = this.sections.map(() => []);
     // Steps without a section are computed, but not shown.
-    this.traceHeader.steps.forEach((/** @type {Step} */ step, /** @type {number} */ n) => this.stepsOf[step.section]?.push(n));
+    this.traceHeader.steps.forEach((/** @type {Step} */ step, /** @type {number} */ n) =>
+      this.stepsOf[step.section]?.push(n),
+    );
     const { focus, sides } = this.traceHeader;
     /** The selected token of each side. @type {Record<string, number>} */
     this.tokens = Object.fromEntries(Object.keys(sides).map((name) => [name, focus[name] ?? 0]));
@@ -480,7 +630,12 @@ export class StepsView {
     this.element = html(
       "div",
       { class: "steps-view", onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
-      html("section", { class: "selection-bar", "aria-label": "Selected tokens and heads", "data-export": "no" }, this.chips, this.choice),
+      html(
+        "section",
+        { class: "selection-bar", "aria-label": "Selected tokens and heads", "data-export": "no" },
+        this.chips,
+        this.choice,
+      ),
       html("div", { class: "bar depth-bar", "data-export": "no" }, this.depths.element, this.verdict),
       this.substitute,
       this.traceHeader.note ? html("p", { class: "note" }, this.traceHeader.note) : null,
@@ -506,7 +661,14 @@ export class StepsView {
       for (const step of this.stepsOf[n]) {
         const row = displayedRow(this, step);
         const { data } = this.trace.value(step);
-        lines.push([this.traceHeader.steps[step].id, this.traceHeader.steps[step].formula, row.subject, ...row.indices.map((at) => data[at])].join("\t"));
+        lines.push(
+          [
+            this.traceHeader.steps[step].id,
+            this.traceHeader.steps[step].formula,
+            row.subject,
+            ...row.indices.map((at) => data[at]),
+          ].join("\t"),
+        );
       }
     }
     return lines.join("\n");
@@ -526,7 +688,9 @@ export class StepsView {
     const titles = this.sections.filter((one) => one.attention);
     const named = Object.fromEntries(titles.map((one) => [one.attention, one.title.replace(": one step", "")]));
     this.attention = picker("Attention", named, (attention) => this.goTo(attention));
-    this.head = picker("Head", {}, (head) => this.state.set({ selected: { ...this.state.view.selected, head: Number(head) } }));
+    this.head = picker("Head", {}, (head) =>
+      this.state.set({ selected: { ...this.state.view.selected, head: Number(head) } }),
+    );
     this.headLabel = html("label", {}, "Head ", this.head);
     const several = Object.keys(named).length > 1;
     setChildren(this.choice, several ? html("label", {}, "Attention ", this.attention) : null, this.headLabel);
@@ -536,11 +700,20 @@ export class StepsView {
       this.chips,
       selectable.map(([name, side]) => {
         const known = this.host.scene.sides[name];
-        const title = (known?.title ?? name.charAt(0).toUpperCase() + name.slice(1)) + (name === "target" && this.host.scene.sides.predicted ? " (input → prediction)" : "");
+        const title =
+          (known?.title ?? name.charAt(0).toUpperCase() + name.slice(1)) +
+          (name === "target" && this.host.scene.sides.predicted ? " (input → prediction)" : "");
         const buttons = side.tokens.map((/** @type {string} */ _token, /** @type {number} */ t) =>
           html(
             "button",
-            { type: "button", role: "radio", class: "chip-token", "data-side": name, "data-token": t, onclick: () => this.selectToken(name, t) },
+            {
+              type: "button",
+              role: "radio",
+              class: "chip-token",
+              "data-side": name,
+              "data-token": t,
+              onclick: () => this.selectToken(name, t),
+            },
             tokenText(truncate(this.tokenName(name, t), 40), known?.direction === "rtl"),
           ),
         );
@@ -556,13 +729,19 @@ export class StepsView {
           buttons,
         );
         const choice = this.host.scene.image ? placePatchButtons(this.host, name, group, buttons) : group;
-        return html("div", { class: "token-side" }, html("p", { class: "side-name", "aria-hidden": "true" }, title), choice);
+        return html(
+          "div",
+          { class: "token-side" },
+          html("p", { class: "side-name", "aria-hidden": "true" }, title),
+          choice,
+        );
       }),
     );
   }
 
   /**
-   * The name of a token. A row of the decoder is named by its input and by the token that it predicts, which is its name in
+   * The name of a token. A row of the decoder is named by its input and by the token that it predicts, which is its
+   * name in
    * the cross-attention.
    * @param {string} side @param {number} token
    */
@@ -578,10 +757,20 @@ export class StepsView {
     return base ? (rows[this.tokens[base]] ?? 0) : this.tokens[side];
   }
 
-  /** Arrow keys move between the buttons of a group and select them. @param {KeyboardEvent} event @param {HTMLElement[]} buttons */
+  /**
+   * Arrow keys move between the buttons of a group and select them. @param {KeyboardEvent} event
+   * @param {HTMLElement[]} buttons
+   */
   moveFocus(event, buttons) {
     const now = buttons.indexOf(/** @type {any} */ (event.target));
-    const moves = { ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now - 1, ArrowUp: now - 1, Home: 0, End: buttons.length - 1 };
+    const moves = {
+      ArrowRight: now + 1,
+      ArrowDown: now + 1,
+      ArrowLeft: now - 1,
+      ArrowUp: now - 1,
+      Home: 0,
+      End: buttons.length - 1,
+    };
     if (now < 0 || !(event.key in moves)) return;
     event.preventDefault();
     event.stopPropagation();
@@ -645,7 +834,9 @@ export class StepsView {
   // Sections
 
   createSections() {
-    /** @type {{item: HTMLElement, details: HTMLDetailsElement, mark: HTMLElement, body: HTMLElement, drawn: boolean}[]} */
+    /**
+     * @type {{item: HTMLElement, details: HTMLDetailsElement, mark: HTMLElement, body: HTMLElement, drawn: boolean}[]}
+     */
     this.sectionElements = this.sections.map((section, n) => {
       const mark = html("span", { class: "section-mark" });
       const body = html("div", { class: "cards" });
@@ -653,13 +844,23 @@ export class StepsView {
       const details = html(
         "details",
         { ontoggle: () => this.toggled(n) },
-        html("summary", {}, html("h2", {}, section.title), html("span", { class: "count" }, count === 1 ? "1 step" : `${count} steps`), mark, html("p", { class: "idea" }, ideaOf(this, n))),
+        html(
+          "summary",
+          {},
+          html("h2", {}, section.title),
+          html("span", { class: "count" }, count === 1 ? "1 step" : `${count} steps`),
+          mark,
+          html("p", { class: "idea" }, ideaOf(this, n)),
+        ),
         body,
       );
       const item = html("li", { "data-part": section.part }, details);
       return { item, details, mark, body, drawn: false };
     });
-    setChildren(this.list, this.sectionElements.map((one) => one.item));
+    setChildren(
+      this.list,
+      this.sectionElements.map((one) => one.item),
+    );
   }
 
   /** @param {number} n */
@@ -679,7 +880,9 @@ export class StepsView {
   async update(changed) {
     if (!this.trace) {
       const { params, outputs } = this.traceHeader;
-      const numbers = await Promise.all([params, outputs].map(async (one) => new Float32Array(one ? await this.host.blob(one.at) : new ArrayBuffer(0))));
+      const numbers = await Promise.all(
+        [params, outputs].map(async (one) => new Float32Array(one ? await this.host.blob(one.at) : new ArrayBuffer(0))),
+      );
       this.trace = new Trace(this.traceHeader, numbers[0], numbers[1], this.host.modelTensor);
       this.scheduler.add("steps", 5, () => this.checkSome());
     }
@@ -689,13 +892,15 @@ export class StepsView {
     const pin = this.state.view.pin ?? wasPointed;
     if (pin && (changed === null || changed.has("pin"))) {
       const { rows, columns } = this.axesOf(attention);
-      const fits = (/** @type {string} */ side, /** @type {number | null} */ token) => token !== null && token < this.traceHeader.sides[side].tokens.length;
+      const fits = (/** @type {string} */ side, /** @type {number | null} */ token) =>
+        token !== null && token < this.traceHeader.sides[side].tokens.length;
       if (fits(columns, pin[1]) && columns !== rows) this.tokens[columns] = pin[1];
       if (fits(rows, pin[0])) this.tokens[rows] = pin[0];
     }
     const { section } = this.state.view;
     const opensSection = section !== null && (changed === null || changed.has("section"));
-    if (changed === null || changed.has("selected") || changed.has("pin") || changed.has("depth")) this.redraw(!opensSection && (changed === null || changed.has("selected")));
+    if (changed === null || changed.has("selected") || changed.has("pin") || changed.has("depth"))
+      this.redraw(!opensSection && (changed === null || changed.has("selected")));
     if (opensSection) {
       this.showSection(Math.min(section, this.sections.length - 1));
       this.state.set({ section: null });
@@ -708,17 +913,27 @@ export class StepsView {
     const shown = this.state.view.selected.attention;
     const has = shown === null || this.sections.some((one) => one.attention === shown);
     this.substitute.hidden = has;
-    if (!has) setChildren(this.substitute, `This page has no numbers of ${shown}, which the attention view shows: below is ${this.selected.attention}.`);
+    if (!has)
+      setChildren(
+        this.substitute,
+        `This page has no numbers of ${shown}, which the attention view shows: below is ${this.selected.attention}.`,
+      );
   }
 
-  /** Redraws after a change of the selection. @param {boolean} [opensSection] whether to open the section of the selected attention */
+  /**
+   * Redraws after a change of the selection.
+   * @param {boolean} [opensSection] whether to open the section of the selected attention
+   */
   redraw(opensSection = false) {
     const { attention, head, heads } = this.selected;
     const { depth } = this.state.view;
     this.element.dataset.depth = depth;
     setAttributes(this.panel, { "aria-labelledby": this.depths.mark(depth) });
     this.attention.value = attention;
-    setChildren(this.head, Array.from({ length: heads }, (_, i) => html("option", { value: i }, String(i))));
+    setChildren(
+      this.head,
+      Array.from({ length: heads }, (_, i) => html("option", { value: i }, String(i))),
+    );
     this.head.value = String(head);
     this.headLabel.hidden = heads === 1;
     for (const button of this.chips.querySelectorAll("button")) {
@@ -736,7 +951,9 @@ export class StepsView {
       }
     });
     if (opensSection) {
-      const position = this.sections.findIndex((section) => this.isRelevant(section) && section.attention === attention);
+      const position = this.sections.findIndex(
+        (section) => this.isRelevant(section) && section.attention === attention,
+      );
       if (position >= 0) this.showSection(position);
     }
     this.showVerdict();
@@ -755,7 +972,14 @@ export class StepsView {
     if (!this.trace) return;
     const { depth } = this.state.view;
     const steps = this.stepsOf[n];
-    const cards = depth === "formula" ? html("div", { class: "formulas" }, steps.map((step) => this.cards.formula(step))) : steps.map((step) => this.cards.card(step));
+    const cards =
+      depth === "formula"
+        ? html(
+            "div",
+            { class: "formulas" },
+            steps.map((step) => this.cards.formula(step)),
+          )
+        : steps.map((step) => this.cards.card(step));
     setChildren(this.sectionElements[n].body, depth === "idea" ? ideaFigure(this, n) : cards);
   }
 
@@ -763,13 +987,19 @@ export class StepsView {
 
   checkSome() {
     const { steps } = this.traceHeader;
-    for (let i = 0; i < STEPS_PER_SLICE && this.checkedCount < steps.length; i++, this.checkedCount++) this.trace.check(this.checkedCount);
+    for (let i = 0; i < STEPS_PER_SLICE && this.checkedCount < steps.length; i++, this.checkedCount++)
+      this.trace.check(this.checkedCount);
     if (this.checkedCount < steps.length) return true;
-    if (this.traceHeader.outputs) this.sections.forEach((_, n) => {
-      const worst = Math.max(0, ...this.stepsOf[n].map((step) => this.trace.check(step)));
-      setAttributes(this.sectionElements[n].mark, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
-      setChildren(this.sectionElements[n].mark, worst <= TOLERANCE ? "✓" : "≠", html("span", { class: "visually-hidden" }, worst <= TOLERANCE ? " agrees" : " does not agree"));
-    });
+    if (this.traceHeader.outputs)
+      this.sections.forEach((_, n) => {
+        const worst = Math.max(0, ...this.stepsOf[n].map((step) => this.trace.check(step)));
+        setAttributes(this.sectionElements[n].mark, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
+        setChildren(
+          this.sectionElements[n].mark,
+          worst <= TOLERANCE ? "✓" : "≠",
+          html("span", { class: "visually-hidden" }, worst <= TOLERANCE ? " agrees" : " does not agree"),
+        );
+      });
     this.showVerdict();
     return false;
   }
@@ -786,12 +1016,20 @@ export class StepsView {
     const computed = steps.filter((/** @type {Step} */ step) => step.title && step.op !== "given").length;
     setAttributes(this.verdict, { "data-agrees": worst <= TOLERANCE ? "yes" : "no" });
     if (!this.traceHeader.outputs) {
-      setChildren(this.verdict, html("strong", {}, `All ${computed} steps are computed in this page`), " with the weights of the model that it contains.");
+      setChildren(
+        this.verdict,
+        html("strong", {}, `All ${computed} steps are computed in this page`),
+        " with the weights of the model that it contains.",
+      );
       return;
     }
     setChildren(
       this.verdict,
-      html("strong", {}, worst <= TOLERANCE ? `✓ All ${computed} steps, recomputed in this page, agree` : "≠ Some steps do not agree"),
+      html(
+        "strong",
+        {},
+        worst <= TOLERANCE ? `✓ All ${computed} steps, recomputed in this page, agree` : "≠ Some steps do not agree",
+      ),
       ` with the recorded values to within ${formatGap(worst)}; the recorded values agree with the model's to within ${formatGap(modelGap)}.`,
     );
   }

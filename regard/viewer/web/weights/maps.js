@@ -1,12 +1,26 @@
-/** Attention maps: the weights of heads, computed from q and k on demand, and labels of heads by what they attend to. */
+/**
+ * Attention maps: the weights of heads, computed from q and k on demand, and labels of heads by what they attend to.
+ */
 
 import { Axis } from "../core/tokens.js";
 import { Kernel } from "./kernel.js";
-import { addMergedRow, argmax, argmaxAbs, computeWeights, extractHead, mutualInformation, readBlob, rowEntropy } from "./maths.js";
+import {
+  addMergedRow,
+  argmax,
+  argmaxAbs,
+  computeWeights,
+  extractHead,
+  mutualInformation,
+  readBlob,
+  rowEntropy,
+} from "./maths.js";
 
 /* Labels of heads: what a head mostly attends to, measured on its map. Definitions: docs/translating.md. */
 
-/** @typedef {{label: string, share: number, information: number}} HeadLabel `information`: mutual information of rows and columns in bits */
+/**
+ * @typedef {{label: string, share: number, information: number}} HeadLabel `information`: mutual information of rows
+ * and columns in bits
+ */
 
 /** The share of the weight from which a pattern gives a head its label, and its minimum ratio to uniform attention. */
 const MIN_SHARE = 0.5;
@@ -22,13 +36,20 @@ export const HEAD_LABELS = {
   previous: { name: "previous token", short: "prev", text: "attends to the previous token" },
   next: { name: "next token", short: "next", text: "attends to the next token" },
   same: { name: "same token", short: "same", text: "attends to the token itself, or to the same token elsewhere" },
-  first: { name: "first token", short: "first", text: "attends to the first token, which often means “nothing to add”" },
+  first: {
+    name: "first token",
+    short: "first",
+    text: "attends to the first token, which often means “nothing to add”",
+  },
   punctuation: { short: "punct", text: "attends to punctuation and special tokens" },
   diffuse: { short: "diffuse", text: "spreads its weight almost evenly over all tokens" },
   mixed: { short: "mixed", text: "follows no simple pattern" },
 };
 
-/** Whether attention of this label follows from positions alone, not from the content of a sentence. @param {string} label */
+/**
+ * Whether attention of this label follows from positions alone, not from the content of a sentence.
+ * @param {string} label
+ */
 export const isPositional = (label) => ["previous", "next", "same", "first", "diffuse"].includes(label);
 
 /** @param {string} label */
@@ -41,7 +62,8 @@ export function isPunctuation(token) {
 
 /**
  * Labels a head from its map, or from a sample of the rows of a long one.
- * @param {AttentionMap} map @param {string[]} rowTokens @param {string[]} columnTokens @param {string} kind of the attention
+ * @param {AttentionMap} map @param {string[]} rowTokens @param {string[]} columnTokens
+ * @param {string} kind of the attention
  * @returns {HeadLabel}
  */
 function labelHead(map, rowTokens, columnTokens, kind) {
@@ -84,8 +106,16 @@ function labelHead(map, rowTokens, columnTokens, kind) {
     add("punctuation", (s) => punctuation[s]);
   });
   const best = patterns
-    .map((name) => ({ name, share: sums[name].weight / Math.max(1, sums[name].rows), uniform: sums[name].uniform / Math.max(1, sums[name].rows), rows: sums[name].rows }))
-    .filter(({ share, uniform, rows: found }) => found >= attendingRows / 2 && found > 0 && share >= MIN_SHARE && share >= MIN_RATIO * uniform)
+    .map((name) => ({
+      name,
+      share: sums[name].weight / Math.max(1, sums[name].rows),
+      uniform: sums[name].uniform / Math.max(1, sums[name].rows),
+      rows: sums[name].rows,
+    }))
+    .filter(
+      ({ share, uniform, rows: found }) =>
+        found >= attendingRows / 2 && found > 0 && share >= MIN_SHARE && share >= MIN_RATIO * uniform,
+    )
     .sort((a, b) => b.share - a.share)[0];
   if (best) return { label: best.name, share: best.share, information };
   const aligned = information / Math.log2(Math.max(2, Math.min(rows.length, columns)));
@@ -370,7 +400,9 @@ export class Attentions {
     return this.labels.get(key);
   }
 
-  /** The map of a head whose attention is loaded. @param {HeadRef} ref @param {boolean} merged @returns {AttentionMap} */
+  /**
+   * The map of a head whose attention is loaded. @param {HeadRef} ref @param {boolean} merged @returns {AttentionMap}
+   */
   map(ref, merged) {
     const key = `${ref.attention}:${ref.head}:${merged}`;
     let map = this.maps.get(key);

@@ -1,5 +1,6 @@
 /**
- * Attention from q and k to weights, and measures of weights. No DOM: this also runs under node, where it is compared with
+ * Attention from q and k to weights, and measures of weights. No DOM: this also runs under node, where it is compared
+ * with
  * NumPy.
  *
  * Axes: T queries (rows), S keys (columns), H heads, G key heads, D head width. Query t has position p = t + S − T.
@@ -8,7 +9,8 @@
 /** @typedef {{op: string, size?: number, length?: number, parts?: Mask[], part?: Mask}} Mask */
 /** @typedef {{name: string, form: string, scale?: number, cap?: number, relative?: number[]}} Score */
 /**
- * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw encoded numbers
+ * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw encoded
+ * numbers
  */
 /**
  * One head of one attention: the inputs of a row of weights.
@@ -18,7 +20,8 @@
 /** @typedef {Float32Array | Float64Array} Row */
 
 /**
- * Reads the numbers of a blob without decoding them. Large blobs are quantized to 16 bits: for each channel a minimum and a
+ * Reads the numbers of a blob without decoding them. Large blobs are quantized to 16 bits: for each channel a minimum
+ * and a
  * step, then multiples of the step.
  * @param {ArrayBuffer} buffer @param {{type: string, shape: number[]}} blob @returns {Raw}
  */
@@ -101,7 +104,8 @@ export function mayAttend(mask, p, s) {
 }
 
 /**
- * The range from..to that contains all keys a query at position p may attend to; `isOpen` tests keys of the range, if some
+ * The range from..to that contains all keys a query at position p may attend to; `isOpen` tests keys of the range, if
+ * some
  * of them are masked.
  * @param {Mask | null} mask @param {number} p @param {number} S
  * @returns {{from: number, to: number, isOpen: ((s: number) => boolean) | null}}
@@ -147,7 +151,8 @@ function exponentialsOf(numbers) {
  */
 function computeScores(head, t, from, to, out) {
   const { D, T, bias, cap, relative, scale, w } = head;
-  // Disentangled attention: the channels from this one on are products with relative positions, of which each pair has one.
+  // Disentangled attention: the channels from this one on are products with relative positions, of which each pair has
+  // one.
   const width = relative ? Math.min(...relative) : D;
   if (w) {
     const [q, k] = [exponentialsOf(head.q), exponentialsOf(head.k)];
@@ -209,7 +214,10 @@ export function computeWeights(head, t, out) {
   return out;
 }
 
-/** The entropy of a row in bits: 0 for one key, log2 n for a uniform distribution over n keys. @param {Row} row @returns {number} */
+/**
+ * The entropy of a row in bits: 0 for one key, log2 n for a uniform distribution over n keys. @param {Row} row
+ * @returns {number}
+ */
 export function rowEntropy(row) {
   let sum = 0;
   for (let s = 0; s < row.length; s++) if (row[s] > 0) sum -= row[s] * Math.log2(row[s]);
@@ -255,7 +263,8 @@ export function wordStarts(words) {
 }
 
 /**
- * Adds a row over tokens, which starts at token `first`, to a row over words: the weights of a word's tokens are summed and
+ * Adds a row over tokens, which starts at token `first`, to a row over words: the weights of a word's tokens are
+ * summed and
  * multiplied by `share`, because rows of a word are averaged.
  * @param {Row} row @param {number} first @param {Int32Array} starts @param {number} from @param {number} to
  * @param {number} share @param {Row} out

@@ -6,7 +6,10 @@
 
 /** @typedef {{rows: number, columns: number, cells: Float32Array}} Weights the mean of an attention's heads */
 
-/** A row times the weights of an attention. @param {Float64Array} row @param {Float32Array} cells @param {number} columns */
+/**
+ * A row times the weights of an attention. @param {Float64Array} row @param {Float32Array} cells
+ * @param {number} columns
+ */
 function multiplyRow(row, cells, columns) {
   const out = new Float64Array(columns);
   row.forEach((share, t) => {
@@ -30,11 +33,17 @@ export function throughLayer(row, cells) {
  * @returns {Record<string, Float64Array[]> | null}
  */
 export function textRollout(attentions, weightsOf) {
-  const of = (/** @type {string} */ kind) => attentions.filter((one) => one.kind === kind).map((one) => weightsOf(one.name)).reverse();
+  const of = (/** @type {string} */ kind) =>
+    attentions
+      .filter((one) => one.kind === kind)
+      .map((one) => weightsOf(one.name))
+      .reverse();
   const isTranslator = attentions.some((one) => one.kind === "cross" && one.rows === "predicted");
   const [encoder, masked, cross] = [of("self"), of("masked"), isTranslator ? of("cross") : []];
-  if (isTranslator ? !encoder.length || masked.length !== cross.length : !encoder.length === !masked.length) return null;
-  const back = (/** @type {Float64Array} */ row, /** @type {Weights[]} */ layers) => layers.reduce((at, { cells }) => throughLayer(at, cells), row);
+  if (isTranslator ? !encoder.length || masked.length !== cross.length : !encoder.length === !masked.length)
+    return null;
+  const back = (/** @type {Float64Array} */ row, /** @type {Weights[]} */ layers) =>
+    layers.reduce((at, { cells }) => throughLayer(at, cells), row);
   const { rows: count } = masked[0] ?? encoder[0];
   const rows = Array.from({ length: count }, (_, t) => new Float64Array(count).fill(1, t, t + 1));
   if (!isTranslator) return { text: rows.map((row) => back(row, encoder.length ? encoder : masked)) };
@@ -43,7 +52,10 @@ export function textRollout(attentions, weightsOf) {
     const read = new Float64Array(encoder[0].rows);
     masked.forEach(({ cells }, layer) => {
       multiplyRow(row, cross[layer].cells, read.length).forEach((share, s) => (read[s] += share / 2));
-      row = throughLayer(row.map((share) => share / 2), cells);
+      row = throughLayer(
+        row.map((share) => share / 2),
+        cells,
+      );
     });
     return { source: back(read, encoder), target: row };
   });
