@@ -21,7 +21,7 @@ from regard.data.text.special_tokens import SEQ2SEQ_TOKENS
 from regard.decode import DecodeConfig, Request
 from regard.models.transformer import Transformer, transformer_base, transformer_tiny
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.serve.scheduling.scheduler import SWITCH_INTERVAL, Scheduler
+from regard.serve.scheduler import SWITCH_INTERVAL, Scheduler
 
 VOCAB = 32_000
 

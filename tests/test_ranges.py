@@ -299,7 +299,7 @@ CELLS = {
     "score": """
 @register_score("new")
 class Mine(Score):
-    def pair(self, q, k):
+    def pair_scores(self, q, k):
         return q @ k.mT
 """,
     "family": """

@@ -38,7 +38,7 @@ from regard.attention.scores import (
     Location,
     ScaledDot,
     Score,
-    pairs_as,
+    is_computed_as,
     too_many_keys_error,
 )
 from regard.errors import RegardError
@@ -297,7 +297,7 @@ def _run_packed(call: Call, state: DispatchState) -> Tensor:
 def _is_forced(name: str, call: Call) -> bool:
     """True; an error if the backend that is forced would ignore a part of the call."""
     kind, ignored = LIMITS.get(name, (Score, ()))
-    problem = "" if kind is Score or pairs_as(call.score, kind) else f"the score {type(call.score).__name__}"
+    problem = "" if kind is Score or is_computed_as(call.score, kind) else f"the score {type(call.score).__name__}"
     for part in ignored:
         if getattr(call if part == "bias" else call.mask_parts, part) is not None:
             problem = problem or ("the bias" if part == "bias" else "this mask")

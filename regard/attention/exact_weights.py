@@ -12,7 +12,7 @@ from regard.attention.bias import HeadSubsetBias
 from regard.attention.masks import NO_MASK, MaskParts
 from regard.attention.offsets import Offsets
 from regard.attention.reference import repeat_heads
-from regard.attention.scores import Dot, DotLike, ScaledDot, pairs_as
+from regard.attention.scores import Dot, DotLike, ScaledDot, is_computed_as
 from regard.errors import RegardError
 from regard.kernels.derivatives import is_transformed
 from regard.kernels.triton import exact_weights
@@ -62,7 +62,7 @@ def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]
     # Products of 16-bit numbers are exact in float32: for scores that do not transform q and k the cast can wait.
     if type(call.score) not in (Dot, ScaledDot):
         q, k = q.to(precise), repeat_heads(k, H).to(precise)
-    q, k, scale = call.score.fold(q, k, positions)
+    q, k, scale = call.score.transform(q, k, positions)
     if _kernel_supports(call, q, k, parts):
         return exact_weights.exact_weights(
             q,
@@ -84,8 +84,8 @@ def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]
     out = torch.zeros(B, H, q.shape[2], S, dtype=precise, device=q.device)
     # In addition to its pairs a block holds scores, masked scores and weights. If all queries are computed, keys that
     # are masked for an entire block are left out.
-    pair_size, block_parts = call.score.pair_size(q.shape[-1]) + 3, parts if query_indices is None else NO_MASK
-    for b, t, keys in chunked.blocks(q, S, pair_size, block_parts):
+    pair_elements, block_parts = call.score.pair_elements(q.shape[-1]) + 3, parts if query_indices is None else NO_MASK
+    for b, t, keys in chunked.blocks(q, S, pair_elements, block_parts):
         out[b, :, t, keys] = chunked.block_weights(
             q[b, :, t],
             k[b, :, keys],
@@ -100,9 +100,9 @@ def _compute_weights(call: Call, queries: Selection) -> Float[Tensor, "B h t S"]
 
 
 def _kernel_supports(call: Call, q: Tensor, k: Tensor, parts: MaskParts) -> bool:
-    """Whether the kernel supports this call, with folded q and k."""
+    """Whether the kernel supports this call, with transformed q and k."""
     return (
-        pairs_as(call.score, DotLike)
+        is_computed_as(call.score, DotLike)
         and call.bias is None
         and parts.rest is None
         and parts.distance is None

@@ -1,9 +1,9 @@
 """Score functions of attention: six of them, and the base class.
 
-Every score has two steps. `fold` transforms queries and keys independently of each other; `pair` computes the score of
-each pair of the results. For five of the six scores `pair` is the plain dot product, so that one fused kernel serves
-them all; concat, with a tanh of the sum, has separate kernels. `score(q, k)`, both steps over all pairs, is the
-definition.
+Every score has two steps. `transform` changes queries and keys independently of each other; `pair_scores` computes the
+score of each pair of the results. For five of the six scores `pair_scores` is the plain dot product, so that one fused
+kernel serves them all; concat, with a tanh of the sum, has separate kernels. `score(q, k)`, both steps over all pairs,
+is the definition.
 """
 
 import copy
@@ -23,10 +23,10 @@ from regard.ranges import OneOf, check_value, register
 
 
 class Score(nn.Module):
-    """Base class of scores. A custom score overrides `pair`, and `fold` where queries or keys are transformed.
+    """Base class of scores. A custom score overrides `pair_scores`, and `transform` if queries or keys change first.
 
     >>> class Distance(Score):
-    ...     def pair(self, q, k):
+    ...     def pair_scores(self, q, k):
     ...         return -torch.cdist(q, k)
     >>> Distance()(torch.zeros(1, 2, 3), torch.ones(1, 4, 3)).shape
     torch.Size([1, 2, 4])
@@ -40,7 +40,7 @@ class Score(nn.Module):
     def __init_subclass__(cls) -> None:
         if "forward" in cls.__dict__:
             raise RegardError(
-                f"{cls.__name__} overrides forward, which backends do not call.", "Override pair or fold."
+                f"{cls.__name__} overrides forward, which backends do not call.", "Override pair_scores or transform."
             )
 
     @classmethod
@@ -58,36 +58,36 @@ class Score(nn.Module):
         if dtype == torch.float16:  # an unscaled product may exceed its maximum, 65504
             q, k = q.float(), k.float()
         T, S = q.shape[-2], k.shape[-2]
-        q, k, scale = self.fold(q, k)
-        scores = self.pair_at(q, k, torch.arange(T, device=q.device) + (S - T), torch.arange(S, device=q.device))
+        q, k, scale = self.transform(q, k)
+        scores = self.pair_scores_at(q, k, torch.arange(T, device=q.device) + (S - T), torch.arange(S, device=q.device))
         scores = scores if scale == 1.0 else scores * scale
         return scores.to(dtype) if dtype == torch.float16 else scores
 
-    def fold(
+    def transform(
         self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*g S C"], positions: Int[Tensor, "..."] | None = None
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], float]:
-        """q', k' and scale such that score(q, k) = scale * pair(q', k').
+        """q', k' and scale such that score(q, k) = scale * pair_scores(q', k').
 
         `positions` are the positions of the keys in their sequences, where they differ from the row indices.
         """
         return q, k, 1.0
 
-    def pair(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
-        """The scores of all pairs of folded queries and keys, before scaling."""
+    def pair_scores(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
+        """The scores of all pairs of transformed queries and keys, before scaling."""
         raise NotImplementedError
 
-    def pair_at(
+    def pair_scores_at(
         self,
         q: Float[Tensor, "*b T D"],
         k: Float[Tensor, "*b S D"],
         p: Int[Tensor, "T"],
         s: Int[Tensor, "S"],
     ) -> Float[Tensor, "*b T S"]:
-        """`pair` of queries at positions p and keys at positions s; for scores that depend on positions."""
-        return self.pair(q, k)
+        """`pair_scores` of queries at positions p and keys at positions s; for scores that depend on positions."""
+        return self.pair_scores(q, k)
 
-    def pair_size(self, width: int) -> int:
-        """Elements that `pair` holds in memory per pair of folded q and k of this width; determines the block size."""
+    def pair_elements(self, width: int) -> int:
+        """Elements that `pair_scores` holds in memory per pair of q and k of this width; determines the block size."""
         return 1
 
     def select_heads(self, heads: Sequence[int]) -> "Score":
@@ -103,23 +103,24 @@ class Score(nn.Module):
 
 
 class DotLike(Score):
-    """A score that is a dot product once q and k are folded."""
+    """A score that is a dot product once q and k are transformed."""
 
-    def pair(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
+    def pair_scores(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
         return q @ k.mT
 
 
-def pairs_as(score: Score, *kinds: type[Score]) -> bool:
-    """Whether a score is of one of these classes and pairs as that class does: kernels do not call `pair`.
+def is_computed_as(score: Score, *kinds: type[Score]) -> bool:
+    """Whether a score is of one of these classes and pairs as that class does: kernels do not call `pair_scores`.
 
     >>> class Doubled(Dot):
-    ...     def pair(self, q, k):
-    ...         return 2 * super().pair(q, k)
-    >>> pairs_as(Dot(), DotLike), pairs_as(Doubled(), DotLike)
+    ...     def pair_scores(self, q, k):
+    ...         return 2 * super().pair_scores(q, k)
+    >>> is_computed_as(Dot(), DotLike), is_computed_as(Doubled(), DotLike)
     (True, False)
     """
     cls = type(score)
-    return any(issubclass(cls, kind) and (cls.pair, cls.pair_at) == (kind.pair, kind.pair_at) for kind in kinds)
+    methods = cls.pair_scores, cls.pair_scores_at
+    return any(issubclass(cls, kind) and methods == (kind.pair_scores, kind.pair_scores_at) for kind in kinds)
 
 
 class Dot(DotLike):
@@ -151,7 +152,7 @@ class ScaledDot(DotLike):
         """The factor of the dot product for heads of this width."""
         return (self.width or head_width) ** -0.5
 
-    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+    def transform(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
         return q, k, self.scale(q.shape[-1])
 
 
@@ -201,7 +202,7 @@ class Cosine(DotLike):
         start = torch.full((1,) if heads is None else (heads, 1, 1), math.log(scale))
         self.log_scale = nn.Parameter(start) if learned else None
 
-    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+    def transform(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
         q, k = _normalize_rows(q, k, self.log_scale)
         return q, k, self.scale if self.log_scale is None else 1.0
 
@@ -223,7 +224,7 @@ class General(DotLike):
         # With variance 1 / (dim_q dim_k), q and k of unit variance have scores of about unit variance.
         self.weight = _matrix(heads, dim_q, dim_k, std=(dim_q * dim_k) ** -0.5)
 
-    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+    def transform(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
         return q @ self.weight.to(q.dtype), k, 1.0
 
 
@@ -253,7 +254,7 @@ class Concat(Score):
             self.weight_k = _matrix(heads, dim_k, hidden, std=(dim_q + dim_k) ** -0.5)
         self.weight_a = _matrix(heads, hidden, 1, std=hidden**-0.5)
 
-    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+    def transform(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
         weight_q, weight_k = self.matrices
         return q @ weight_q.to(q.dtype), k @ weight_k.to(k.dtype), 1.0
 
@@ -265,12 +266,12 @@ class Concat(Score):
             return self.weight[..., : self.dim_q, :], self.weight[..., self.dim_q :, :]
         return self.weight_q, self.weight_k
 
-    def pair(self, q: Float[Tensor, "*b T C"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
+    def pair_scores(self, q: Float[Tensor, "*b T C"], k: Float[Tensor, "*b S C"]) -> Float[Tensor, "*b T S"]:
         tanh = (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh_()
         T, S = tanh.shape[-3:-1]
         return (tanh.flatten(-3, -2) @ self.weight_a.to(tanh.dtype)).reshape(*tanh.shape[:-3], T, S)
 
-    def pair_size(self, width: int) -> int:
+    def pair_elements(self, width: int) -> int:
         return width
 
 
@@ -293,7 +294,7 @@ class Location(DotLike):
         self.max_keys = max_keys
         self.weight = _matrix(heads, max_keys, dim_q, std=dim_q**-0.5)
 
-    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+    def transform(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
         if is_exporting():  # index_select does not specialize the number of keys
             keys = self.weight.index_select(-2, torch.arange(k.shape[-2], device=k.device))
         elif positions is None:
@@ -307,7 +308,7 @@ class Location(DotLike):
 
 
 class SoftCap(Score):
-    """Soft-capped score, cap · tanh(score / cap), of a score that is a dot product after folding (Gemma 2).
+    """Soft-capped score, cap · tanh(score / cap), of a score that is a dot product (Gemma 2).
 
     >>> SoftCap(Dot(), 2.0)(torch.ones(1, 1, 100), torch.ones(1, 2, 100))
     tensor([[[2., 2.]]])
@@ -315,7 +316,7 @@ class SoftCap(Score):
 
     def __init__(self, inner: Score, cap: float) -> None:
         super().__init__()
-        if not pairs_as(inner, DotLike):
+        if not is_computed_as(inner, DotLike):
             raise RegardError(
                 f"Soft-capping needs a score that is a dot product (got {type(inner).__name__}).",
                 "Use scaled_dot, or set model.score_cap to 0.",
@@ -325,12 +326,12 @@ class SoftCap(Score):
         self.inner, self.cap = inner, cap
         self.heads, self.needs_equal_widths = inner.heads, inner.needs_equal_widths
 
-    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        q, k, scale = self.inner.fold(q, k, positions)
+    def transform(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        q, k, scale = self.inner.transform(q, k, positions)
         return q if scale == 1.0 else q * scale, k, 1.0
 
-    def pair(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
-        return (self.inner.pair(q, k) / self.cap).tanh() * self.cap
+    def pair_scores(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
+        return (self.inner.pair_scores(q, k) / self.cap).tanh() * self.cap
 
     def select_heads(self, heads: Sequence[int]) -> "SoftCap":
         return SoftCap(self.inner.select_heads(heads), self.cap)
@@ -360,8 +361,8 @@ class Disentangled(Score):
         # Activations of a layer, not parameters of the score.
         self.keys, self.queries, self.index, self.heads = keys, queries, index, len(keys)
 
-    def fold(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
-        # Appended to each query and key: its products with all relative positions, of which `pair_at` selects one.
+    def transform(self, q: Tensor, k: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+        # Appended to each query and key: its products with all relative positions; `pair_scores_at` selects one.
         products = q @ self.keys.mT.to(q.dtype), k @ self.queries.mT.to(k.dtype)
         q, k = (torch.cat((x, product), dim=-1) for x, product in zip((q, k), products))
         return q, k, self.scale
@@ -371,7 +372,7 @@ class Disentangled(Score):
         """The factor of the sum of the three products."""
         return (3 * self.keys.shape[-1]) ** -0.5
 
-    def pair_at(self, q: Tensor, k: Tensor, p: Tensor, s: Tensor) -> Float[Tensor, "*b T S"]:
+    def pair_scores_at(self, q: Tensor, k: Tensor, p: Tensor, s: Tensor) -> Float[Tensor, "*b T S"]:
         width = self.keys.shape[-1]
         of_query, of_key = self.select_positions(q[..., width:], k[..., width:], p, s)
         return q[..., :width] @ k[..., :width].mT + of_query + of_key
@@ -385,7 +386,7 @@ class Disentangled(Score):
         columns = of_key.gather(-1, index.mT.expand(*of_key.shape[:-2], *index.mT.shape))
         return rows, columns.mT
 
-    def pair_size(self, width: int) -> int:
+    def pair_elements(self, width: int) -> int:
         return 6
 
     def select_heads(self, heads: Sequence[int]) -> "Disentangled":
@@ -430,7 +431,7 @@ def register_score(name: str) -> Callable[[S], S]:
 
     >>> @register_score("negative_distance")
     ... class NegativeDistance(Score):
-    ...     def pair(self, q, k):
+    ...     def pair_scores(self, q, k):
     ...         return -torch.cdist(q, k)
     >>> make_score("negative_distance", 8, 8)
     NegativeDistance()

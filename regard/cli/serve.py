@@ -62,10 +62,9 @@ def run(argv: list[str]) -> int:
     from regard.ranges import Natural, NonNegative, Port, Positive, check_value
     from regard.serve.application import make_application
     from regard.serve.authentication import check_exposure, read_tokens
-    from regard.serve.json_log import set_up_json_log
-    from regard.serve.model_registry import ModelRegistry
-    from regard.serve.serve_limits import ServeLimits
-    from regard.serve.server import run_server
+    from regard.serve.limits import ServeLimits
+    from regard.serve.registry import ModelRegistry
+    from regard.serve.server import run_server, set_up_json_log
 
     check_value(Port, options.port, "--port")
     check_value(Positive, options.latency_target, "--latency-target")

@@ -29,9 +29,9 @@ class AttentionSteps:
     attention: str
     """path of the module"""
     q: str
-    """queries after `Score.fold`"""
+    """queries after `Score.transform`"""
     k: str
-    """keys after `Score.fold`"""
+    """keys after `Score.transform`"""
     scale: str | None
     """step that multiplies the scores by a constant"""
     bias: str | None
@@ -130,7 +130,7 @@ class _PartFinder:
         else:
             raise RegardError(
                 f"The queries and keys of {path} cannot be found in the model's graph.",
-                "Use a score that is a dot product of folded queries and keys, or concat.",
+                "Use a score that is a dot product of transformed queries and keys, or concat.",
             )
         weights = softmax.name
         if (filled := self._reader(weights, "masked_fill")) is not None:

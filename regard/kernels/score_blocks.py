@@ -10,25 +10,25 @@ OTHER_BLOCK_ELEMENTS = 1 << 26
 def score_blocks(
     shape: tuple[int, int, int, int],
     device_type: str,
-    pair_size: int = 1,
+    pair_elements: int = 1,
     causal: bool = False,
     window: int | None = None,
     distance: int | None = None,
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """The sequences, queries and keys of each block of scores of this shape; `pair_size` is elements per score.
+    """The sequences, queries and keys of each block of scores of this shape; `pair_elements` is elements per score.
 
     Keys that are masked for all queries of a block are left out. Query t is at position t + S − T of the keys, and
     `distance` is the largest distance of a key in both directions.
 
-    >>> [keys for _, _, keys in score_blocks((1, 1, 4, 4), "cpu", pair_size=1 << 17, causal=True)]
+    >>> [keys for _, _, keys in score_blocks((1, 1, 4, 4), "cpu", pair_elements=1 << 17, causal=True)]
     [slice(0, 2, None), slice(0, 4, None)]
     """
     B, H, T, S = shape
     if 0 in (B, H, T, S):
         return
     limit = BLOCK_ELEMENTS.get(device_type, OTHER_BLOCK_ELEMENTS)
-    queries = min(T, max(1, limit // (H * S * pair_size)))
-    sequences = min(B, max(1, limit // (H * S * pair_size * queries)))
+    queries = min(T, max(1, limit // (H * S * pair_elements)))
+    sequences = min(B, max(1, limit // (H * S * pair_elements * queries)))
     for t in range(0, T, queries):
         first, last = t + S - T, min(t + queries, T) - 1 + S - T
         low = 0 if window is None else max(0, first - window + 1)

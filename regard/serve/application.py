@@ -7,16 +7,15 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from regard.serve.authentication import Authentication
-from regard.serve.model_registry import ModelRegistry
+from regard.serve.error_responses import add_error_handlers
+from regard.serve.limits import ServeLimits
+from regard.serve.registry import ModelRegistry
 from regard.serve.request_guard import RequestGuard
-from regard.serve.routes.docs_page import make_docs_router
-from regard.serve.routes.error_responses import add_error_handlers
-from regard.serve.routes.libretranslate_routes import make_libretranslate_router
-from regard.serve.routes.native_routes import make_native_router
-from regard.serve.routes.openai_routes import make_openai_router
-from regard.serve.routes.status_routes import make_status_router
-from regard.serve.routes.try_page import make_page_router
-from regard.serve.serve_limits import ServeLimits
+from regard.serve.routes.libretranslate import make_libretranslate_router
+from regard.serve.routes.native import make_native_router
+from regard.serve.routes.openai import make_openai_router
+from regard.serve.routes.pages import make_docs_router, make_page_router
+from regard.serve.routes.status import make_status_router
 from regard.serve.service import Service
 from regard.version import __version__
 

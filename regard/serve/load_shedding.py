@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from regard.serve.routes.error_responses import exception_response
-from regard.serve.scheduling.throughput import ThroughputMeter
-from regard.serve.serve_errors import Overloaded
+from regard.serve.error_responses import exception_response
+from regard.serve.errors import Overloaded
+from regard.serve.scheduler import ThroughputMeter
 
 if TYPE_CHECKING:
     from regard.serve.service import Service

@@ -37,7 +37,7 @@ def make_deployment(
 
     def make_app() -> Any:
         from regard.serve.application import make_application
-        from regard.serve.model_registry import ModelRegistry
+        from regard.serve.registry import ModelRegistry
 
         registry = ModelRegistry(folders, latency_target=latency_target, workers=max(1, int(cpus)))
         return make_application(registry, tokens=tokens)

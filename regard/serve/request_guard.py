@@ -11,8 +11,8 @@ from typing import Any
 from fastapi.responses import Response
 
 from regard.serve.authentication import is_loopback
-from regard.serve.routes.error_responses import error_response, exception_response
-from regard.serve.serve_errors import Overloaded, RequestError
+from regard.serve.error_responses import error_response, exception_response
+from regard.serve.errors import Overloaded, RequestError
 from regard.serve.service import Service
 from regard.viewer.page.request_checks import FORM, JSON, RefusedRequest, check_content_type, check_host, check_origin
 

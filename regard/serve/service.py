@@ -19,11 +19,11 @@ from regard.pipelines import Translator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.text_generator import StreamDecoder
 from regard.serve.authentication import Authentication
+from regard.serve.errors import RequestError
+from regard.serve.limits import ServeLimits
 from regard.serve.load_shedding import RequestQueue
 from regard.serve.metrics import RequestMetrics
-from regard.serve.model_registry import ModelRegistry, ServedModel
-from regard.serve.serve_errors import RequestError
-from regard.serve.serve_limits import ServeLimits
+from regard.serve.registry import ModelRegistry, ServedModel
 from regard.viewer import look
 
 T = TypeVar("T")

@@ -42,10 +42,10 @@ class Tanh(Score):
         super().__init__()
         self.weight = nn.Parameter(torch.linspace(-1.0, 2.0, width))
 
-    def pair(self, q, k):
+    def pair_scores(self, q, k):
         return (q.unsqueeze(-2) - k.unsqueeze(-3)).tanh() @ self.weight
 
-    def pair_size(self, width):
+    def pair_elements(self, width):
         return width
 
 

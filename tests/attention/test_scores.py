@@ -1,4 +1,4 @@
-"""Scores: formulas, gradients, and folding."""
+"""Scores: formulas, gradients, and transformed queries and keys."""
 
 import pytest
 import torch
@@ -135,10 +135,10 @@ def test_folding_and_selecting_heads(name):
     q, k = random(2, 3, 3, 4), random(2, 3, 5, 4, seed=1)
     matrix = score(q, k)
     assert matrix.shape == (2, 3, 3, 5)
-    folded_q, folded_k, scale = score.fold(q, k)
-    torch.testing.assert_close(matrix, score.pair(folded_q, folded_k) * scale)
+    transformed_q, transformed_k, scale = score.transform(q, k)
+    torch.testing.assert_close(matrix, score.pair_scores(transformed_q, transformed_k) * scale)
     if isinstance(score, DotLike):
-        torch.testing.assert_close(matrix, folded_q @ folded_k.mT * scale)
+        torch.testing.assert_close(matrix, transformed_q @ transformed_k.mT * scale)
     torch.testing.assert_close(score.select_heads([2, 0])(q[:, [2, 0]], k[:, [2, 0]]), matrix[:, [2, 0]])
 
 
@@ -162,7 +162,7 @@ def test_gradcheck(name, backend):
 
 def test_custom_score_equals_reference():
     class Distance(Score):
-        def pair(self, q, k):
+        def pair_scores(self, q, k):
             return -torch.cdist(q, k)
 
     q, k, v = random(2, 1, 3, 4), random(2, 1, 5, 4, seed=1), random(2, 1, 5, 6, seed=2)
@@ -210,12 +210,12 @@ def test_overridden_pairs_of_built_in_scores_count(length):
     """Kernels for the base class would ignore them."""
 
     class Doubled(ScaledDot):
-        def pair(self, q, k):
-            return 2 * super().pair(q, k)
+        def pair_scores(self, q, k):
+            return 2 * super().pair_scores(q, k)
 
     class Distant(ScaledDot):
-        def pair_at(self, q, k, p, s):
-            return super().pair_at(q, k, p, s) - (p[:, None] - s).abs()
+        def pair_scores_at(self, q, k, p, s):
+            return super().pair_scores_at(q, k, p, s) - (p[:, None] - s).abs()
 
     q, k, v = (random(1, 2, length, 4, seed=i) for i in range(3))
     distance = (torch.arange(length)[:, None] - torch.arange(length)).abs()
@@ -224,7 +224,7 @@ def test_overridden_pairs_of_built_in_scores_count(length):
         torch.testing.assert_close(weights(q, k, score=score), pairs.softmax(-1))
         with pytest.raises(RegardError, match="needs a score that is a dot product"):
             SoftCap(score, 2.0)
-    with pytest.raises(RegardError, match=r"Wrong overrides forward.*Override pair or fold"):
+    with pytest.raises(RegardError, match=r"Wrong overrides forward.*Override pair_scores or transform"):
         type("Wrong", (Score,), {"forward": lambda self, q, k: q @ k.mT})
 
 

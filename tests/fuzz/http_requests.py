@@ -23,8 +23,8 @@ from regard.data.text.languages import LanguagePair
 from regard.errors import RegardError
 from regard.pipelines import save
 from regard.serve.application import make_application
-from regard.serve.model_registry import ModelRegistry
-from regard.serve.serve_limits import ServeLimits
+from regard.serve.limits import ServeLimits
+from regard.serve.registry import ModelRegistry
 from tests.fuzz import valid_files
 
 LIMITS = ServeLimits(max_output_tokens=256, timeout=25)

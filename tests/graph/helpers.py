@@ -129,7 +129,7 @@ class Gate(nn.Module):
 class Distance(Score):
     """A custom score that the interpreters do not know: minus the squared distance."""
 
-    def pair(self, q, k):
+    def pair_scores(self, q, k):
         return -(q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
 
 

@@ -15,8 +15,8 @@ import pytest
 from regard.data.text.languages import LanguagePair
 from regard.pipelines import load, save
 from regard.serve.application import make_application
-from regard.serve.model_registry import ModelRegistry
-from regard.serve.serve_limits import ServeLimits
+from regard.serve.limits import ServeLimits
+from regard.serve.registry import ModelRegistry
 from regard.serve.server import HttpServer
 from tests.pipelines.test_image_model import make_image_model
 from tests.pipelines.test_text_encoder import make_encoder

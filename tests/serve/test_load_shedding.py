@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from regard.serve import load_shedding
-from regard.serve.http_protocol import HttpProtocol
+from regard.serve.errors import Overloaded
 from regard.serve.load_shedding import RequestQueue
-from regard.serve.model_registry import ModelRegistry
-from regard.serve.routes import native_routes
-from regard.serve.serve_errors import Overloaded
+from regard.serve.registry import ModelRegistry
+from regard.serve.routes import native
+from regard.serve.server import HttpProtocol
 from tests.serve.conftest import run_in_thread
 from tests.serve.test_request_source import post
 from tests.serve.test_robustness import connection, send_raw
@@ -136,13 +136,13 @@ def test_requests_beyond_the_capacity_are_refused_unparsed(busy, monkeypatch):
 
 def test_requests_are_refused_at_once_when_the_event_loop_is_the_bottleneck(busy, monkeypatch):
     """Model work is negligible; each request takes 20 ms in the event loop, and 40 arrive at the same time."""
-    find_model = native_routes.find_model
+    find_model = native.find_model
 
     def slow_find_model(*arguments):
         time.sleep(0.02)
         return find_model(*arguments)
 
-    monkeypatch.setattr(native_routes, "find_model", slow_find_model)
+    monkeypatch.setattr(native, "find_model", slow_find_model)
     statuses = [post(busy, "/api/translate", BODY)[0] for _ in range(5)]  # measures the throughput
     assert statuses == [200] * 5
     with ThreadPoolExecutor(40) as pool:

@@ -12,7 +12,7 @@ from regard.models import make_model
 from regard.models.transformer import TransformerConfig
 from regard.pipelines import Translator, load, save
 from regard.serve.client import connect
-from regard.serve.model_registry import ModelRegistry
+from regard.serve.registry import ModelRegistry
 from tests.serve.conftest import run_in_thread
 
 

@@ -16,13 +16,13 @@ from PIL import Image
 from regard.decode import DecodeConfig
 from regard.decode.interruption import check_interruption, interruptible
 from regard.errors import RegardError
-from regard.serve.routes import route_helpers
-from regard.serve.routes.html_text import split_html
-from regard.serve.routes.route_helpers import json_response
-from regard.serve.scheduling import scheduler as scheduler_module
-from regard.serve.scheduling.scheduler import Scheduler
-from regard.serve.serve_errors import DeadlineExceeded, Overloaded
-from regard.serve.serve_limits import ServeLimits
+from regard.serve import scheduler as scheduler_module
+from regard.serve.errors import DeadlineExceeded, Overloaded
+from regard.serve.limits import ServeLimits
+from regard.serve.routes import responses
+from regard.serve.routes.libretranslate import split_html
+from regard.serve.routes.responses import json_response
+from regard.serve.scheduler import Scheduler
 from regard.serve.service import decode_images
 from tests.serve.test_scheduler import scheduler as scheduler
 
@@ -192,14 +192,14 @@ def test_long_responses_leave_the_event_loop_free(monkeypatch):
     """Arrays are written by another thread, in pieces, while the loop runs."""
     weights = np.random.default_rng(0).random((4, 200, 200)).astype(np.float32)
     written, sizes = [], []
-    dump = route_helpers._dump
+    dump = responses._dump
 
     def noted_dump(value):
         written.append(threading.current_thread())
         sizes.append(len(value) if isinstance(value, list) else 1)
         return dump(value)
 
-    monkeypatch.setattr(route_helpers, "_dump", noted_dump)
+    monkeypatch.setattr(responses, "_dump", noted_dump)
     response = asyncio.run(json_response({"model": "m", "weights": weights, "bad": [1.0, float("nan")], "none": []}))
     content = json.loads(response.body)
     assert np.array_equal(np.array(content["weights"], np.float32), weights)

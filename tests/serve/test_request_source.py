@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from regard.serve.model_registry import ModelRegistry
+from regard.serve.registry import ModelRegistry
 from tests.serve.conftest import run_in_thread
 from tests.serve.test_robustness import send_raw
 

@@ -16,8 +16,8 @@ import torch
 
 from regard.decode import Shortlist
 from regard.pipelines import load, save
-from regard.serve.model_registry import ModelRegistry
-from regard.serve.serve_limits import ServeLimits
+from regard.serve.limits import ServeLimits
+from regard.serve.registry import ModelRegistry
 from tests.serve.conftest import run_in_thread
 from tests.serve.test_scheduler import wait_until
 

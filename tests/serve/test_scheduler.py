@@ -9,9 +9,9 @@ import pytest
 
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.serve.scheduling import scheduler as scheduler_module
-from regard.serve.scheduling.scheduler import Scheduler
-from regard.serve.serve_errors import DeadlineExceeded, Overloaded, ShuttingDown
+from regard.serve import scheduler as scheduler_module
+from regard.serve.errors import DeadlineExceeded, Overloaded, ShuttingDown
+from regard.serve.scheduler import Scheduler
 from tests.conftest import number_pairs
 from tests.pipelines.test_text_generator import make_generator
 
@@ -177,8 +177,8 @@ def test_closing_finishes_what_was_accepted(transformer):
         scheduler.submit(prepared)
 
 
-def test_configurations_beyond_the_number_of_lanes_wait(transformer, scheduler, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "MAX_LANES", 2)
+def test_configurations_beyond_the_number_of_batches_wait(transformer, scheduler, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "MAX_BATCHES", 2)
     configs = [replace(DecodeConfig(), beam=beam, length_penalty=penalty) for beam in (1, 2, 3) for penalty in (0, 1)]
     prepared = [transformer.prepare(["one two three"], config) for config in configs]
     futures = [scheduler.submit(request) for request in prepared]

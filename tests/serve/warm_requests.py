@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from regard.graph.entries import _graphs
 from regard.serve.application import make_application
-from regard.serve.model_registry import ModelRegistry
+from regard.serve.registry import ModelRegistry
 from tests.serve.test_routes import png
 
 

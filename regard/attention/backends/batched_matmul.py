@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention.backends.call import Call
 from regard.attention.reference import repeat_heads
-from regard.attention.scores import DotLike, pairs_as
+from regard.attention.scores import DotLike, is_computed_as
 from regard.kernels.masked_softmax import masked_softmax
 
 MAX_KEYS = 64
@@ -21,7 +21,7 @@ VECTOR_SIZE = 16
 
 
 def supports(call: Call) -> bool:
-    if (call.bias is None and call.q.is_cuda) or call.k.shape[2] > MAX_KEYS or not pairs_as(call.score, DotLike):
+    if (call.bias is None and call.q.is_cuda) or call.k.shape[2] > MAX_KEYS or not is_computed_as(call.score, DotLike):
         return False
     B, H, T, _ = call.q.shape
     return call.bias is not None or (B * H * T >= MIN_ROWS and call.q.device.type == "cpu")
@@ -29,7 +29,7 @@ def supports(call: Call) -> bool:
 
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     (B, H, T), S = call.q.shape[:3], call.k.shape[2]
-    q, k, scale = call.fold(call.k)
+    q, k, scale = call.transform(call.k)
     k, v = repeat_heads(k, H).reshape(B * H, S, -1), repeat_heads(call.v, H).reshape(B * H, S, -1)
     scores = torch.bmm(q.reshape(B * H, T, -1), k.mT).view(B, H, T, S)
     parts, mask = call.mask_parts, call.mask_parts.mask

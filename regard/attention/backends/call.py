@@ -29,14 +29,14 @@ class Call(NamedTuple):
     bias: Bias | None = None
     q_offsets: Offsets | None = None
     k_offsets: Offsets | None = None
-    # Padded from packed sequences: keys may be padding, so Score.fold needs their positions.
+    # Padded from packed sequences: keys may be padding, so Score.transform needs their positions.
     is_padded: bool = False
 
-    def fold(self, k: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], float]:
-        """Queries and keys folded by the score, in the dtype of the values (autocast may return another), and the
+    def transform(self, k: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], float]:
+        """Queries and keys transformed by the score, in the dtype of the values (autocast may return another), and the
         scale."""
         positions = torch.arange(k.shape[-2], device=k.device) if self.is_padded else None
-        q, k, scale = self.score.fold(self.q, k, positions)
+        q, k, scale = self.score.transform(self.q, k, positions)
         dtype = self.v.dtype
         if q.dtype != dtype or k.dtype != dtype:
             q, k = q.to(dtype), k.to(dtype)

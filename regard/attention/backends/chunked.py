@@ -29,16 +29,16 @@ def supports(call: Call) -> bool:
 @disable_compile
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     H = call.q.shape[1]
-    q, k, scale = call.fold(repeat_heads(call.k, H))
+    q, k, scale = call.transform(repeat_heads(call.k, H))
     v = repeat_heads(call.v, H)
     settings = _ScoreSettings(call.score, call.mask_parts, call.bias, scale)
     return _ChunkedAttention.apply(settings, q, k, v, *_State(call.score, call.bias).tensors().values())
 
 
-def blocks(q: Tensor, S: int, pair_size: int, parts: MaskParts) -> Iterator[tuple[slice, slice, slice]]:
+def blocks(q: Tensor, S: int, pair_elements: int, parts: MaskParts) -> Iterator[tuple[slice, slice, slice]]:
     """The sequences, queries and keys of each block; keys that are masked for the entire block are left out."""
     B, H, T, _ = q.shape
-    return score_blocks((B, H, T, S), q.device.type, pair_size, parts.causal, parts.window, parts.distance)
+    return score_blocks((B, H, T, S), q.device.type, pair_elements, parts.causal, parts.window, parts.distance)
 
 
 def block_weights(
@@ -51,8 +51,8 @@ def block_weights(
     p: Tensor,
     s: Tensor,
 ) -> Float[Tensor, "b H t s"]:
-    """The weights of one block, from folded q and k at positions p and s."""
-    scores = score.pair_at(q, k, p, s)
+    """The weights of one block, from transformed q and k at positions p and s."""
+    scores = score.pair_scores_at(q, k, p, s)
     if scale != 1.0:
         scores = scores * scale
     if bias is not None:
@@ -95,7 +95,7 @@ class _ChunkedAttention(torch.autograd.Function):
         ctx.settings = settings
         out = v.new_zeros(*q.shape[:3], v.shape[-1])
         with disable_autocast(q):
-            for b, t, s in blocks(q, k.shape[2], settings.score.pair_size(q.shape[-1]), settings.parts):
+            for b, t, s in blocks(q, k.shape[2], settings.score.pair_elements(q.shape[-1]), settings.parts):
                 weights = _weights(settings, q, k, (b, t, s), q[b, :, t], k[b, :, s])
                 out[b, :, t] = weights.to(v.dtype) @ v[b, :, s]
         return out
@@ -109,7 +109,7 @@ class _ChunkedAttention(torch.autograd.Function):
         grads = [torch.zeros_like(x) if needed else None for x, needed in zip(tensors, needs_grad)]
 
         def add_blocks() -> None:
-            for b, t, s in blocks(q, k.shape[2], settings.score.pair_size(q.shape[-1]), settings.parts):
+            for b, t, s in blocks(q, k.shape[2], settings.score.pair_elements(q.shape[-1]), settings.parts):
                 indices: list[Any] = [(b, slice(None), t), *[(b, slice(None), s)] * 2, *[...] * len(parameters)]
                 block_q, block_k, block_v = (
                     x[index].detach().requires_grad_(needed) for x, index, needed in zip((q, k, v), indices, needs_grad)

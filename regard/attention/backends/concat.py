@@ -25,7 +25,7 @@ def run(call: Call) -> Float[Tensor, "..."]:
     score = call.score
     assert isinstance(score, Concat)
     is_packed = call.q_offsets is not None
-    # Scores fold (…, H, N, D): heads before rows.
+    # Scores transform (…, H, N, D): heads before rows.
     q, k, v = (x.transpose(0, 1) for x in (call.q, call.k, call.v)) if is_packed else (call.q, call.k, call.v)
     # Keys of grouped heads are projected once with shared parameters, and once per head with parameters per head.
     if score.heads is not None and k.shape[-3] != score.heads:

@@ -22,6 +22,6 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
         mask = parts.select_sequences(b).mask
         return None if mask is None else mask.block(p, s)
 
-    q, k, _ = call.fold(repeat_heads(call.k, H))
+    q, k, _ = call.transform(repeat_heads(call.k, H))
     v, w = repeat_heads(call.v, H), call.score.weight_a.to(q.dtype)
     return concat.concat_attention(q, k, v, w, parts.causal, parts.window, block_mask)

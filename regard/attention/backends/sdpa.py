@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention, for every score that is a dot product after folding.
+"""torch's scaled_dot_product_attention, for every score that is a dot product of transformed queries and keys.
 
 On a CPU torch silently falls back from its fused kernel to one with quadratic memory if tensors are 3-d, if q, k and v
 differ in width, if a bias requires gradients, or if the last axis is not contiguous; this backend avoids all four. SDPA
@@ -15,7 +15,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.attention.backends.call import Call
 from regard.attention.masks import KeyPadding
 from regard.attention.reference import repeat_heads
-from regard.attention.scores import DotLike, pairs_as
+from regard.attention.scores import DotLike, is_computed_as
 from regard.kernels.triton.support import contiguous_rows
 
 MAX_BIAS_ELEMENTS = 1 << 24
@@ -23,7 +23,7 @@ MAX_BIAS_ELEMENTS = 1 << 24
 
 def supports(call: Call) -> bool:
     parts = call.mask_parts
-    if not pairs_as(call.score, DotLike):
+    if not is_computed_as(call.score, DotLike):
         return False
     if call.bias is not None:
         return _supports_bias(call)
@@ -44,7 +44,7 @@ def _supports_bias(call: Call) -> bool:
 
 
 def run(call: Call) -> Float[Tensor, "B H T Dv"]:
-    q, k, scale = call.fold(call.k)
+    q, k, scale = call.transform(call.k)
     v, parts = call.v, call.mask_parts
     (_, H, T, _), (_, G, S, _), width = q.shape, k.shape, v.shape[-1]
     causal = parts.causal and T > 1  # a single query is at the last key and attends to all of them

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.attention.backends.call import Call
-from regard.attention.scores import DotLike, Location, pairs_as
+from regard.attention.scores import DotLike, Location, is_computed_as
 
 if torch.cuda.is_available():  # importing it takes a second
     from torch.nn.attention.varlen import varlen_attn
@@ -33,7 +33,7 @@ def supports_inputs(call: Call) -> bool:
     return (
         call.q.is_cuda
         and call.v.dtype in (torch.bfloat16, torch.float16)
-        and pairs_as(call.score, DotLike)
+        and is_computed_as(call.score, DotLike)
         and call.bias is None
         and parts.lengths is None
         and parts.rest is None
@@ -46,7 +46,7 @@ def run(call: Call) -> Float[Tensor, "N H Dv"]:
     assert q_offsets is not None
     assert k_offsets is not None
     H, width = call.q.shape[1], call.v.shape[-1]
-    q, k, v, scale = fold_packed(call)
+    q, k, v, scale = transform_packed(call)
     q, k, v = (_align(x, H) for x in (q, k, v))
     q, k, v = (pad(x, (0, max(q.shape[-1], v.shape[-1]) - x.shape[-1])) for x in (q, k, v))
     # Numbers of keys to the left and to the right of the query's own position; −1 is all of them.
@@ -75,12 +75,14 @@ def run(call: Call) -> Float[Tensor, "N H Dv"]:
     return out.masked_fill(~has_keys[:, None, None], 0.0)
 
 
-def fold_packed(call: Call) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "M G D"], Float[Tensor, "M G Dv"], float]:
-    """q and k folded by the score, v, all in the dtype of v, and the scale."""
+def transform_packed(
+    call: Call,
+) -> tuple[Float[Tensor, "N H D"], Float[Tensor, "M G D"], Float[Tensor, "M G Dv"], float]:
+    """q and k transformed by the score, v, all in the dtype of v, and the scale."""
     assert call.k_offsets is not None
-    # Scores fold (H, N, D): heads first.
+    # Scores transform (H, N, D): heads first.
     positions = call.k_offsets.positions if isinstance(call.score, Location) else None
-    q, k, scale = call.score.fold(call.q.transpose(0, 1), call.k.transpose(0, 1), positions)
+    q, k, scale = call.score.transform(call.q.transpose(0, 1), call.k.transpose(0, 1), positions)
     return q.transpose(0, 1).to(call.v.dtype), k.transpose(0, 1).to(call.v.dtype), call.v, scale
 
 

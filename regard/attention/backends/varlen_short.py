@@ -65,7 +65,7 @@ def run(call: Call) -> Float[Tensor, "..."]:
     q_offsets, k_offsets = call.q_offsets, call.k_offsets
     assert q_offsets is not None
     assert k_offsets is not None
-    q, k, v, scale = varlen.fold_packed(call)
+    q, k, v, scale = varlen.transform_packed(call)
     if k.shape[1] != v.shape[1]:  # Location has keys for every head of q, whatever the number of heads of k
         v = v.repeat_interleave(k.shape[1] // v.shape[1], dim=1)
     starts = q_offsets.starts.int(), k_offsets.starts.int()

@@ -4,8 +4,8 @@ The page computes the maps itself, so its size grows linearly with the length of
 
     weights = softmax over the unmasked keys of (scale · pair(q, k) + bias),
 
-with pair(q, k) = q·k ("dot": five of the six scores, after `Score.fold`) or Σ_d w_d tanh(q_d + k_d) ("concat"). Numbers
-are little-endian float32; large q and k are quantized to uint16.
+with pair(q, k) = q·k ("dot": five of the six scores, after `Score.transform`) or Σ_d w_d tanh(q_d + k_d) ("concat").
+Numbers are little-endian float32; large q and k are quantized to uint16.
 """
 
 import re
@@ -24,7 +24,7 @@ from regard.attention import SCORES, Bias, Concat, Disentangled, Mask, Recorded,
 from regard.attention.backends.call import Call
 from regard.attention.masks import And, Causal, Local, MaskParts, Not, Or, Padding, SelectedSequences, Window
 from regard.attention.reference import repeat_heads
-from regard.attention.scores import DotLike, pairs_as
+from regard.attention.scores import DotLike, is_computed_as
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.pipelines import Translator
@@ -304,18 +304,18 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
             raise RegardError(f"{recorded.name} was called several times with different keys.", PLOT_HINT)
         q = torch.cat([q, *(one.q for one in others)], dim=2)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
-    if not pairs_as(score, DotLike, Concat, SoftCap, Disentangled):
+    if not is_computed_as(score, DotLike, Concat, SoftCap, Disentangled):
         raise RegardError(f"A page cannot compute the score {_score_name(score)}.", PLOT_HINT)
     with torch.autocast(q.device.type, enabled=False):
-        folded_q, folded_k, scale = score.fold(q, repeat_heads(k, H))
+        transformed_q, transformed_k, scale = score.transform(q, repeat_heads(k, H))
         w = score.weight_a.squeeze(-1).expand(H, -1) if isinstance(score, Concat) else None
         distances = None if bias is None else _bias_by_distance(bias, H, T, S, q.device)
         channels = None
         if isinstance(score, Disentangled):
-            folded_q, folded_k, channels = _select_relative(score, folded_q, folded_k)
-    keys = _distinct_heads(folded_k[0], k.shape[1])
+            transformed_q, transformed_k, channels = _select_relative(score, transformed_q, transformed_k)
+    keys = _distinct_heads(transformed_k[0], k.shape[1])
     return MapInputs(
-        _to_numpy(folded_q[0].transpose(0, 1)),
+        _to_numpy(transformed_q[0].transpose(0, 1)),
         _to_numpy(keys.transpose(0, 1)),
         float(scale),
         None if w is None else _to_numpy(w),

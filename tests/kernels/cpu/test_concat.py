@@ -60,17 +60,17 @@ def test_supported_scores_and_dtypes():
         return choices[0].backend
 
     class DoubledConcat(Concat):
-        def pair(self, q, k):
-            return 2 * super().pair(q, k)
+        def pair_scores(self, q, k):
+            return 2 * super().pair_scores(q, k)
 
     assert chosen_backend(Concat(4, 4, 5)) == "concat_cpu"
-    assert chosen_backend(DoubledConcat(4, 4, 5)) == "chunked"  # overrides `pair`
+    assert chosen_backend(DoubledConcat(4, 4, 5)) == "chunked"  # overrides `pair_scores`
     assert chosen_backend(Concat(4, 4, 5), torch.float16) == "chunked"
 
 
 def test_no_tanh_is_computed(monkeypatch):
     calls = []
-    monkeypatch.setattr(Concat, "pair", lambda self, q, k: calls.append(1))
+    monkeypatch.setattr(Concat, "pair_scores", lambda self, q, k: calls.append(1))
     out = attend(*(x.float().requires_grad_() for x in make_tensors()), score=Concat(4, 4, 5))
     out.sum().backward()
     assert not calls

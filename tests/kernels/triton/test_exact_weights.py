@@ -27,7 +27,7 @@ MASKS = {
 def run_both(call, queries=None):
     """The weights of all heads, computed by the kernel and without it."""
     parts, rows = call.mask_parts, None if queries is None else torch.tensor(queries)
-    q, k, scale = call.score.fold(call.q if rows is None else call.q[:, :, rows], call.k)
+    q, k, scale = call.score.transform(call.q if rows is None else call.q[:, :, rows], call.k)
     actual = exact_weights(
         q.to(DEVICE),
         k.to(DEVICE),
@@ -84,7 +84,7 @@ def test_supported_calls_on_a_gpu():
         (ScaledDot(), None, Slope(2).cuda(), False),
     ):
         call = Call(q, q, q, score, MaskParts.from_mask(mask), bias)
-        assert _kernel_supports(call, *score.fold(q, q)[:2], call.mask_parts) == supported
+        assert _kernel_supports(call, *score.transform(q, q)[:2], call.mask_parts) == supported
         out = attend(q, q, q, score=score, mask=mask, bias=bias)
         torch.testing.assert_close(compute_weights(call) @ q, out, rtol=1e-4, atol=1e-4)
     q_with_grad = q.clone().requires_grad_()

@@ -58,7 +58,7 @@ def test_unsupported_models_are_left_out_or_refused():
 
 def test_unknown_scores_are_refused():
     class Distance(Score):
-        def pair(self, q, k):
+        def pair_scores(self, q, k):
             return -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)
 
     pipeline = make_pipeline("embed")

@@ -304,12 +304,12 @@ def test_quantization_of_constant_channels(monkeypatch):
 
 
 class Distance(Score):
-    def pair(self, q, k):
+    def pair_scores(self, q, k):
         return -torch.cdist(q, k)
 
 
 class Doubled(DotLike):
-    def fold(self, q, k, positions=None):
+    def transform(self, q, k, positions=None):
         return 2 * q, k, 1.0
 
 

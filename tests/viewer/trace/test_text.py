@@ -217,7 +217,7 @@ class Distance(Score):
         super().__init__()
         self.factor = nn.Parameter(torch.tensor(0.3))
 
-    def pair(self, q, k):
+    def pair_scores(self, q, k):
         return -self.factor * (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
 
 

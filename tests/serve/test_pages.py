@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from regard.serve.model_registry import ModelRegistry
+from regard.serve.registry import ModelRegistry
 from tests.serve.conftest import run_in_thread
 from tests.serve.test_robustness import TOKEN
 from tests.viewer.conftest import browser as browser  # a fixture

@@ -10,8 +10,8 @@ import numpy as np
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from regard.serve.model_registry import ServedModel
-from regard.serve.routes.error_responses import exception_response
+from regard.serve.error_responses import exception_response
+from regard.serve.registry import ServedModel
 from regard.serve.service import Service
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.decode import NBest
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.serve.scheduling.scheduler import OnToken, Scheduler, SchedulerCounts
+from regard.serve.scheduler import OnToken, Scheduler, SchedulerCounts
 
 
 class SchedulerPool:

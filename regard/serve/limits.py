@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from regard.decode import DecodeConfig
 from regard.ranges import Count, Positive, check_ranges
-from regard.serve.serve_errors import RequestError
+from regard.serve.errors import RequestError
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ServeLimits:
 
         >>> ServeLimits().check_values(b"[" * 100_000)
         Traceback (most recent call last):
-        regard.serve.serve_errors.RequestError: The request has more than 30000 values. Split it.
+        regard.serve.errors.RequestError: The request has more than 30000 values. Split it.
         """
         limit = self.max_characters + 10_000
         if len(body) > limit and sum(map(body.count, (b",", b"[", b"{"))) > limit:

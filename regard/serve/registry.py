@@ -21,8 +21,8 @@ from regard.errors import RegardError, did_you_mean
 from regard.interop.onnx_runner import is_onnx_folder, load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.serve.scheduling.scheduler_pool import SchedulerPool, default_workers
-from regard.serve.serve_errors import RequestError
+from regard.serve.errors import RequestError
+from regard.serve.pool import SchedulerPool, default_workers
 from regard.viewer import look
 
 logger = logging.getLogger("regard.serve")

@@ -1,6 +1,9 @@
 """Routes in the format of LibreTranslate: /translate, /languages and /detect; requests are JSON or forms."""
 
+import html
 import json
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -10,12 +13,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
 from regard.data.text.languages import nearest_codes
-from regard.serve.model_registry import ServedModel
-from regard.serve.routes.error_responses import describe_validation
-from regard.serve.routes.html_text import split_html
-from regard.serve.routes.languages import language_name
+from regard.serve.error_responses import describe_validation
+from regard.serve.errors import RequestError
+from regard.serve.registry import ServedModel
 from regard.serve.routes.schemas import DetectBody, LibreTranslateBody
-from regard.serve.serve_errors import RequestError
 from regard.serve.service import Service
 from regard.viewer.page.request_checks import FORM, JSON
 
@@ -173,3 +174,81 @@ def _describe_body(body_class: type[BaseModel]) -> dict[str, Any]:
     schema = body_class.model_json_schema()
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in (
         JSON, FORM)}}}  # fmt: skip
+
+
+# The start of a comment, or of an element whose content is not text; or a tag.
+_START = re.compile(r"(?i)<!--|<(script|style|code|pre)\b[^>]*>|<[^<>]*>")
+_TAG = re.compile(r"<[^<>]*>")
+
+
+def _find_markup(source: str) -> Iterator[tuple[int, int]]:
+    """The start and the end of each piece of markup. The time is linear: an end that is missing is searched once."""
+    position = 0
+    missing: set[str] = set()
+    while match := _START.search(source, position):
+        start, position = match.span()
+        end = r"-->" if match[0] == "<!--" else rf"</{match[1].lower()}\s*>" if match[1] else ""
+        closing = re.compile(f"(?i){end}").search(source, position) if end and end not in missing else None
+        if closing is not None:
+            position = closing.end()
+        elif end:  # not closed: only its tag, if it has one, is markup
+            missing.add(end)
+            tag = _TAG.match(source, start)
+            position = start + 1 if tag is None else tag.end()
+            if tag is None:
+                continue
+        yield start, position
+
+
+def split_html(source: str) -> tuple[list[str], Callable[[list[str]], str]]:
+    """The texts between the tags of a fragment, and a function that puts their translations in their places.
+
+    >>> texts, join = split_html("<p>The cat <b>sleeps</b> &amp; eats.</p>")
+    >>> texts, join(["LE CHAT", "DORT", "& MANGE."])
+    (['The cat', 'sleeps', '& eats.'], '<p>LE CHAT <b>DORT</b> &amp; MANGE.</p>')
+    """
+    parts: list[tuple[str, bool]] = []
+    end = 0
+    for start, stop in _find_markup(source):
+        parts += [(source[end:start], True), (source[start:stop], False)]
+        end = stop
+    parts.append((source[end:], True))
+    texts = [html.unescape(part).strip() for part, is_text in parts if is_text and part.strip()]
+
+    def join(translations: list[str]) -> str:
+        rest = iter(translations)
+        result = []
+        for part, is_text in parts:
+            if is_text and part.strip():
+                before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
+                part = before + html.escape(next(rest), quote=False) + after
+            result.append(part)
+        return "".join(result)
+
+    return texts, join
+
+
+LANGUAGE_NAMES = {
+    "af": "Afrikaans", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian", "bn": "Bengali",
+    "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish", "de": "German", "el": "Greek", "en": "English",
+    "eo": "Esperanto", "es": "Spanish", "et": "Estonian", "eu": "Basque", "fa": "Persian", "fi": "Finnish",
+    "fr": "French", "ga": "Irish", "gl": "Galician", "gu": "Gujarati", "he": "Hebrew", "hi": "Hindi", "hr": "Croatian",
+    "hu": "Hungarian", "hy": "Armenian", "id": "Indonesian", "is": "Icelandic", "it": "Italian", "ja": "Japanese",
+    "ka": "Georgian", "kk": "Kazakh", "kn": "Kannada", "ko": "Korean", "la": "Latin", "lt": "Lithuanian",
+    "lv": "Latvian", "mk": "Macedonian", "ml": "Malayalam", "mn": "Mongolian", "mr": "Marathi", "ms": "Malay",
+    "mt": "Maltese", "nb": "Norwegian Bokmål", "ne": "Nepali", "nl": "Dutch", "nn": "Norwegian Nynorsk",
+    "no": "Norwegian", "pa": "Punjabi", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian",
+    "sk": "Slovak", "sl": "Slovenian", "sq": "Albanian", "sr": "Serbian", "sv": "Swedish", "sw": "Swahili",
+    "ta": "Tamil", "te": "Telugu", "th": "Thai", "tl": "Tagalog", "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu",
+    "uz": "Uzbek", "vi": "Vietnamese", "xh": "Xhosa", "zh": "Chinese", "zu": "Zulu",
+}  # fmt: skip
+
+
+def language_name(code: str) -> str:
+    """The English name of a language, or its code if the name is not known; the region of mBART's codes is ignored.
+
+    >>> language_name("fr"), language_name("fr_XX"), language_name("xx")
+    ('French', 'French', 'xx')
+    """
+    language = code[:2] if re.fullmatch("[a-z]{2}_[A-Z]{2}", code) else code
+    return LANGUAGE_NAMES.get(language, code)

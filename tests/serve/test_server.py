@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from regard.serve.http_protocol import HttpProtocol, ListeningSocket
+from regard.serve.server import HttpProtocol, ListeningSocket
 from tests.serve.test_robustness import CONTINUE, LONG, connection, http, send_raw
 from tests.serve.test_scheduler import wait_until
 from tests.viewer.conftest import browser as browser  # a fixture

@@ -1,7 +1,7 @@
 """Scheduler: dynamic batching across the requests of one model.
 
-One thread per model runs the work. Texts to decode enter lanes, batches of the decoding engine that requests join and
-leave at any step; each lane has one decoding configuration, and the lanes take turns. Other work (embedding,
+One thread per model runs the work. Texts to decode enter running batches of the decoding engine, which requests join
+and leave at any step; each batch has one decoding configuration, and the batches take turns. Other work (embedding,
 classification, …) runs in batches between the steps. What can take long and cannot be batched (recordings of attention,
 whether required phrases fit) runs alone in other threads, so that nothing waits for it. Requests are served by earliest
 deadline. A request is refused when the work already accepted, at the measured throughput, takes longer than the latency
@@ -11,18 +11,20 @@ target.
 import heapq
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from regard.decode import NBest
-from regard.decode.engine import LiveDecoder
+from regard.decode import DecodeConfig, NBest
+from regard.decode.engine import LiveDecoder, member_models
 from regard.decode.interruption import interruptible
 from regard.decode.phrases import check_phrases
 from regard.decode.protocol import continues_source
@@ -30,14 +32,13 @@ from regard.decode.rules import length_limits
 from regard.decode.slots import LiveSentence, LiveShape, needed_shape
 from regard.errors import RegardError
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.serve.scheduling.jobs import CallJob, DecodeJob, Job, Lane, RequestKind, SchedulerCounts, WaitingSentence
-from regard.serve.scheduling.throughput import ThroughputMeter
-from regard.serve.serve_errors import DeadlineExceeded, Overloaded, ShuttingDown
+from regard.ranges import MAX_INT
+from regard.serve.errors import DeadlineExceeded, Overloaded, ShuttingDown
 
 logger = logging.getLogger("regard.serve")
 
-# Lanes kept per model: those beyond it wait until another is idle.
-MAX_LANES = 8
+# Running batches kept per model: those beyond it wait until another is idle.
+MAX_BATCHES = 8
 # Items of one batch of calls.
 MAX_CALL_ITEMS = 64
 # Share of the latency target that accepted work may take: predictions err.
@@ -57,6 +58,116 @@ MAX_KINDS = 256
 
 OnToken = Callable[[int, int], None]
 """called with the index of a source and each of its tokens; in the thread of the scheduler"""
+
+
+@dataclass
+class SchedulerCounts:
+    """What a scheduler did, for metrics."""
+
+    accepted: int = 0
+    completed: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    failed: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    rows: int = 0
+    """sentences in the batch, summed over steps"""
+    busy_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RequestKind:
+    """What requests with the same model and options have in common."""
+
+    model: Any
+    batch_config: DecodeConfig
+    """the options that sentences of one batch must share: length limits and seeds belong to each sentence"""
+    models: tuple[int, ...]
+
+    @staticmethod
+    def of(request: DecodingRequest[Any]) -> "RequestKind":
+        config = replace(request.encoded.config, max_len=MAX_INT, max_ratio=0.0, max_extra=0, seed=0)
+        return RequestKind(request.model, config, tuple(id(model) for model in member_models(request.model)))
+
+
+@dataclass(eq=False)
+class Job:
+    """An accepted request."""
+
+    meter: str
+    """name of the meter of its throughput"""
+    deadline: float
+    timeout: float
+    units: float
+    """estimated work"""
+    items: int
+    """number of texts"""
+    future: "Future[Any]" = field(default_factory=Future)
+    is_finished: bool = False
+
+
+@dataclass(eq=False)
+class DecodeJob(Job):
+    results: list[NBest | None] = field(default_factory=list)
+    remaining: int = 0
+    placed: list[tuple["RunningBatch", int]] = field(default_factory=list)
+    """batches of the sentences that are being decoded, with their indices there"""
+
+
+@dataclass(eq=False)
+class CallJob(Job):
+    kind: Hashable = None
+    """calls of one kind run together; None: this one runs alone"""
+    function: Callable[[list[Any]], Sequence[Any]] = list
+    inputs: list[Any] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class WaitingSentence:
+    """A sentence that waits for a place in a batch."""
+
+    job: DecodeJob
+    live: LiveSentence
+    shape: LiveShape
+
+
+@dataclass(eq=False)
+class RunningBatch:
+    key: Hashable
+    decoder: LiveDecoder
+
+
+# Time constant of the moving average, in seconds of work.
+TIME_CONSTANT = 1.0
+
+
+class ThroughputMeter:
+    """Seconds of work per unit, as a moving average over the last seconds of work.
+
+    >>> meter = ThroughputMeter()
+    >>> meter.seconds_per_unit is None
+    True
+    >>> for _ in range(1000):
+    ...     meter.add(0.1, units=2)
+    >>> round(meter.seconds_per_unit, 6)
+    0.05
+    """
+
+    def __init__(self) -> None:
+        self._seconds = self._units = 0.0
+
+    def add(self, seconds: float, units: float) -> None:
+        """Count work: its duration, and the units that were completed."""
+        decay = math.exp(-seconds / TIME_CONSTANT)
+        self._seconds = self._seconds * decay + seconds
+        self._units = self._units * decay + units
+
+    @property
+    def seconds_per_unit(self) -> float | None:
+        """None before the first unit is completed."""
+        return self._seconds / self._units if self._units else None
 
 
 class _Dropped(Exception):
@@ -98,7 +209,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Job]] = []
         self._waiting: dict[Hashable, list[tuple[float, int, WaitingSentence]]] = {}
         self._calls: list[tuple[float, int, CallJob]] = []
-        self._lanes: list[Lane] = []
+        self._batches: list[RunningBatch] = []
         self._make_decoder: dict[Hashable, Callable[[LiveShape], LiveDecoder]] = {}
         self._thread = threading.Thread(target=self._run, name=f"regard-serve-{name}", daemon=True)
         self._thread.start()
@@ -129,7 +240,7 @@ class Scheduler:
         has_shortlist = encoded.shortlist is not None
         vocab, token_lists = (encoded.vocab, encoded.token_lists()) if has_shortlist else (0, None)
         options: Any = {"vocab": vocab, "history": encoded.history, "has_phrases": lexical is not None}
-        key = (kind.lane_config, encoded.special, *options.values(), kind.models)
+        key = (kind.batch_config, encoded.special, *options.values(), kind.models)
         sentences = []
         for i, (source, limit) in enumerate(zip(encoded.sources, limits)):
             live = LiveSentence(
@@ -147,7 +258,7 @@ class Scheduler:
             sentences.append(WaitingSentence(job, live, shape))
 
         def make_decoder(shape: LiveShape) -> LiveDecoder:
-            return LiveDecoder(request.model, kind.lane_config, encoded.special, shape, **options)
+            return LiveDecoder(request.model, kind.batch_config, encoded.special, shape, **options)
 
         def start() -> None:
             self._start(job)
@@ -355,10 +466,10 @@ class Scheduler:
             call_seconds = self._run_calls() if self._calls else 0.0
             if self._waiting:
                 self._place_sentences()
-            lanes = [lane for lane in self._lanes if not lane.decoder.is_idle]
-            for lane in lanes:
-                self._advance(lane)
-            if lanes:  # all that a request costs here, not only the steps
+            batches = [batch for batch in self._batches if not batch.decoder.is_idle]
+            for batch in batches:
+                self._advance(batch)
+            if batches:  # all that a request costs here, not only the steps
                 seconds = time.perf_counter() - start - call_seconds
                 self._note_work("decode", seconds, self._done_units - units)
 
@@ -370,7 +481,7 @@ class Scheduler:
         return bool(self._deadlines) and self._deadlines[0][0] < time.monotonic()
 
     def _has_work(self) -> bool:
-        return bool(self._calls or self._waiting) or any(not lane.decoder.is_idle for lane in self._lanes)
+        return bool(self._calls or self._waiting) or any(not batch.decoder.is_idle for batch in self._batches)
 
     def _start(self, job: Job) -> None:
         self._jobs.add(job)
@@ -385,60 +496,60 @@ class Scheduler:
                 self._finish(job, error=DeadlineExceeded(job.timeout))
 
     def _place_sentences(self) -> None:
-        """Move waiting sentences into lanes with room, or into new lanes."""
+        """Move waiting sentences into batches with room, or into new batches."""
         for key, heap in list(self._waiting.items()):
-            lane, room = None, 0
+            batch, room = None, 0
             while heap:
                 sentence = heap[0][2]
                 if not sentence.job.is_finished:
-                    if not room or lane is None or not lane.decoder.shape.contains(sentence.shape):
+                    if not room or batch is None or not batch.decoder.shape.contains(sentence.shape):
                         try:
-                            lane = self._find_lane(key, sentence.shape)
+                            batch = self._find_batch(key, sentence.shape)
                         except Exception as error:
                             self._fail(sentence.job, error)
                             continue
-                        if lane is None:
+                        if batch is None:
                             break
-                        room = lane.decoder.room
+                        room = batch.decoder.room
                     room -= 1
-                    index = lane.decoder.add(sentence.live)
-                    sentence.job.placed.append((lane, index))
+                    index = batch.decoder.add(sentence.live)
+                    sentence.job.placed.append((batch, index))
                 heapq.heappop(heap)
             if not heap:
                 del self._waiting[key]
 
-    def _find_lane(self, key: Hashable, shape: LiveShape) -> Lane | None:
-        """A lane with room for a sentence of this shape; None if it must wait."""
-        lanes = [lane for lane in self._lanes if lane.key == key and lane.decoder.shape.contains(shape)]
-        if lanes:
-            best = max(lanes, key=lambda lane: lane.decoder.room)
+    def _find_batch(self, key: Hashable, shape: LiveShape) -> RunningBatch | None:
+        """A batch with room for a sentence of this shape; None if it must wait."""
+        batches = [batch for batch in self._batches if batch.key == key and batch.decoder.shape.contains(shape)]
+        if batches:
+            best = max(batches, key=lambda batch: batch.decoder.room)
             return best if best.decoder.room else None
-        if len(self._lanes) >= MAX_LANES:
-            idle = [lane for lane in self._lanes if lane.decoder.is_idle]
+        if len(self._batches) >= MAX_BATCHES:
+            idle = [batch for batch in self._batches if batch.decoder.is_idle]
             if not idle:
                 return None
-            self._lanes.remove(idle[0])
+            self._batches.remove(idle[0])
         with torch.inference_mode():
-            lane = Lane(key, self._make_decoder[key](shape))
-        self._lanes.append(lane)
-        # Only lanes and waiting sentences need their function.
-        kept = {lane.key for lane in self._lanes} | set(self._waiting)
+            batch = RunningBatch(key, self._make_decoder[key](shape))
+        self._batches.append(batch)
+        # Only batches and waiting sentences need their function.
+        kept = {batch.key for batch in self._batches} | set(self._waiting)
         self._make_decoder = {key: make for key, make in self._make_decoder.items() if key in kept}
-        return lane
+        return batch
 
-    def _advance(self, lane: Lane) -> None:
-        """One step of a lane."""
+    def _advance(self, batch: RunningBatch) -> None:
+        """One step of a batch."""
         try:
             with torch.inference_mode():
-                lane.decoder.advance()
-        except Exception as error:  # the batch is lost; requests in other lanes are not
-            self._lanes.remove(lane)
+                batch.decoder.advance()
+        except Exception as error:  # the batch is lost; requests in other batches are not
+            self._batches.remove(batch)
             for job in [job for job in self._jobs if isinstance(job, DecodeJob)]:
-                if any(other is lane for other, _ in job.placed):
+                if any(other is batch for other, _ in job.placed):
                     self._fail(job, error)
             return
         self.counts.steps += 1
-        self.counts.rows += lane.decoder.decoder.in_use
+        self.counts.rows += batch.decoder.decoder.in_use
 
     _done_units = 0.0
     """units of decoding jobs completed so far"""
@@ -525,9 +636,9 @@ class Scheduler:
         self._jobs.discard(job)
         if isinstance(job, DecodeJob):
             with torch.inference_mode():
-                for lane, index in job.placed:
-                    if lane in self._lanes:
-                        lane.decoder.cancel(index)
+                for batch, index in job.placed:
+                    if batch in self._batches:
+                        batch.decoder.cancel(index)
             job.placed = []
             if error is None and result is not None:
                 self._done_units += job.units

@@ -1,13 +1,20 @@
-"""The page /docs: all routes with their fields, from the OpenAPI description. It has no script and loads nothing."""
+"""The pages of a server: /docs, all routes with their fields, without scripts; and /, to try the models."""
 
+import base64
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from regard.serve.service import Service
+from regard.viewer.page.html import render_page
+from regard.viewer.page.text_scene import Scene
 
 _STYLE = """
 :root { font: 16px/1.5 system-ui, sans-serif; color-scheme: light dark; }
@@ -100,3 +107,39 @@ def _type(part: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def make_page_router(service: Service) -> APIRouter:
+    """The route of the page."""
+    router = APIRouter()
+
+    @router.get("/", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        content, policy = _page_and_policy()
+        headers = {
+            "Content-Security-Policy": policy,
+            "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        return HTMLResponse(content, headers=headers)
+
+    return router
+
+
+@cache
+def _page_and_policy() -> tuple[str, str]:
+    """The page and its content security policy: only its own script, and that of the viewer, may run."""
+    folder = files("regard.serve") / "web"
+    script = (folder / "try_page.js").read_text(encoding="utf-8")
+    page = (folder / "try_page.html").read_text(encoding="utf-8").replace("/* SCRIPT */", script)
+    inline = re.findall(r"(?s)<script[^>]*>(.*?)</script>", page)
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline]
+    # The page of the viewer is shown in a frame, which inherits this policy.
+    viewer = re.findall(r"'sha256-([^']+)'", render_page(Scene({"title": ""}, [])).decode())
+    sources = " ".join(f"'sha256-{digest}'" for digest in [*hashes, *viewer])
+    policy = (
+        f"default-src 'none'; script-src {sources} 'wasm-unsafe-eval'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "img-src data: blob:; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return page, policy

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
 from regard.data.text.questions import Question
-from regard.serve.model_registry import ServedModel, attention_page
-from regard.serve.routes.route_helpers import event_stream, find_model, json_response
+from regard.serve.errors import RequestError
+from regard.serve.registry import ServedModel, attention_page
+from regard.serve.routes.responses import event_stream, find_model, json_response
 from regard.serve.routes.schemas import (
     AnswerBody,
     AttentionBody,
@@ -20,7 +21,6 @@ from regard.serve.routes.schemas import (
     SegmentBody,
     TranslateBody,
 )
-from regard.serve.serve_errors import RequestError
 from regard.serve.service import MAX_WEIGHTS, Service, decode_images
 from regard.viewer import Look
 

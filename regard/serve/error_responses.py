@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from regard.errors import RegardError
+from regard.serve.errors import Overloaded, RequestError
 from regard.serve.routes.schemas import BRANCH
-from regard.serve.serve_errors import Overloaded, RequestError
 
 logger = logging.getLogger("regard.serve")
 

@@ -1,1 +1,0 @@
-"""Dynamic batching across requests: schedulers and their measured throughput."""
