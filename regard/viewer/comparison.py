@@ -244,7 +244,7 @@ class ComparisonRequestHandler(TextRequestHandler):
         for load in self.models:
             seen = self._look_with(load(), source, target)
             outputs.append(_own_output(seen))
-            looks.append(replace(seen, pipeline=None, search=None))
+            looks.append(replace(seen, pipeline=None, search=None, run=None))
         return replace(compare(*looks, labels=self.labels), outputs=tuple(outputs))
 
     def _look_with(self, model: Any, source: str, target: str | None = None) -> Look:

@@ -27,7 +27,7 @@ from regard.viewer.rollout import (
     attention_rollout,
     patch_index,
     rollout_of_run,
-    run_model,
+    run_on_images,
 )
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def look_at_image(model: ImageModel | ViT, image: ImageLike | Tensor, model_name
     else:
         pixels = model.preprocess(image)
         images = pixels_to_float(torch.tensor(pixels)[None].to(model.device), pixels.shape[2])
-    run = run_model(model.model, images)
+    run = run_on_images(model.model, images)
     config, grid = model.model.config, run.grids[0]
     prefix = ["class token"] * config.has_class_token + ["distillation token"] * config.distilled
     prefix += [f"register {i}" for i in range(config.registers)]

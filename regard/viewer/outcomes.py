@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
+from regard.errors import RegardError
 from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.viewer.image_look import ImageLook
 from regard.viewer.text_look import Look
@@ -88,24 +89,26 @@ def compute_outcome(seen: Look | ImageLook, pipeline: Any = None, generator: Any
     if isinstance(seen, ImageLook):
         return label_outcome(seen.probabilities, seen) if seen.probabilities else Outcome("", None, _areas(seen), seen)
     pipeline = pipeline or seen.pipeline
+    if seen.run is None:
+        raise RegardError("This look has no recorded run: its output cannot be computed.", "Call regard.look again.")
+    logits = seen.run.output.float()
     if isinstance(pipeline, Translator):
-        return _translation_outcome(pipeline, seen)
+        return _translation_outcome(pipeline, seen, logits)
     if isinstance(pipeline, TextGenerator):
-        return _continuation_outcome(pipeline, seen, generator or pipeline)
-    return _encoder_outcome(pipeline, seen)
+        return _continuation_outcome(pipeline, seen, logits, generator or pipeline)
+    return _encoder_outcome(pipeline, seen, logits)
 
 
-def _translation_outcome(translator: Translator, seen: Look) -> Outcome:
-    source, target = seen.ids
-    targets = [*target[1:], translator.special.eos]
-    # The ids of the look, not those of its text: a model may output other pieces than its tokenizer would choose.
-    forced = len(translator.special.make_decoder_input([]))
-    probabilities = translator.model(*translator.teacher_forced([(source, target[forced:])])).float().softmax(-1)
+def _translation_outcome(translator: Translator, seen: Look, logits: Float[Tensor, "T V"]) -> Outcome:
+    targets = [*seen.ids[1][1:], translator.special.eos]
+    probabilities = logits.softmax(-1)
     steps = _steps(translator.target_tokenizer, probabilities, targets)
     return Outcome(seen.translation, _logprob(probabilities, targets), steps, seen)
 
 
-def _continuation_outcome(language_model: TextGenerator, seen: Look, generator: Any) -> Outcome:
+def _continuation_outcome(
+    language_model: TextGenerator, seen: Look, logits: Float[Tensor, "T V"], generator: Any
+) -> Outcome:
     (ids,) = seen.ids
     config = DecodeConfig(method="greedy", max_len=CONTINUATION_TOKENS)
     limit = language_model.length_limit
@@ -114,7 +117,8 @@ def _continuation_outcome(language_model: TextGenerator, seen: Look, generator: 
     if limit is None or len(ids) < limit:
         best = generator.generate([seen.source], config, truncate=True)[0][0]
         text, added = best.text, list(best.hypothesis.ids)
-    logits = language_model.model(language_model.pack([[*ids, *added]])).float()
+    if len(added) > 1:  # the logits of the look predict the first one
+        logits = language_model.model(language_model.pack([[*ids, *added]])).float()
     first = len(ids) - 1
     tokenizer = language_model.tokenizer
     probabilities = logits[first:].softmax(-1)
@@ -134,10 +138,11 @@ def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor
     return NextToken(tokens, texts, best.tolist(), normalizers)
 
 
-def _encoder_outcome(encoder: TextEncoder, seen: Look) -> Outcome:
+def _encoder_outcome(encoder: TextEncoder, seen: Look, logits: Float[Tensor, "rows V"]) -> Outcome:
     head, (ids,) = encoder.model.config.head, seen.ids
     if head == "classify":
-        return label_outcome(encoder.classify([seen.source], truncate=True)[0].probabilities, seen)
+        scores = encoder.label_scores(logits)[0].tolist()
+        return label_outcome(dict(zip(encoder.model.config.labels, scores)), seen)
     if head == "tag":
         return Outcome(" ".join(f"{word.text}/{word.tag}" for word in encoder.tag(seen.source)), None, [], seen)
     if head == "answer":
@@ -145,8 +150,8 @@ def _encoder_outcome(encoder: TextEncoder, seen: Look) -> Outcome:
     if head != "mask":
         return Outcome("", None, [], seen, vector=encoder.embed([seen.source], truncate=True)[0])
     texts = masked_inputs(encoder, ids)
-    logits = encoder.model(encoder.pack(texts)).float()
-    if len(texts) > 1:
+    if texts != [ids]:
+        logits = encoder.model(encoder.pack(texts)).float()
         logits = logits.unflatten(0, (len(ids), len(ids))).diagonal().T
     return Outcome("", None, _steps(encoder.tokenizer, logits.softmax(-1), ids), seen)
 

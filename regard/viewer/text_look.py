@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention import Recorded, record
+from regard.attention import Recorded
 from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import Link, WordSplitter
-from regard.evaluation.teacher_forcing import attention_names, mutual_information, record_teacher_forced
+from regard.evaluation.teacher_forcing import mutual_information
 from regard.files import write_atomically
 from regard.layers.packed import pack
 from regard.models import ViT, family_name
@@ -25,6 +25,7 @@ from regard.pipelines.image_model import ImageLike
 from regard.ranges import format_value
 from regard.viewer.display import PAGE_FORMAT, ExplainedLook, NotebookDisplay, check_format, make_widget
 from regard.viewer.image_look import ImageLook, look_at_image
+from regard.viewer.model_run import ModelRun, is_small, run_model
 from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, group_weights, pair_ranges
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ class Look(ExplainedLook, NotebookDisplay):
     """question answering: positions of the question and of the context"""
     context: str = ""
     """question answering: the text that the question is about"""
+    run: ModelRun | None = field(default=None, repr=False)
+    """the forward pass that was recorded; None in a look that was pickled or is one of a comparison"""
     search: tuple[list[Translation], DecodeConfig, str] | None = field(default=None, repr=False)
     """if the model translated: the n-best list, the configuration and the prefix of the search"""
 
@@ -443,10 +446,7 @@ def _look_at_text(
         encoded = pipeline.encode_rows([(text, context)], name="the question with its context", truncate=truncate)
         ids = encoded.ids[0].tolist()
         segments = None if encoded.segments is None else encoded.segments[0].tolist()
-    pipeline.model.eval()
-    more_inputs = [] if segments is None else [torch.tensor(segments, device=pipeline.device)]
-    with torch.inference_mode(), record(pipeline.model, layers) as recording:
-        pipeline.model(pack([ids]).to(pipeline.device), *more_inputs)
+    run = _run_on(pipeline.model, model_inputs(pipeline, [ids], segments), len(ids), layers)
     special, label = pipeline.special, pipeline.tokenizer.label
     head, tail = (0 if one is None else 1 for one in (special.begin, special.end))
     question, answer = None, ""
@@ -458,14 +458,14 @@ def _look_at_text(
         answer = pipeline.answer(Question("", text, context))  # type: ignore[union-attr]
     axis = inner.add_special_tokens("text", [label(i) for i in ids[:head]], [label(i) for i in ids[len(ids) - tail :]])
     maps = {}
-    for name, one in recording.items():
+    for name, one in run.recording.items():
         for index, call in enumerate(one.calls):  # several if layers share weights
             map_name = name if len(one.calls) == 1 else f"{name}.{index}"
             # The only cross-attention of a single text is pooling by a learned query.
             queries = TokenAxis("query", ["query"], [-1]) if one.kind == "cross" else axis
             maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
     more: dict[str, Any] = dict(segments=segments, question=question, context=context or "")
-    return Look(text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), **more)
+    return Look(text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), run=run, **more)
 
 
 def _look_at_translation(
@@ -515,10 +515,6 @@ def _look_at_pair(
     truncate: bool,
 ) -> Look:
     source_ids = translator.encode_source(source, name="the source", truncate=truncate)
-    # Without attention there is nothing to record: a page shows the step-by-step view alone.
-    recording = (
-        record_teacher_forced(translator, [(source_ids, target_ids)], layers) if attention_names(translator) else {}
-    )
     special, label = translator.special, translator.target_tokenizer.label
     source_label = translator.source_tokenizer.label
     begin, last = len(special.prefix), len(source_ids) - len(special.suffix)
@@ -534,7 +530,10 @@ def _look_at_pair(
         "masked": (decoder_axis, decoder_axis),
         "cross": (predicted, encoder_axis),
     }
-    maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in recording.items()}
+    ids = source_ids, special.make_decoder_input(target_ids)
+    run = _run_on(translator.model, model_inputs(translator, ids), max(map(len, ids)), layers)
+    # Without attention there are no maps: a page shows the step-by-step view alone.
+    maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in run.recording.items()}
     return Look(
         source,
         target,
@@ -542,5 +541,17 @@ def _look_at_pair(
         target_text.tokens,
         maps,
         pipeline=translator,
-        ids=(source_ids, special.make_decoder_input(target_ids)),
+        ids=ids,
+        run=run,
     )
+
+
+def model_inputs(pipeline: Any, ids: Sequence[list[int]], segments: list[int] | None = None) -> list[Any]:
+    """The arguments of the model's forward for one input: the ids of each side, and segment ids of a question."""
+    inputs: list[Any] = [pack([side]).to(pipeline.device) for side in ids]
+    return inputs if segments is None else [*inputs, torch.tensor(segments, device=pipeline.device)]
+
+
+@torch.inference_mode()
+def _run_on(model: Any, inputs: list[Any], tokens: int, layers: LayerNames) -> ModelRun:
+    return run_model(model, lambda: model(*inputs), layers, keep_outputs=layers is None and is_small(model, tokens))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.viewer.image_look import ImageLook
+from regard.viewer.model_run import ModelRun
 from regard.viewer.outcomes import Outcome, compute_outcome, masked_inputs
 from regard.viewer.text_look import Look
 
@@ -112,7 +113,7 @@ def column_names(look: Look | ImageLook, columns: Sequence[int]) -> dict[int, st
 @torch.no_grad()
 def _best_columns(look: Look, ids: list[int]) -> list[int]:
     """The most likely token of each row."""
-    return run_inputs(look, [(ids,)])[0].argmax(-1).tolist()
+    return plain_logits(look, [(ids,)])[0].argmax(-1).tolist()
 
 
 def model_of(look: Look | ImageLook) -> Any:
@@ -136,6 +137,22 @@ def split_logits(
         isinstance(look.pipeline, TextEncoder) and look.pipeline.model.config.head == "classify"
     )
     return list(logits.float().split([1 if is_label else len(one[-1]) for one in inputs]))
+
+
+def recorded_run(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> ModelRun | None:
+    """The run of the look, if these inputs are its own."""
+    if isinstance(look, ImageLook):
+        return look.run.model_run if len(inputs) == 1 else None
+    is_own = list(inputs) == [tuple(look.ids)] and look.segments is None
+    return look.run if is_own else None
+
+
+def plain_logits(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> list[Float[Tensor, "_ V"]]:
+    """The logits of the unchanged model for a batch of inputs, from the run of the look if they are its own."""
+    run = recorded_run(look, inputs)
+    if run is None:
+        return run_inputs(look, inputs)
+    return split_logits(look, inputs, run.output[1] if isinstance(look, ImageLook) else run.output)
 
 
 def run_inputs(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> list[Float[Tensor, "_ V"]]:

@@ -13,7 +13,6 @@ from regard.viewer.explanations.attribution import attribution_values, check_met
 from regard.viewer.explanations.head_effects import compute_head_effects, module_name
 from regard.viewer.explanations.logit_lens import (
     LENS_TOP_K,
-    blocks_of,
     check_has_lens,
     compute_logit_lens,
     lens_steps,
@@ -26,9 +25,9 @@ from regard.viewer.explanations.output import (
     model_of,
 )
 from regard.viewer.image_look import ImageLook
+from regard.viewer.model_run import blocks_of, inner_bytes
 from regard.viewer.outcomes import Outcome
 from regard.viewer.text_look import Look
-from regard.viewer.trace.steps import inner_bytes
 
 # Multiplications, and numbers in the page, up to which a measure is computed in advance by default: a few seconds, and
 # less than 1 MB.

@@ -33,8 +33,8 @@ from regard.viewer.page.html import PageModel
 from regard.viewer.page.image_scene import with_axes
 from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import attention_headers
-from regard.viewer.text_look import AttentionMap, Look
-from regard.viewer.trace.build import forward_all_tokens
+from regard.viewer.text_look import AttentionMap, Look, model_inputs
+from regard.viewer.trace.build import forward_output
 
 logger = logging.getLogger("regard")
 
@@ -87,7 +87,7 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         images = look.run.images
         if model.config.head not in ("classify", "segment", "none") or not isinstance(images, Tensor):
             raise RegardError("A page cannot contain a model that reconstructs images.", "Use --no-with-model.")
-        graphs = {"forward": NamedGraph(forward_graph(model, images, forward_all_tokens), ("output",))}
+        graphs = {"forward": NamedGraph(forward_graph(model, images, forward_output), ("output",))}
         maps: Mapping[str, AttentionMap] = {name: with_axes(one) for name, one in look.maps.items()}
     else:
         model = look.pipeline.model
@@ -326,10 +326,15 @@ def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
         encoders = look.pipeline, replace(look.pipeline, model=rounded)  # type: ignore[arg-type]
         first, second = (one.embed(look.source, truncate=True) for one in encoders)
         return float(abs(first - second).max())
-    inputs = [look.run.images] if isinstance(look, ImageLook) else [look.pipeline.pack([ids]) for ids in look.ids]
-    if isinstance(look, Look) and look.segments is not None:
-        inputs.append(torch.tensor(look.segments, device=look.pipeline.device))
-    before, after = (one.eval()(*inputs).float() for one in (model, rounded))
+    if isinstance(look, ImageLook):
+        assert isinstance(look.run.images, Tensor)
+        before, after = look.run.output, forward_output(rounded.eval(), look.run.images)
+        assert isinstance(before, Tensor)
+    else:
+        assert look.run is not None
+        inputs = model_inputs(look.pipeline, look.ids, look.segments)
+        before, after = look.run.output, rounded.eval()(*inputs)
+    before, after = before.float(), after.float()
     head, problem = (getattr(model.config, name, "") for name in ("head", "problem_type"))
     if head == "none" or problem == "regression":
         return float((before - after).abs().max())
