@@ -48,8 +48,7 @@ IMAGE_FORMS = ["distilled", "query", "convolution", "stem", "rotary", "gray, pos
 TRACED = ("transformer", "llama", "classify", "luong lstm of two layers", "bahdanau")
 SCRIPT = """
 import { readFileSync, writeFileSync } from "node:fs";
-import { PageEngine } from "./engine/model.js";
-import { respond } from "./engine/worker.js";
+import { PageEngine, respond } from "./engine/model.js";
 import { drawToken, seededRandom } from "./engine/search.js";
 import { Trace } from "./trace/trace.js";
 const draws = JSON.parse(readFileSync("FOLDER/draws.json", "utf-8")).map(({ logprobs, u, options }) =>

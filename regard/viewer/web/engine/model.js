@@ -1,9 +1,18 @@
 /** The model of a page: runs graphs on new input, and answers the requests of a page like regard/viewer/page. */
 
-import { makeEdits, needsForward } from "./experiments.js";
+import { makeEdits, needsForward, runExperiment, sceneOutput } from "./experiments.js";
+import { explain } from "./explanations.js";
 import { GraphRunner, MatrixKernel } from "./graph_runner.js";
 import { readTensors } from "./host.js";
-import { buildTrace, directionOf, lookAtQuestion, sharpestQuestionHead, surround, textAxis } from "./scenes.js";
+import {
+  buildTrace,
+  directionOf,
+  lookAtPixels,
+  lookAtQuestion,
+  sharpestQuestionHead,
+  surround,
+  textAxis,
+} from "./scenes.js";
 import {
   beamSearch,
   CachedDecoder,
@@ -418,4 +427,22 @@ function biasByDistance({ data }, heads, queries, keys) {
     }
   }
   return out;
+}
+
+/**
+ * Responds to a request of a page, like regard/viewer/page/requests.py.
+ * @param {PageEngine} engine @param {any} template header of the page's own scene @param {any} request
+ * @returns {{body: any, blobs: ArrayBuffer[]}}
+ */
+export function respond(engine, template, request) {
+  if (request.look && engine.image) return lookAtPixels(engine, request.look, template);
+  if (request.look) {
+    const { source, target, context, search } = request.look;
+    const look = engine.look(source, { target: target?.trim() ? target : null, context, options: search });
+    const { scene, blobs } = engine.buildScene(look, template);
+    return { body: { scene: { ...scene, ...sceneOutput(engine, look) } }, blobs };
+  }
+  if (request.experiment) return { body: runExperiment(engine, request.experiment, template), blobs: [] };
+  if (request.explain) return { body: explain(engine, request.explain), blobs: [] };
+  throw new Error("Unsupported request. Supported: look, experiment, explain.");
 }

@@ -1,31 +1,7 @@
-/** The worker that runs a model inside a page: answers the requests that a live page sends to Python. */
+/** The entry point of the worker that runs the model of a page: loads the model and responds to requests. */
 
 import { decodeBase64 } from "../core/host.js";
-import { runExperiment, sceneOutput } from "./experiments.js";
-import { explain } from "./explanations.js";
-import { PageEngine } from "./model.js";
-import { lookAtPixels } from "./scenes.js";
-
-/* Requests of a page: the same as those of regard/viewer/page/requests.py. */
-
-/**
- * @param {PageEngine} engine @param {any} template header of the page's own scene @param {any} request
- * @returns {{body: any, blobs: ArrayBuffer[]}}
- */
-export function respond(engine, template, request) {
-  if (request.look && engine.image) return lookAtPixels(engine, request.look, template);
-  if (request.look) {
-    const { source, target, context, search } = request.look;
-    const look = engine.look(source, { target: target?.trim() ? target : null, context, options: search });
-    const { scene, blobs } = engine.buildScene(look, template);
-    return { body: { scene: { ...scene, ...sceneOutput(engine, look) } }, blobs };
-  }
-  if (request.experiment) return { body: runExperiment(engine, request.experiment, template), blobs: [] };
-  if (request.explain) return { body: explain(engine, request.explain), blobs: [] };
-  throw new Error("Unsupported request. Supported: look, experiment, explain.");
-}
-
-/* Worker entry point: loads the model of a page and responds to its requests. */
+import { PageEngine, respond } from "./model.js";
 
 /** Reads JSON that is compressed (zlib) and encoded in base64. @param {string} text */
 async function inflateJson(text) {
