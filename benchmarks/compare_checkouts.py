@@ -1,11 +1,14 @@
 """Speed of two checkouts, in alternating processes: decoding, training and imported models.
 
-    python benchmarks/compare_checkouts.py ../before ../after [--only "translator"] [--rounds 10]
+    python benchmarks/compare_checkouts.py ../before ../after [--only "translator"] [--rounds 10] [--processes 2]
 
 A round runs every workload in a new process per checkout, in turns; a process runs on one core with one thread, and its
 CPU time is measured, which other processes disturb less. One more round before the others fills the caches of compiled
 kernels. Printed for each workload: the median milliseconds of both checkouts, and the median ratio of the rounds with
 its 95% interval (bootstrap). A workload has failed if the interval lies wholly above 1.03; then the exit status is 1.
+
+With `--processes 2`, 256 lines are decoded by that many processes instead, on all cores, and the time of the clock is
+measured once they have started.
 
 With a GPU, larger models are measured instead, in time and kernels per step: training (forward in bf16 autocast with
 compiled blocks, backward and fused Adam, captured in a CUDA graph) and decoding.
@@ -45,7 +48,9 @@ IMPORTED: dict[str, dict[str, Any]] = {
 }
 
 
-LINES = [" ".join(random.Random(i).choices(WORDS, k=8 + i % 9)) for i in range(32)]
+LINES = [" ".join(random.Random(i).choices(WORDS, k=8 + i % 9)) for i in range(256)]
+# Seconds until the processes that share the work run.
+START_SECONDS = 4.0
 
 
 def decoding(make_pipeline: Callable[[], Any], count: int, method: str) -> Callable[[], Step]:
@@ -61,7 +66,7 @@ def decoding(make_pipeline: Callable[[], Any], count: int, method: str) -> Calla
     return make
 
 
-def cpu_workloads(imported: Path) -> dict[str, Callable[[], Step]]:
+def cpu_workloads(imported: Path, processes: int) -> dict[str, Callable[[], Step]]:
     """Functions that make the steps of each workload, by its name."""
     from regard import train
     from regard.data import Tokenizer
@@ -69,6 +74,7 @@ def cpu_workloads(imported: Path) -> dict[str, Callable[[], Step]]:
     from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
     from regard.pipelines import TextEncoder, TextGenerator, Translator
 
+    lines = LINES[:32]
     tokenizer = Tokenizer.train([" ".join(WORDS)], "word", vocab_size=len(WORDS) + 4)
     translation: dict[str, Any] = dict(source_vocab=len(WORDS) + 4, target_vocab=len(WORDS) + 4, shared_vocab=True)
 
@@ -76,8 +82,8 @@ def cpu_workloads(imported: Path) -> dict[str, Callable[[], Step]]:
         def make() -> Step:
             pipeline = make_pipeline()
             if isinstance(pipeline, TextEncoder):
-                return lambda: pipeline.embed(LINES)
-            inputs: Any = LINES if isinstance(pipeline, TextGenerator) else [*zip(LINES, LINES[::-1])]
+                return lambda: pipeline.embed(lines)
+            inputs: Any = lines if isinstance(pipeline, TextGenerator) else [*zip(lines, lines[::-1])]
             return lambda: pipeline.score(inputs)
 
         return make
@@ -88,7 +94,7 @@ def cpu_workloads(imported: Path) -> dict[str, Callable[[], Step]]:
         def step() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / "text.tsv"
-                rows = [f"{line} {i}\t{line}" if task == "translate" else line for i in range(32) for line in LINES]
+                rows = [f"{line} {i}\t{line}" if task == "translate" else line for i in range(32) for line in lines]
                 file.write_text("\n".join(rows))
                 settings = dict(steps=30, batch_tokens=256, validate_every=30, workers=1, device="cpu")
                 out, tokenizer = Path(folder) / "model", {"kind": "word"}
@@ -102,6 +108,12 @@ def cpu_workloads(imported: Path) -> dict[str, Callable[[], Step]]:
     small = translator(TransformerConfig(**translation))
     recurrent = translator(Seq2SeqConfig(**translation))
     language = lambda: TextGenerator(make_model(GPTConfig(vocab=len(WORDS) + 4)).eval(), tokenizer)  # noqa: E731
+    if processes > 1:
+        return {
+            "translator, greedy, 256 lines": decoding(small, 256, "greedy"),
+            "translator, beam 5, 256 lines": decoding(small, 256, "beam"),
+            "recurrent translator, greedy, 256 lines": decoding(recurrent, 256, "greedy"),
+        }
     workloads = {
         "translator, greedy, 32 lines": decoding(small, 32, "greedy"),
         "translator, beam 5, 8 lines": decoding(small, 8, "beam"),
@@ -186,7 +198,7 @@ def gpu_workloads() -> dict[str, Callable[[], Step]]:
     }
 
 
-def measure(imported: Path, only: str) -> dict[str, tuple[float, int]]:
+def measure(imported: Path, only: str, processes: int) -> dict[str, tuple[float, int]]:
     """Milliseconds and kernels per step of the workloads, in the checkout on PYTHONPATH."""
     import torch
 
@@ -194,15 +206,19 @@ def measure(imported: Path, only: str) -> dict[str, tuple[float, int]]:
 
     assert Path(regard.__file__).parents[1] == Path(os.environ["PYTHONPATH"]), "another package is measured"
     on_gpu = torch.cuda.is_available()
-    synchronize, clock = (torch.cuda.synchronize, time.perf_counter) if on_gpu else (lambda: None, time.process_time)
-    if not on_gpu and hasattr(os, "sched_setaffinity"):
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+    clock = time.perf_counter if on_gpu or processes > 1 else time.process_time
+    torch.set_num_threads(processes)
+    if not on_gpu and processes == 1 and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     results = {}
-    for name, make in (gpu_workloads() if on_gpu else cpu_workloads(imported)).items():
+    for name, make in (gpu_workloads() if on_gpu else cpu_workloads(imported, processes)).items():
         if only in name:
             torch.manual_seed(0)
-            step = make()
+            step, begin = make(), time.perf_counter()
             step()
+            while processes > 1 and time.perf_counter() < begin + START_SECONDS:
+                step()
             times: list[float] = []
             begin = time.perf_counter()
             while len(times) < 30 and (not times or time.perf_counter() < begin + 2):
@@ -255,10 +271,11 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return medians[250], medians[-251]
 
 
-def run_round(checkout: Path, imported: Path, only: str) -> dict[str, tuple[float, int]]:
+def run_round(checkout: Path, imported: Path, only: str, processes: int) -> dict[str, tuple[float, int]]:
     """The results of `measure` in a new process."""
     environment = os.environ | {"PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--measure", str(imported), "--only", only]
+    command += ["--processes", str(processes)]
     process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(process.stdout.splitlines()[-1])
 
@@ -268,19 +285,21 @@ def main() -> None:
     parser.add_argument("checkouts", nargs="*", type=Path, help="folders of two checkouts: before, after")
     parser.add_argument("--only", default="", help="part of the names of the workloads to measure")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.only)))
+        print(json.dumps(measure(options.measure, options.only, options.processes)))
         return
     if len(options.checkouts) != 2:
         parser.error("Pass the folders of two checkouts.")
     results: list[list[dict[str, tuple[float, int]]]] = [[], []]
     with tempfile.TemporaryDirectory() as folder:
-        write_models(Path(folder))
+        if options.processes == 1:
+            write_models(Path(folder))
         for index in range(options.rounds + 1):
             for i in (0, 1) if index % 2 else (1, 0):
-                result = run_round(options.checkouts[i], Path(folder), options.only)
+                result = run_round(options.checkouts[i], Path(folder), options.only, options.processes)
                 if index:  # the first round fills caches
                     results[i].append(result)
     print(f"{'workload':42} {'before ms':>10} {'after ms':>10} {'ratio':>6}  {'95% interval':13} {'kernels':>13}")

@@ -35,7 +35,7 @@ from regard.data.batching.streams import TokenStreamBatches
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2
 from regard.training import DataConfig, Recipe, run_recipe
-from regard.training.checkpoint import unique_parameters
+from regard.training.checkpoint import METRICS, unique_parameters
 from regard.training.cuda_graphs import GraphedUpdate
 from regard.training.distributed import TaskLoss, accumulating, replicate, shard
 from regard.training.guards import LossGuard, mark_non_finite
@@ -43,7 +43,6 @@ from regard.training.log import read_metrics
 from regard.training.losses import LossParts
 from regard.training.optimizers import make_optimizer, scale_gradients, step_if
 from regard.training.recipe import TrainConfig
-from regard.training.resume import METRICS
 from regard.training.tasks import TASKS
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))

@@ -24,8 +24,8 @@ from regard.data import read_images
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.pipelines import ImageModel
 from regard.training import recipe_from_dict, run_recipe
+from regard.training.checkpoint import METRICS
 from regard.training.log import read_metrics
-from regard.training.resume import METRICS
 
 # Accuracies whose time is reported.
 TARGETS = {"fashion": (90.0, 93.5, 95.0, 95.5), "cifar10": (80.0, 90.9, 94.0, 96.0, 96.5)}

@@ -14,6 +14,7 @@ what 32 clients get from the same server right before. Prints Markdown tables.
 import argparse
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -65,7 +66,8 @@ class Requests:
         return [" ".join(draw.sample(WORDS, self.source_words)) for _ in range(count)]
 
     def encode(self, sentence: str) -> bytes:
-        options = {"beam": self.beam, "min_len": self.output_tokens, "max_len": self.output_tokens}
+        method = {"method": "beam", "beam": self.beam} if self.beam > 1 else {"method": "greedy"}
+        options = {**method, "min_len": self.output_tokens, "max_len": self.output_tokens}
         body = json.dumps({"texts": [sentence], "options": options}).encode()
         head = "POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
         return head.encode() + str(len(body)).encode() + b"\r\n\r\n" + body
@@ -202,7 +204,10 @@ def percentiles(seconds: list[float], *points: float) -> list[str]:
     """In milliseconds."""
     if not seconds:
         return ["-"] * len(points)
-    return [f"{value:.1f}" if value < 100 else f"{value:.0f}" for value in np.percentile(seconds, points) * 1e3]
+    return [
+        f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+        for value in np.percentile(seconds, points) * 1e3
+    ]
 
 
 async def closed_loop(port: int, encoded: dict[str, bytes], clients: int, seconds: float) -> Load:
@@ -279,15 +284,28 @@ def throughput_rows(servers: dict[str, list[str]], port: int, encoded: dict[str,
 
 
 def keep_alive_rows(servers: dict[str, list[str]], port: int, encoded: dict[str, bytes], options: Any) -> None:
-    """Latency of one client on one connection, the servers in turns."""
+    """Latency of one client on one connection and processor time of the server, the servers in turns."""
     loads: dict[str, list[float]] = {name: [] for name in servers}
+    busy = dict.fromkeys(servers, 0.0)
     for _ in range(options.repeat):
         for name, command in servers.items():
-            with server(command, port):
+            with server(command, port) as process:
                 asyncio.run(closed_loop(port, encoded, 1, 1.0))  # warm-up
+                before = cpu_seconds(process)
                 loads[name] += asyncio.run(closed_loop(port, encoded, 1, options.seconds)).latencies
-    rows = [[name, str(len(seconds)), *percentiles(seconds, 50, 95, 99)] for name, seconds in loads.items()]
-    print(table(["server", "requests", "p50 ms", "p95 ms", "p99 ms"], rows), flush=True)
+                busy[name] += cpu_seconds(process) - before
+    rows = [
+        [name, str(len(seconds)), *percentiles(seconds, 0, 50, 95, 99), f"{busy[name] / len(seconds) * 1e3:.2f}"]
+        for name, seconds in loads.items()
+    ]
+    columns = ["server", "requests", "minimum ms", "p50 ms", "p95 ms", "p99 ms", "processor ms/request"]
+    print(table(columns, rows), flush=True)
+
+
+def cpu_seconds(process: subprocess.Popen) -> float:
+    """Processor time of all threads of a process."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def load_rows(command: list[str], port: int, encoded: dict[str, bytes], options: Any) -> None:

@@ -21,10 +21,10 @@ import torch
 from regard.models import TransformerConfig
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, loop, read_dataset
 from regard.training.checkpoint import gather_state
+from regard.training.distributed import Workers
 from regard.training.log import RunLog
 from regard.training.machine import resolve_precision
 from regard.training.run import Setup, make_provenance, prepare
-from regard.training.workers import Workers
 
 
 def make_trainer(device: str, width: int, optimizer: str, folder: Path) -> loop.Trainer:

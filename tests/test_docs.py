@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import tyro
 
 from regard.attention import SCORES
 from regard.cli import main
+from regard.cli.options import parse_options
 from regard.data import AugmentConfig
 from regard.decode import DecodeConfig
 from regard.layers import POSITIONS
@@ -129,16 +129,16 @@ class Parsed(BaseException):
 @pytest.fixture
 def only_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands end when their arguments have been parsed."""
-    parse = tyro.cli
 
-    def parse_options(*args: Any, **options: Any) -> None:
-        parse(*args, **options)
+    def parse_only(*arguments: Any) -> None:
+        parse_options(*arguments)
         raise Parsed
 
     def end(*_: Any, **__: Any) -> None:
         raise Parsed
 
-    monkeypatch.setattr(tyro, "cli", parse_options)
+    monkeypatch.setattr("regard.cli.common.parse_options", parse_only)
+    monkeypatch.setattr("regard.cli.doctor.parse_options", parse_only)
     monkeypatch.setattr("regard.cli.train.complete_recipe", end)
     monkeypatch.setattr("regard.cli.train.is_shard_folder", lambda word: word.endswith("-shards"))
 

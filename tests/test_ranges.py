@@ -20,6 +20,7 @@ from regard.data.images.augmentation import AugmentConfig
 from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.layers import POSITIONS, PositionalEncoding, register_positions
 from regard.models import FAMILIES, GPT, GPTConfig, TransformerConfig, family_name, make_model, register_family
 from regard.pipelines import load, make_pipeline
 from regard.ranges import Range, check_value
@@ -311,21 +312,32 @@ register_family("new", MineConfig, Mine, pipeline="text_generator")
 class Mine(TranslateTask): ...
 register_task("new", Mine())
 """,
+    "positional encoding": """
+@register_positions("new")
+class Mine(PositionalEncoding): ...
+""",
 }
 
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_cell_that_runs_again_replaces_what_it_registered(kind, monkeypatch):
-    registry: dict[str, Any] = {"score": SCORES, "family": FAMILIES, "task": TASKS}[kind]
+    registry: dict[str, Any] = {
+        "score": SCORES,
+        "family": FAMILIES,
+        "task": TASKS,
+        "positional encoding": POSITIONS,
+    }[kind]
     monkeypatch.setitem(registry, "new", None)  # removed after the test
     del registry["new"]
     names = dict(__name__="__main__", GPT=GPT, GPTConfig=GPTConfig, Score=Score, TranslateTask=TranslateTask)
     names |= dict(register_score=register_score, register_family=register_family, register_task=register_task)
+    names |= dict(register_positions=register_positions, PositionalEncoding=PositionalEncoding)
     first = dict(names)
     exec(CELLS[kind], first)
     exec(CELLS[kind], names)
-    entry = {"score": lambda: registry["new"], "family": lambda: registry["new"].model}.get(kind)
-    assert (entry() if entry else type(registry["new"])) is names["Mine"] is not first["Mine"]
+    entry = registry["new"]
+    defined = {"family": lambda: entry.model, "task": lambda: type(entry)}.get(kind, lambda: entry)()
+    assert defined is names["Mine"] is not first["Mine"]
     if kind == "family":  # a model of the earlier cell can still be saved
         assert family_name(first["MineConfig"]()) == "new"
     with pytest.raises(RegardError, match=rf"The {kind} 'new' is already registered, by __main__.Mine\."):

@@ -43,6 +43,8 @@ from regard.attention.scores import (
 )
 from regard.errors import RegardError
 from regard.kernels.derivatives import check_first_derivative, is_transformed
+from regard.kernels.triton.support import is_interpreted
+from regard.ranges import format_value
 
 # In order of preference; chunked supports everything. Packed calls without a PACKED backend are padded.
 PACKED = {"varlen_short": varlen_short, "varlen": varlen, "concat": concat}
@@ -68,6 +70,7 @@ LIMITS: dict[str, tuple[type[Score], tuple[str, ...]]] = {
     "concat_cpu": (Concat, ("bias",)),
     "disentangled": (Disentangled, ("bias",)),
 }
+TRITON = ("varlen_short", "concat")
 # Backends on torch's kernels, whose own error for second derivatives names only the kernel.
 ONCE_DIFFERENTIABLE = ("sdpa", "varlen")
 
@@ -301,6 +304,10 @@ def _is_forced(name: str, call: Call) -> bool:
     for part in ignored:
         if getattr(call if part == "bias" else call.mask_parts, part) is not None:
             problem = problem or ("the bias" if part == "bias" else "this mask")
+    if name == "sdpa" and call.bias is not None and call.mask_parts.causal:
+        problem = problem or "a bias with a causal mask"
+    if name in TRITON and call.q.device.type == "cpu" and not is_interpreted():
+        problem = problem or "tensors on a CPU"
     if problem:
         raise RegardError(f"The backend {name} does not compute {problem}.", "Force chunked, reference or none.")
     return True
@@ -335,7 +342,13 @@ def _run(name: str, backend: Callable[[Call], Tensor], call: Call, state: Dispat
 
 def _make_call(q, k, v, score, mask, bias, q_offsets, k_offsets) -> Call:
     """Check the inputs; (B, T, D) tensors become (B, 1, T, D)."""
-    score = score or _scaled_dot
+    if score is None:
+        score = _scaled_dot
+    elif not isinstance(score, Score):
+        raise RegardError(
+            f"A score is an object such as Cosine(10.0) (got {format_value(score)}).",
+            'Create one from its class, or by its name: make_score("cosine", width, width).',
+        )
     parts = MaskParts.from_mask(_as_matrix(mask, q, k, q_offsets) if isinstance(mask, Tensor) else mask)
     if q_offsets is None and k_offsets is None:
         if q.dim() == 3 and k.dim() == 3:

@@ -33,6 +33,19 @@ class Mask:
         """The mask of queries at positions p and keys at positions s, for each sequence of the batch."""
         raise NotImplementedError
 
+    def __call__(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
+        """`block`, with a check of what a mask of your own returns."""
+        block = self.block(p, s)
+        T, S = p.shape[0], s.shape[0]  # len() would fix dynamic lengths of exported code
+        is_matrix = block.dim() >= 2 and block.shape[-1] == S and block.shape[-2] in (T, 1)
+        if not is_matrix or block.dtype != torch.bool:
+            raise RegardError(
+                f"{type(self).__name__}.block returned {block.dtype} of shape {tuple(block.shape)} for {T} queries "
+                f"and {S} keys.",
+                "Return a boolean tensor of shape (queries, keys), after axes of sequences and heads, if any.",
+            )
+        return block
+
     def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> "Mask":
         """The same mask for some sequences of the batch. Override it if computing only those is cheaper."""
         return SelectedSequences(self, indices)
@@ -71,7 +84,7 @@ class SelectedSequences(Mask):
         return self.inner.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
-        block = self.inner.block(p, s)
+        block = self.inner(p, s)
         return block if block.dim() < 4 or len(block) == 1 else block[self.indices]
 
 
@@ -139,7 +152,7 @@ class And(Mask):
         return self.left.is_relative or self.right.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
-        return self.left.block(p, s) & self.right.block(p, s)
+        return self.left(p, s) & self.right(p, s)
 
     def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
         return And(self.left.select_sequences(indices), self.right.select_sequences(indices))
@@ -155,7 +168,7 @@ class Or(Mask):
         return self.left.is_relative or self.right.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
-        return self.left.block(p, s) | self.right.block(p, s)
+        return self.left(p, s) | self.right(p, s)
 
     def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
         return Or(self.left.select_sequences(indices), self.right.select_sequences(indices))
@@ -170,7 +183,7 @@ class Not(Mask):
         return self.inner.is_relative
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
-        return ~self.inner.block(p, s)
+        return ~self.inner(p, s)
 
     def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
         return Not(self.inner.select_sequences(indices))

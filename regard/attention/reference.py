@@ -35,7 +35,7 @@ def reference(
     scores = score(q, k)
     if bias is not None:
         scores = scores + bias(p, s)
-    return masked_softmax(scores, None if mask is None else mask.block(p, s)).to(v.dtype) @ v
+    return masked_softmax(scores, None if mask is None else mask(p, s)).to(v.dtype) @ v
 
 
 def repeat_heads(x: Float[Tensor, "B G S D"], heads: int) -> Float[Tensor, "B H S D"]:

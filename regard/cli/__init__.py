@@ -122,7 +122,7 @@ def _run(argv: list[str]) -> int:
         module = importlib.import_module(COMMANDS[name].module)
     try:
         return module.run(rest)
-    except SystemExit as stop:  # tyro exits after --help and after an unknown option
+    except SystemExit as stop:  # after --help
         return stop.code if isinstance(stop.code, int) else 2
 
 

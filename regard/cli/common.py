@@ -13,27 +13,29 @@ from pathlib import Path
 from queue import Queue
 from shlex import quote
 from threading import Thread
-from typing import Annotated, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import torch
-import tyro
 
+from regard.cli.options import Arg, parse_options
 from regard.data import Tokenizer
 from regard.data.text.compression import STDIN
 from regard.data.text.readers import OnOpen, numbered_lines
 from regard.decode import DecodeConfig
-from regard.decode.config import TokenIds, TokenSequences
 from regard.devices import Device
 from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout
 from regard.interop.onnx_runner import is_onnx_folder, load_onnx
 from regard.kernels.cpu.support import Compilation, compilation
-from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.pipelines import load
 from regard.pipelines.files import FileProgress, FileSummary
 from regard.pipelines.input_items import InputItems, find_shards, is_pattern
 from regard.pipelines.ray_workers import Cluster
 from regard.pipelines.resumable_file import check_output
 from regard.progress import OnProgress, progress_bar, show_progress, show_status
+
+if TYPE_CHECKING:
+    from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
 
 TEST_SIZE = 1000
 # Texts per block; a block is sorted by length into batches. Blocks of a stream may be smaller.
@@ -41,163 +43,73 @@ BLOCK_SIZE = 1024
 # Share of unknown characters in a text from which a warning is printed.
 UNKNOWN_SHARE = 0.5
 
-# Hint that replaces the default value in the help of options that are off or empty by default.
-NO_HINT = ""
-Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help="model folder")]
-Ensemble = Annotated[
-    tuple[Path, ...],
-    tyro.conf.arg(
-        metavar="MODEL", help="further translators of an ensemble, with the same tokenizers", help_behavior_hint=NO_HINT
-    ),
-]
+Model = Annotated[Path, Arg("MODEL", "model folder", is_positional=True)]
+Ensemble = Annotated[tuple[Path, ...], Arg("MODEL", "further translators of an ensemble, with the same tokenizers")]
 Data = Annotated[
     tuple[str, ...],
-    tyro.conf.arg(
-        metavar="FILE",
-        help='two parallel files, or TSV, CSV, JSONL or Parquet; plain or compressed; "-": standard input; phrasebook: '
-        "the built-in test split; images: a folder, .csv, .npz or idx",
+    Arg(
+        "FILE",
+        'two parallel files, or TSV, CSV, JSONL or Parquet; plain or compressed; "-": standard input; phrasebook: the '
+        "built-in test split; images: a folder, .csv, .npz or idx",
     ),
 ]
 Columns = Annotated[
     tuple[str, ...],
-    tyro.conf.arg(
-        metavar="COLUMN",
-        help="columns of source and target, or of text and label: names of the header or of JSONL fields, or numbers "
-        "from 1",
-        help_behavior_hint=NO_HINT,
+    Arg(
+        "COLUMN",
+        "columns of source and target, or of text and label: names of the header or of JSONL fields, or numbers from 1",
     ),
 ]
-TargetLanguage = Annotated[
-    str | None,
-    tyro.conf.arg(
-        metavar="LANGUAGE", help="target language of a multilingual model, by its code", help_behavior_hint=NO_HINT
-    ),
-]
+TargetLanguage = Annotated[str | None, Arg("LANGUAGE", "target language of a multilingual model, by its code")]
 SourceLanguage = Annotated[
     str | None,
-    tyro.conf.arg(
-        name="from",
-        metavar="LANGUAGE",
-        help="source language of a multilingual model that needs it (NLLB, M2M100, mBART), by its code",
-        help_behavior_hint=NO_HINT,
+    Arg(
+        "LANGUAGE",
+        "source language of a multilingual model that needs it (NLLB, M2M100, mBART), by its code",
+        names=("from",),
     ),
 ]
-Truncate = Annotated[
-    bool, tyro.conf.arg(help="truncate inputs to the training length (model.max_len)", help_behavior_hint=NO_HINT)
-]
-Empty = Annotated[
-    bool,
-    tyro.conf.arg(
-        help="allow empty answers, for models trained with unanswerable questions", help_behavior_hint=NO_HINT
-    ),
-]
-
-Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint=NO_HINT)]
-DeviceOption = Annotated[Device, tyro.conf.arg(help="device to run on")]
+Truncate = Annotated[bool, Arg(help="truncate inputs to the training length (model.max_len)")]
+Empty = Annotated[bool, Arg(help="allow empty answers, for models trained with unanswerable questions")]
+DeviceOption = Annotated[Device, Arg(help="device to run on")]
 Devices = Annotated[
     str,
-    tyro.conf.arg(
-        metavar="DEVICE",
-        help="device to run on: auto, cpu, cuda, cuda:N or mps; with --output, several that work in parallel: "
-        "cuda:0,cuda:1",
+    Arg(
+        "DEVICE",
+        "device to run on: auto, cpu, cuda, cuda:N or mps; with --output, several that work in parallel: cuda:0,cuda:1",
     ),
 ]
 Output = Annotated[
     Path | None,
-    tyro.conf.arg(
-        metavar="FILE",
-        help="output file, plain or compressed (.gz, .bz2, .xz); if interrupted, the same command resumes",
-        help_behavior_hint="(default: standard output)",
+    Arg(
+        "FILE",
+        "output file, plain or compressed (.gz, .bz2, .xz); if interrupted, the same command resumes",
+        "standard output",
     ),
 ]
-Overwrite = Annotated[
-    bool,
-    tyro.conf.arg(
-        help="replace an existing output file; start again if settings or input changed", help_behavior_hint=NO_HINT
-    ),
-]
+Overwrite = Annotated[bool, Arg(help="replace an existing output file; start again if settings or input changed")]
 ClusterOption = Annotated[
     Cluster | None,
-    tyro.conf.arg(
-        help="cluster that does the work, with --output: ray (of RAY_ADDRESS, or of this machine)",
-        help_behavior_hint=NO_HINT,
-    ),
+    Arg(help="cluster that does the work, with --output: ray (of RAY_ADDRESS, or of this machine)"),
 ]
-Quiet = Annotated[bool, tyro.conf.arg(help="print only results and errors", help_behavior_hint=NO_HINT)]
+Quiet = Annotated[bool, Arg(help="print only results and errors")]
+Decoding = Annotated[dict[str, Any], Arg(section=DecodeConfig())]
 
 Options = TypeVar("Options")
-M = TypeVar("M", Translator, TextGenerator, TextEncoder, ImageModel)
-_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
-_CONFIG = (tyro.conf.FlagCreatePairsOff,)
-_registry = tyro.constructors.ConstructorRegistry()
+M = TypeVar("M", "Translator", "TextGenerator", "TextEncoder", "ImageModel")
 # Whether the running command has --quiet.
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
-@_registry.primitive_rule
-def _plain_values(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """Numbers and strings: N, X and TEXT in the help."""
-    kind: Any = info.type
-    if kind not in _METAVARS:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=_METAVARS[kind],
-        instance_from_str=lambda words: kind(words[0]),
-        is_instance=lambda value: isinstance(value, int | float if kind is float else kind),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _format_sequences(sequences: Sequence[Sequence[int]]) -> str:
-    return ",".join("-".join(map(str, sequence)) for sequence in sequences)
-
-
-@_registry.primitive_rule
-def _token_sequences(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """Sequences of token ids: 7,15-16 in the command line."""
-    if info.type not in (TokenSequences, TokenIds):
-        return None
-    is_nested = info.type == TokenSequences
-
-    def read(words: list[str]) -> Any:
-        sequences = tuple(tuple(map(int, word.split("-"))) for word in words[0].split(",") if word)
-        if not is_nested and any(len(sequence) > 1 for sequence in sequences):
-            raise ValueError("expected ids separated by commas")
-        return sequences if is_nested else tuple(one for sequence in sequences for one in sequence)
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="IDS",
-        instance_from_str=read,
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [_format_sequences(value if is_nested else [(one,) for one in value])],
-    )
-
-
 def parse(options: type[Options], command: str, argv: list[str]) -> Options:
     """Parse the options of a command; --quiet turns off notes and progress."""
-    parsed = tyro.cli(options, prog=f"regard {command}", args=argv, config=_CONFIG, registry=_registry)
+    parsed = parse_options(options, command, argv)
     quiet = getattr(parsed, "quiet", False)
     _quiet.set(quiet)
     if sys.stderr.isatty():
         compilation.on_start = lambda: print_note(f"{Compilation.MESSAGE.capitalize()} …")
     logging.getLogger("regard").setLevel(logging.ERROR if quiet else logging.NOTSET)
     return parsed
-
-
-def parse_decoding(options: Options, command: str, argv: list[str], decoding: DecodeConfig) -> Options:
-    """The options of a command, parsed again with a model's own options of decoding as defaults."""
-    required = {
-        one.name: getattr(options, one.name)
-        for one in dataclasses.fields(options)  # type: ignore[arg-type]
-        if one.default is one.default_factory is dataclasses.MISSING
-    }
-    default: Any = type(options)
-    default = default(**required, decode=decoding)
-    return tyro.cli(
-        type(options), prog=f"regard {command}", args=argv, default=default, config=_CONFIG, registry=_registry
-    )
 
 
 def print_note(text: str) -> None:
@@ -251,24 +163,14 @@ def open_models(
     return [open_model(model, name, expect, ensemble) for name in names]
 
 
-Texts = Annotated[
-    tuple[str, ...],
-    tyro.conf.Positional,
-    tyro.conf.arg(metavar="TEXT", help_behavior_hint="(default: lines of --input or standard input)"),
-]
-Input = Annotated[
-    Path | None,
-    tyro.conf.arg(
-        metavar="FILE", help="input file with one text per line, plain or compressed", help_behavior_hint=NO_HINT
-    ),
-]
+Texts = Annotated[tuple[str, ...], Arg("TEXT", default="lines of --input or standard input", is_positional=True)]
+Input = Annotated[Path | None, Arg("FILE", "input file with one text per line, plain or compressed")]
 InputShards = Annotated[
     Path | None,
-    tyro.conf.arg(
-        metavar="FILE",
-        help="input file with one text per line, plain or compressed; a quoted pattern such as 'part-*.txt': several, "
-        "with a folder as --output",
-        help_behavior_hint=NO_HINT,
+    Arg(
+        "FILE",
+        "input file with one text per line, plain or compressed; a quoted pattern such as 'part-*.txt': several, with "
+        "a folder as --output",
     ),
 ]
 

@@ -1,15 +1,12 @@
 """`regard completion`: a completion script for a shell."""
 
-import contextlib
-import io
-import re
+import importlib
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
-from regard.cli import COMMANDS, main
+from regard.cli import COMMANDS
 from regard.cli.common import parse
+from regard.cli.options import Arg, read_options
 from regard.cli.train_options import every_option
 from regard.recipes import recipe_names
 
@@ -37,7 +34,7 @@ class Options:
     For faster startup, write the script to a file once and source that file.
     """
 
-    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
+    shell: Annotated[Literal["bash", "zsh", "fish"], Arg(is_positional=True)]
     """shell to complete in"""
 
 
@@ -66,13 +63,13 @@ def fish_script() -> str:
 
 
 def option_names(command: str) -> list[str]:
-    """The options of a command: for `train` those of all families, for other commands those in its help.
+    """The options of a command, for `train` those of all families.
 
     >>> option_names("recipes")
     ['--help']
     """
     if command == "train":
         return [f"--{name}" for option in every_option().values() for name in option.names]
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        main([command, "--help"])
-    return re.findall(r"^[│ ] (?:-h, )?(--[\w-]+)", output.getvalue(), re.M)
+    options = read_options(importlib.import_module(COMMANDS[command].module).Options)
+    names = [f"--{name}" for option in options if not option.arg.is_positional for name in option.names]
+    return [*names, "--help"]

@@ -1,19 +1,18 @@
 """`regard config`: the recipe and the configuration of a model folder, as TOML."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from regard.cli.common import Model, parse
-from regard.cli.train_options import as_toml
+from regard.cli.options import Arg
 from regard.config_reader import REPLACE_FILE, read_json
 from regard.errors import RegardError
 from regard.models import family_name
-from regard.pipelines import read_config
+from regard.pipelines import ModelFolder
 from regard.ranges import format_value
 from regard.training.recipe import DERIVED, Recipe, recipe_to_dict
 
@@ -26,14 +25,14 @@ class Options:
     a [model] table. Values derived from the data, such as vocabulary sizes, are printed as comments.
     """
 
-    action: Annotated[Literal["show"], tyro.conf.Positional]
+    action: Annotated[Literal["show"], Arg("show", is_positional=True)]
     """show: print the configuration"""
     model: Model
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "config", argv)
-    config = read_config(options.model)[0]
+    config = ModelFolder.open(options.model).config
     values = dataclasses.asdict(config)
     chosen = {name: value for name, value in values.items() if name not in DERIVED}
     print(toml_text(_read_recipe(options.model) or {"model": {"family": family_name(config)} | chosen}))
@@ -50,6 +49,21 @@ def _read_recipe(model: Path) -> dict[str, Any]:
     if not isinstance(recipe, dict):
         raise RegardError(f"{path}: recipe must be an object (got {format_value(recipe)}).", REPLACE_FILE)
     return recipe
+
+
+def as_toml(value: Any) -> str:
+    """Format a value as TOML; None, which TOML does not have, becomes `none`.
+
+    >>> as_toml(("a", "b")), as_toml(True), as_toml(2e-3)
+    ('["a", "b"]', 'true', '0.002')
+    """
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return "none" if value is None else repr(value)
 
 
 def recipe_toml(recipe: Recipe) -> str:

@@ -8,11 +8,11 @@ from shlex import quote
 from typing import Annotated
 
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from regard.cli.common import Quiet, parse, print_note
+from regard.cli.options import Arg
 from regard.data.text.readers import PHRASEBOOK, read_aligned_pairs
 from regard.decode import DecodeConfig
 from regard.evaluation import align, alignment_error_rate, text_scores
@@ -72,10 +72,10 @@ def demo_recipe(seed: int = 1) -> Recipe:
 class Options:
     """Train a small English-French translator on the built-in phrasebook, in about a minute."""
 
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER", help="output folder of the model, the plot and the page")] = (
-        Path("demo")
-    )
-    seed: Annotated[int, tyro.conf.arg(metavar="N", help="random seed of the training run")] = 1
+    out: Annotated[Path, Arg("FOLDER")] = Path("demo")
+    """output folder of the model, the plot and the page"""
+    seed: int = 1
+    """random seed of the training run"""
     quiet: Quiet = False
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import tyro
-
+from regard.cli.options import parse_options
 from regard.version import __version__
 
 _BFLOAT16 = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x)"
@@ -40,7 +39,7 @@ class Result(NamedTuple):
 
 def run(argv: list[str]) -> int:
     # torch runs in processes of their own: it may be what does not work.
-    tyro.cli(Options, prog="regard doctor", args=argv)
+    parse_options(Options, "doctor", argv)
     machine = run_python("-m", "torch.utils.collect_env")
     print(f"Regard {__version__}, Python {platform.python_version()}, {platform.platform()}\n")
     print(redact("\n".join(describe_packages())))

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from regard.cli.common import Model, Quiet, parse, print_note
+from regard.cli.options import Arg
 from regard.files import check_output_file, check_output_folder
 from regard.interop.formats import ExportFormat, export_model
 from regard.pipelines import Translator, load
@@ -26,7 +25,7 @@ class Options:
     model: Model
     to: ExportFormat
     """target format"""
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    out: Annotated[Path, Arg("FOLDER")]
     """output folder; argos: output file, such as en_de.argosmodel"""
     quiet: Quiet = False
 

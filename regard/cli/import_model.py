@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from regard.cli.common import Quiet, parse, print_note
+from regard.cli.options import Arg
 from regard.files import check_output_folder
 from regard.interop.formats import import_model
-from regard.pipelines import pipeline_kind, save
+from regard.pipelines import save
 
 
 @dataclass(frozen=True)
@@ -25,11 +24,11 @@ class Options:
     model is executed, and the network is not used. A missing or unknown tensor is an error that names it.
     """
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    model: Annotated[Path, Arg("FOLDER", is_positional=True)]
     """folder or file to import"""
-    out: Annotated[Path, tyro.conf.arg(metavar="MODEL")]
+    out: Annotated[Path, Arg("MODEL")]
     """output model folder"""
-    tokenizer: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    tokenizer: Path | None = None
     """llama2.c: tokenizer file"""
     quiet: Quiet = False
 
@@ -39,10 +38,9 @@ def run(argv: list[str]) -> int:
     check_output_folder(options.out, [options.model])
     pipeline = import_model(options.model, tokenizer=options.tokenizer)
     save(options.out, pipeline)
-    kind = pipeline_kind(pipeline.model.config)
     size = sum(one.numel() for one in pipeline.model.parameters())
     print_note(
-        f"Imported {kind.description} with {size / 1e6:.2f} M parameters to {options.out}. "
-        f"Use it with: {kind.commands}."
+        f"Imported {pipeline.description} with {size / 1e6:.2f} M parameters to {options.out}. "
+        f"Use it with: {pipeline.commands}."
     )
     return 0

@@ -3,16 +3,15 @@
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import torch
 
 from regard.attention import explain
 from regard.cli.common import DeviceOption, Model, parse
-from regard.data.text.languages import LanguageTokens
 from regard.data.text.special_tokens import EOS
 from regard.evaluation import attention_names
-from regard.layers.packed import pack
 from regard.models import family_name
 from regard.pipelines import ImageModel, Pipeline, Translator, load
 
@@ -44,14 +43,9 @@ def _sections(pipeline: Pipeline) -> Iterator[tuple[str, Facts]]:
     parameters = sum(one.numel() for one in pipeline.model.parameters())
     facts: Facts = [("family", family_name(config)), ("parameters", f"{parameters:,}")]
     yield "model", facts + list(dataclasses.asdict(config).items())
-    if isinstance(pipeline, Translator) and pipeline.languages:
-        if pipeline.language_tokens is not None:
-            yield "languages", _languages(pipeline.language_tokens)
-        elif len(pipeline.language_pairs) == 1:
-            yield "languages", list(zip(("source", "target"), pipeline.languages))
-        else:
-            yield "languages", [("pairs", " ".join(map(str, pipeline.language_pairs)))]
-    if not isinstance(pipeline, ImageModel):
+    if languages := _languages(pipeline):
+        yield "languages", languages
+    if pipeline.tokenizers:
         yield _tokenizers(pipeline)
     if pipeline.training:
         # The model section of the recipe is already shown under model.
@@ -60,8 +54,19 @@ def _sections(pipeline: Pipeline) -> Iterator[tuple[str, Facts]]:
         yield f"attention on {pipeline.device}", _attentions(pipeline)
 
 
-def _languages(tokens: LanguageTokens) -> Facts:
-    """The languages of an imported multilingual model, which translates between any two of them."""
+@singledispatch
+def _languages(pipeline: Any) -> Facts:
+    return []
+
+
+@_languages.register
+def _translator_languages(translator: Translator) -> Facts:
+    tokens = translator.language_tokens
+    if tokens is None:
+        pairs = translator.language_pairs
+        if len(pairs) == 1:
+            return list(zip(("source", "target"), translator.languages))
+        return [("pairs", " ".join(map(str, pairs)))] if pairs else []
     defaults = (("default source", tokens.default_source), ("default target", tokens.default_target))
     return [("codes", " ".join(tokens.ids)), *((name, code) for name, code in defaults if code is not None)]
 
@@ -69,7 +74,7 @@ def _languages(tokens: LanguageTokens) -> Facts:
 def _tokenizers(pipeline: Pipeline) -> tuple[str, Facts]:
     source, target = pipeline.tokenizers
     if source is target:
-        side = "both sides" if isinstance(pipeline, Translator) else "all text"
+        side = "both sides" if pipeline.tokenizer_count > 1 else "all text"
         return "tokenizer", [(side, f"{source.kind}, {source.vocab_size:,} entries")]
     sides = (("source", source), ("target", target))
     return "tokenizers", [(side, f"{one.kind}, {one.vocab_size:,} entries") for side, one in sides]
@@ -87,7 +92,6 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 @torch.inference_mode()
 def _attentions(pipeline: Pipeline) -> Facts:
     """The kind, score and kernel of each attention, for an input of 20 tokens or one image."""
-    ids = [EOS] * min(20, pipeline.model.config.max_len)
     kernels: Facts = []
     with explain() as choices:
         hooks = []
@@ -100,14 +104,20 @@ def _attentions(pipeline: Pipeline) -> Facts:
 
             hooks.append(module.register_forward_hook(record_kernel))
         try:
-            if isinstance(pipeline, Translator):
-                pipeline.model(pipeline.pack([ids]), pipeline.pack([ids]))
-            elif isinstance(pipeline, ImageModel):
-                channels = pipeline.model.config.channels
-                pipeline.model(torch.zeros(1, channels, *pipeline.size, device=pipeline.device))
-            else:
-                pipeline.model(pack([ids]).to(pipeline.device))
+            pipeline.model(*_example_inputs(pipeline))
         finally:
             for hook in hooks:
                 hook.remove()
     return list(dict(kernels).items())  # Bahdanau attention is called at every step
+
+
+@singledispatch
+def _example_inputs(pipeline: Any) -> tuple[Any, ...]:
+    """Arguments of the model's forward: a text per tokenizer."""
+    ids = [EOS] * min(20, pipeline.model.config.max_len)
+    return (pipeline.pack([ids]),) * pipeline.tokenizer_count
+
+
+@_example_inputs.register
+def _example_image(model: ImageModel) -> tuple[Any, ...]:
+    return (torch.zeros(1, model.model.config.channels, *model.size, device=model.device),)

@@ -5,9 +5,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
-import tyro
-
-from regard.cli.common import NO_HINT, Columns, Quiet, parse, print_note
+from regard.cli.common import Columns, Quiet, parse, print_note
+from regard.cli.options import Arg
 from regard.data.text.tokenizer import TOKENIZER_KINDS
 from regard.errors import RegardError
 from regard.training.recipe import DataConfig
@@ -15,15 +14,14 @@ from regard.training.shards.preparation import check_shards, prepare
 
 Files = Annotated[
     tuple[str, ...],
-    tyro.conf.Positional,
-    tyro.conf.arg(
-        metavar="FILE",
-        help='two parallel files, or TSV, CSV, JSONL, Parquet or plain text; plain or compressed; "-": standard input; '
+    Arg(
+        "FILE",
+        'two parallel files, or TSV, CSV, JSONL, Parquet or plain text; plain or compressed; "-": standard input; '
         "hf:NAME:SPLIT: a dataset of the Hugging Face hub",
-        help_behavior_hint=NO_HINT,
+        is_positional=True,
     ),
 ]
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint=NO_HINT)]
+Folder = Annotated[Path | None, Arg("FOLDER")]
 
 
 @dataclass(frozen=True)
@@ -42,21 +40,17 @@ class Options:
     """folder to write"""
     tokenizer: Folder = None
     """folder whose tokenizers to use: a model, or other shards; by default new ones are trained"""
-    kind: Annotated[str, tyro.conf.arg(metavar="KIND", help_behavior_hint="(default: chosen from the data)")] = ""
+    kind: Annotated[str, Arg("KIND", default="chosen from the data")] = ""
     """kind of a new tokenizer: word, space, char, bpe or bytes"""
-    vocab_size: Annotated[int, tyro.conf.arg(help_behavior_hint="(default: chosen from the data)")] = 0
+    vocab_size: Annotated[int, Arg(default="chosen from the data")] = 0
     """maximum vocabulary size of a new tokenizer"""
-    validation: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(metavar="FILE", help="validation files", help_behavior_hint="(default: a split of the data)"),
-    ] = ()
+    validation: Annotated[tuple[str, ...], Arg("FILE", default="a split of the data")] = ()
+    """validation files"""
     limit: int = DataConfig.limit
     """number of examples to read, the first ones; 0: all"""
     columns: Columns = ()
-    prefixes: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(metavar="TEXT", help="text2text: prefix of each file", help_behavior_hint=NO_HINT),
-    ] = ()
+    prefixes: tuple[str, ...] = ()
+    """text2text: prefix of each file"""
     max_ratio: float = DataConfig.max_ratio
     """maximum ratio of the lengths of both sides of a pair, in characters"""
     check: Folder = None

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
 from regard.cli.common import parse
+from regard.cli.options import Arg
 from regard.recipes import find_recipe, recipe_names, recipe_summary
 
 
@@ -16,9 +15,7 @@ class Options:
     To train with a recipe: regard train NAME --data FILE …
     """
 
-    name: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: list all)")
-    ] = ""
+    name: Annotated[str, Arg("NAME", default="list all", is_positional=True)] = ""
     """recipe to print"""
 
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from regard.cli.common import DeviceOption, Quiet, parse
+from regard.cli.options import Arg
 from regard.data.text.readers import PHRASEBOOK
 from regard.training.score_comparison import STEPS, Family, scores
 
@@ -19,19 +18,17 @@ class Options:
     (scores.json) and the loss curves (scores.png). The same command resumes an interrupted comparison.
     """
 
-    data: Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: the built-in phrasebook)")
-    ] = (PHRASEBOOK,)
+    data: Annotated[tuple[str, ...], Arg("FILE", default="the built-in phrasebook")] = (PHRASEBOOK,)
     """files of sentence pairs"""
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("scores")
+    out: Annotated[Path, Arg("FOLDER")] = Path("scores")
     """output folder"""
-    scores: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SCORE", help_behavior_hint="(default: all)")] = ()
+    scores: Annotated[tuple[str, ...], Arg("SCORE", default="all")] = ()
     """scores to compare; none: without attention"""
     family: Family = "seq2seq"
     """model family; in a Transformer, all three attentions use the score"""
-    steps: Annotated[int, tyro.conf.arg(metavar="N")] = STEPS
+    steps: int = STEPS
     """training steps per model"""
-    seed: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    seed: int = 1
     """random seed of the training runs"""
     device: DeviceOption = "auto"
     quiet: Quiet = False

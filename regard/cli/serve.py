@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from regard.cli.common import NO_HINT, Quiet, parse
+from regard.cli.common import Quiet, parse
+from regard.cli.options import Arg
 from regard.errors import require_package
+from regard.ranges import Natural, NonNegative, Port, Positive
 
 
 @dataclass(frozen=True)
@@ -20,35 +20,31 @@ class Options:
     on SIGTERM and Ctrl-C, and reloads a model whose folder changes.
     """
 
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL", help_behavior_hint=NO_HINT)]
+    models: Annotated[tuple[str, ...], Arg("MODEL", is_positional=True)]
     """model folders, each as FOLDER or NAME=FOLDER"""
     host: str = "127.0.0.1"
     """address to listen on; others than the loopback address need tokens"""
-    port: Annotated[int, tyro.conf.arg(metavar="N")] = 8000
+    port: Port = 8000
     """port to listen on; 0: any free one"""
-    tokens: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=NO_HINT)] = None
+    tokens: Path | None = None
     """file with one bearer token per line; tokens may also be in REGARD_SERVE_TOKENS, separated by commas"""
-    no_authentication: Annotated[bool, tyro.conf.arg(help_behavior_hint=NO_HINT)] = False
+    no_authentication: bool = False
     """allow other machines to send requests without a token"""
-    allow_origin: tyro.conf.UseAppendAction[
-        Annotated[tuple[str, ...], tyro.conf.arg(metavar="ORIGIN", help_behavior_hint=NO_HINT)]
-    ] = ()
+    allow_origin: Annotated[tuple[str, ...], Arg("ORIGIN", is_repeated=True)] = ()
     """web origin whose pages may send requests (CORS); may be repeated"""
-    latency_target: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.5
+    latency_target: Annotated[Positive, Arg("SECONDS")] = 0.5
     """requests that would take longer, at the measured throughput, are refused with 429"""
-    timeout: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 30.0
+    timeout: Annotated[float, Arg("SECONDS")] = 30.0
     """time limit of a request"""
-    max_characters: Annotated[int, tyro.conf.arg(metavar="N")] = 20_000
+    max_characters: int = 20_000
     """maximum number of characters per request"""
-    max_beam: Annotated[int, tyro.conf.arg(metavar="N")] = 16
+    max_beam: int = 16
     """maximum beam width and number of outputs"""
-    max_body_bytes: Annotated[int, tyro.conf.arg(metavar="N")] = 8 << 20
+    max_body_bytes: int = 8 << 20
     """maximum size of a request in bytes"""
-    reload_interval: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 2.0
+    reload_interval: Annotated[NonNegative, Arg("SECONDS")] = 2.0
     """how often model folders are checked for changes; 0: never"""
-    workers: Annotated[
-        int, tyro.conf.arg(metavar="N", help_behavior_hint="(default: one per CPU core, 1 on a GPU)")
-    ] = 0
+    workers: Annotated[Natural, Arg(default="one per CPU core, 1 on a GPU")] = 0
     """threads per model that run requests"""
     device: str = "auto"
     """device to run on: auto, cpu, cuda, cuda:N or mps"""
@@ -59,17 +55,12 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "serve", argv)
     require_package("fastapi", "serve")
     require_package("uvicorn", "serve")
-    from regard.ranges import Natural, NonNegative, Port, Positive, check_value
     from regard.serve.application import make_application
     from regard.serve.authentication import check_exposure, read_tokens
     from regard.serve.limits import ServeLimits
     from regard.serve.registry import ModelRegistry
     from regard.serve.server import run_server, set_up_json_log
 
-    check_value(Port, options.port, "--port")
-    check_value(Positive, options.latency_target, "--latency-target")
-    check_value(NonNegative, options.reload_interval, "--reload-interval")
-    check_value(Natural, options.workers, "--workers")
     limits = ServeLimits(
         max_body_bytes=options.max_body_bytes,
         max_characters=options.max_characters,

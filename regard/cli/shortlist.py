@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
 from regard.cli.common import Columns, Model, Quiet, batch_progress, parse, print_note
+from regard.cli.options import Arg
 from regard.data.text.readers import read_pairs
 from regard.pipelines import Translator, load
 from regard.pipelines.shortlist import SHORTLIST_FILE, write_shortlist
@@ -13,9 +12,9 @@ from regard.pipelines.translator import FREQUENT_TOKENS, TOKENS_PER_SOURCE_TOKEN
 
 TrainingData = Annotated[
     tuple[str, ...],
-    tyro.conf.arg(
-        metavar="FILE",
-        help="training data: two parallel files, or TSV, CSV or JSONL; plain or compressed; phrasebook: the built-in "
+    Arg(
+        "FILE",
+        "training data: two parallel files, or TSV, CSV or JSONL; plain or compressed; phrasebook: the built-in "
         "training split",
     ),
 ]

@@ -8,18 +8,19 @@ from shlex import join, quote
 from typing import Any
 
 from regard.cli.config import recipe_toml
-from regard.cli.train_options import every_option, full_help, option_name, parse_words, recipe_keys, short_help
+from regard.cli.options import parse_words
+from regard.cli.train_options import every_option, full_help, option_name, recipe_keys, short_help
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import format_metric
 from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
 from regard.training import TASKS, Recipe, read_toml, recipe_from_dict
+from regard.training.distributed import run_torchrun_rank, torchrun_rank
 from regard.training.plan import metric_name
 from regard.training.run import add_shards_task, complete_recipe
 from regard.training.run import run as run_setup
 from regard.training.shards.folder import is_shard_folder
-from regard.training.workers import run_torchrun_rank, torchrun_rank
 
 COMMAND_LINE = "the command line"
 
@@ -49,7 +50,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     >>> parse_arguments(["--data", "pairs.tsv", "--out", "m", "r.toml"]).recipe
     'r.toml'
     """
-    words, options = parse_words(argv)
+    words, options = parse_words(argv, every_option().values(), "regard train --help-all lists every option.")
     for key in ("data.files", "data.validation"):
         # `--data pairs.tsv recipe.toml`: data files are never named like a recipe.
         words += filter(_is_recipe, options.get(key, ()))

@@ -1,34 +1,36 @@
 """Coverage penalty: how much cross-attention each source position has received (GNMT, Wu et al. 2016, section 7)."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.recording import record
-from regard.decode.protocol import Decodable
 from regard.errors import RegardError
 
+T = TypeVar("T")
 
-def step_with_attention(
-    model: Decodable, state: Any, last: Int[Tensor, "B K"]
-) -> tuple[Float[Tensor, "B K V"], Any, Float[Tensor, "B K S"]]:
-    """One decoding step, with its cross-attention averaged over heads and layers."""
-    attention: list[Tensor] = []
-    if isinstance(model, nn.Module):
-        with record(model) as recording:
-            logits, state = model.step(state, last)
-        # The beams are the queries of the cross-attention: (B, H, K, S).
-        attention = [
-            recorded.weights().mean(1) for recorded in recording.values() if recorded.kind == "cross" and recorded.calls
-        ]
-    if not attention:
-        raise RegardError(
-            "coverage_penalty requires a model with cross-attention; this model has none.",
-            "Set coverage_penalty to 0.",
-        )
-    return logits, state, torch.stack(attention).mean(0)
+
+def with_attention(model: Any, step: Callable[[], T]) -> tuple[T, list[Float[Tensor, "B K S"]]]:
+    """The result of a step of a model, and its cross-attention per layer, averaged over heads."""
+    if not isinstance(model, nn.Module):
+        raise no_cross_attention()
+    with record(model) as recording:
+        result = step()
+    # The beams are the queries of the cross-attention: (B, H, K, S).
+    recorded = [one for one in recording.values() if one.kind == "cross" and one.calls]
+    if not recorded:
+        raise no_cross_attention()
+    return result, [one.weights().mean(1) for one in recorded]
+
+
+def no_cross_attention() -> RegardError:
+    """That a model has no cross-attention to penalize."""
+    return RegardError(
+        "coverage_penalty requires a model with cross-attention; this model has none.", "Set coverage_penalty to 0."
+    )
 
 
 class Coverage:
@@ -44,9 +46,10 @@ class Coverage:
         self.received[rows] = 0.0
         self.lengths[rows] = torch.tensor(lengths, device=self.lengths.device)
 
-    def add(self, attention: Float[Tensor, "B K S"]) -> None:
-        """Add the attention of a step."""
-        self.received += attention
+    def add(self, layers: Sequence[Float[Tensor, "B K S"]]) -> None:
+        """Add the attention of a step, averaged over the layers."""
+        for attention in layers:
+            self.received[..., : attention.shape[-1]] += attention / len(layers)
 
     def select(self, parents: Int[Tensor, "B K"]) -> None:
         """The coverage of new hypotheses is that of their parents."""

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from regard.attention import Dot, ScaledDot, dispatch
+from regard.attention import dispatch
 from regard.decode import workers
 from regard.decode.config import DecodeConfig
 from regard.decode.ensemble import Ensemble, EnsembleStepper
@@ -227,7 +227,7 @@ def explain() -> Iterator[list[EngineChoice]]:
     >>> with explain() as choices:
     ...     _ = decode_all(Transformer(sizes).eval(), Request([[4, 3]], DecodeConfig(coverage_penalty=0.2)))
     >>> choices[0].stepper, choices[0].reason
-    ('model', 'the coverage penalty needs the attention weights of every step')
+    ('static', 'the coverage penalty needs the attention weights of every step')
     """
     choices: list[EngineChoice] = []
     previous = _thread.choices
@@ -266,13 +266,11 @@ def model_reason(model: Any, config: DecodeConfig) -> str:
 
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
-    >>> model_reason(Transformer(sizes).eval(), DecodeConfig(coverage_penalty=0.2))
-    'the coverage penalty needs the attention weights of every step'
+    >>> model_reason(Transformer(sizes).train(), DecodeConfig())
+    'the model is in training mode'
     """
     if config.engine == "plain":
         return 'engine="plain"'
-    if config.coverage_penalty:
-        return "the coverage penalty needs the attention weights of every step"
     if dispatch.has_context():
         return "attention is recorded, changed or forced to a backend"
     members = member_models(model)
@@ -285,15 +283,6 @@ def model_reason(model: Any, config: DecodeConfig) -> str:
             return "the model has forward hooks"
         if path := find_replacement(member):
             return f"{path} was replaced"
-        if isinstance(member, Seq2Seq):
-            continue
-        attentions = [block.attention for block in member.stack.blocks]
-        if any(attention.rotary is not None and attention.rotary.is_dynamic for attention in attentions):
-            return "dynamic rotary scaling depends on the length of the text"
-        if member.stack.bias is not None:
-            for score in (attention.score for attention in attentions):
-                if type(score) not in (Dot, ScaledDot):
-                    return f"relative positions with the score {type(score).__name__}"
     if torch.is_autocast_enabled(device_of(model).type):
         return "autocast is enabled"
     return ""
@@ -306,20 +295,21 @@ def has_static_decoder(model: Any) -> bool:
 
 def choose_static_stepper(model: Any, job: DecodingJob) -> tuple[StepperName, str]:
     """The stepper of a model that has a decoder with static caches."""
-    if job.history:
-        return "static", "the search history is recorded"
-    if job.lexical is not None:
-        return "static", "phrases are required or forbidden"
-    if job.special.other_eos:
-        return "static", "several tokens end an output"
-    if has_token_rules(job.config):
-        return "static", "rules about repetition depend on the tokens so far"
-    if job.token_lists is None and uses_graphs(model, job.hypotheses):
-        return "captured", ""
-    if device_of(model).type != "cpu":
+    if job.needs_attention:
+        return "static", "the coverage penalty needs the attention weights of every step"
+    on_gpu = device_of(model).type != "cpu"
+    if on_gpu or uses_graphs(model, job.hypotheses):
+        if job.history:
+            return "static", "the search history is recorded"
+        if job.lexical is not None:
+            return "static", "phrases are required or forbidden"
+        if job.special.other_eos:
+            return "static", "several tokens end an output"
+        if has_token_rules(job.config):
+            return "static", "rules about repetition depend on the tokens so far"
+        if job.token_lists is None and uses_graphs(model, job.hypotheses):
+            return "captured", ""
         return "static", "the captured kernels do not support this model, or a shortlist"
-    if job.config.method == "sample":
-        return "static", "samples are drawn from all tokens"
     if not job.is_compiled:
         return "static", f"compiled kernels are loaded for {COMPILED_SENTENCES} sentences or more"
     if not compiled_kernels().supports(model):
@@ -410,21 +400,29 @@ def make_slot_decoder(
     static: Any
     if stepper == "model":
         assert job.pack is not None
-        capacity_of_attention = source_capacity if job.config.coverage_penalty else 0
+        capacity_of_attention = source_capacity if job.needs_attention else 0
         static = ModelStepper(model, slots, job.hypotheses, job.pack, device, attention_capacity=capacity_of_attention)
     else:
-        static = make_static_model(model, *sizes)
+        static = make_static_model(model, *sizes, keeps_attention=job.needs_attention)
     return SlotDecoder(static, job, slots, capacity, device, job.prefix_len, **options)
 
 
-def make_static_model(model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> Stepper:
+def make_static_model(
+    model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int, *, keeps_attention: bool = False
+) -> Stepper:
     """The model with static caches."""
     if isinstance(model, Ensemble):
-        members = [make_static_model(one, slots, hypotheses, capacity, source_capacity) for one in model.models]
+        sizes = slots, hypotheses, capacity, source_capacity
+        members = [make_static_model(one, *sizes, keeps_attention=keeps_attention) for one in model.models]
         return EnsembleStepper(members, model.log_weights)
+    static: StaticSeq2Seq | StaticDecoder
     if isinstance(model, Seq2Seq):
-        return StaticSeq2Seq(model, slots, hypotheses, source_capacity)
-    return StaticDecoder(model, slots, hypotheses, capacity, source_capacity)
+        static = StaticSeq2Seq(model, slots, hypotheses, source_capacity)
+    else:
+        static = StaticDecoder(model, slots, hypotheses, capacity, source_capacity)
+    if keeps_attention:
+        static.keep_attention()
+    return static
 
 
 _graphs: "WeakKeyDictionary[Any, OrderedDict[Any, GraphSlotDecoder]]" = WeakKeyDictionary()

@@ -66,6 +66,11 @@ class EnsembleStepper:
         self.device = self.members[0].device
         self.output_tokens: Int[Tensor, "U"] | None = None
 
+    @property
+    def attention(self) -> list[Float[Tensor, "B K S"]]:
+        """The cross-attention of all layers of all models."""
+        return [attention for member in self.members for attention in member.attention]
+
     def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
         """Return the logits of these tokens only. The probabilities of each model are those over the vocabulary."""
         self.output_tokens = tokens

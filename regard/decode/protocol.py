@@ -66,6 +66,10 @@ class Stepper(Protocol):
 
     device: torch.device
 
+    @property
+    def attention(self) -> list[Float[Tensor, "B K S"]]:
+        """The cross-attention of the last step per layer, averaged over heads, if it was asked for."""
+
     def load(self, slots: list[int], sources: list[list[int]]) -> None: ...
 
     def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None: ...

@@ -59,12 +59,16 @@ class Search:
         """Keep only these slots, of which the first ones are used."""
         for name in self.tensors():
             setattr(self, name, getattr(self, name)[slots])
-        self.done[used:] = True
+        self.stop(slice(used, None))
         self.slot_index = torch.arange(len(slots), device=slots.device)
         for part in (self.constraints, self.coverage, self.recorder):
             if part is not None:
                 part.select_slots(slots)
         self.constraints.release(range(used, len(slots)))
+
+    def stop(self, slots: slice) -> None:
+        """End the search in these slots."""
+        self.done[slots] = True
 
     def _unify_ends(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """The tokens, with `<eos>` for every other token that ends an output."""
@@ -329,6 +333,10 @@ class StepwiseSearch(Search):
             is_prompt = torch.arange(self.ancestors.shape[2], device=slots.device) < offsets[:, None, None]
             beams = torch.arange(self.hypotheses, dtype=torch.int32, device=slots.device)[:, None]
             self.ancestors[slots] = torch.where(is_prompt, 0, beams)
+
+    def stop(self, slots: slice) -> None:
+        super().stop(slots)
+        self.live[slots] = False
 
     def set_draws(self, slots: Int[Tensor, "n"], keys: list[tuple[int, int]]) -> None:
         """The random numbers of new sentences. They depend only on a seed and an index, not on how sentences are

@@ -100,9 +100,15 @@ class DecodingJob:
         return max((self.first_position(i) + self.limits[i] for i in self.pending), default=0) + 2
 
     @property
-    def has_rules(self) -> bool:
-        """Whether a step needs all log-probabilities: accelerated steps choose tokens without them."""
-        return self.history or self.lexical is not None or bool(self.special.other_eos) or has_token_rules(self.config)
+    def needs_logits(self) -> bool:
+        """Whether the search needs the logits of all tokens: kernels choose the best tokens without them."""
+        has_parts = self.history or self.lexical is not None or has_token_rules(self.config)
+        return has_parts or bool(self.special.other_eos) or self.config.method == "sample"
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether the search needs the cross-attention of every step."""
+        return self.config.method == "beam" and self.config.coverage_penalty > 0
 
     @property
     def hypotheses(self) -> int:
@@ -260,7 +266,7 @@ class SlotDecoder:
         if index in self.sentences:
             slot = self.sentences.index(index)
             self.sentences[slot] = None
-            self.state.done[slot] = True
+            self.state.stop(slice(slot, slot + 1))
             self.constraints.release([slot])
 
     def step(self) -> None:
@@ -273,8 +279,7 @@ class SlotDecoder:
         at = StepPositions(positions, longest, longest - 1 if len(active) == 1 else None, in_use)
         logits = self.model.step(state.last, at, state.ancestors)
         if state.coverage is not None:
-            stepper: Any = self.model
-            state.coverage.add(stepper.attention)
+            state.coverage.add(self.model.attention)
         parents = state.advance(logits, at.positions)
         if parents is not None:
             self.model.reorder(parents)

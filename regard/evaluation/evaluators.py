@@ -5,6 +5,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -28,6 +30,8 @@ from regard.evaluation.label_metrics import class_scores, label_scores, mask_sco
 from regard.evaluation.tag_metrics import tag_scores
 from regard.evaluation.teacher_forcing import attention_names
 from regard.evaluation.text_metrics import confusion_counts, squad_scores, text_scores
+from regard.models.bert import AnswerHead, TextLabelHead, TokenLabelHead
+from regard.models.vit import ImageLabelHead, PixelLabelHead
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
 from regard.pipelines.language_choice import language_tokens_of
 from regard.progress import show_progress
@@ -39,37 +43,51 @@ BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "ch
 CHUNK = 512
 
 
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """Options of `evaluate`; each model reads those that concern it."""
+
+    columns: Sequence[str] = ()
+    """columns of the texts and labels"""
+    languages: Sequence[str] = ()
+    """multilingual translators: the language pair of each file ("en-de", "en-fr")"""
+    decode: DecodeConfig | None = None
+    """translators: configuration of the search; None: that of the model"""
+    bleu_tokenizer: BleuTokenizer = "auto"
+    """translators: tokenizer of sacreBLEU"""
+    alignments: str | Path | None = None
+    """translators: file of gold word alignments (Pharaoh format); None: the third column of the data, if any"""
+    layer: str | None = None
+    """translators: cross-attention whose alignments are compared with the gold ones; None: the sharpest"""
+    language: Literal["en", "de", "fr"] = "en"
+    """question answering: language whose articles and punctuation are ignored"""
+    allow_empty: bool = False
+    """question answering: permits empty answers"""
+    label: str = LABEL_COLUMN
+    """images: column or array of the labels"""
+    truncate: bool = False
+    """cuts texts to the trained length"""
+    quiet: bool = False
+    """shows no progress on standard error"""
+
+
 def evaluate(
     model: str | Path | Translator | TextGenerator | TextEncoder | ImageModel,
     data: str | Path | Sequence[str | Path],
-    *,
-    columns: Sequence[str] = (),
-    languages: Sequence[str] = (),
-    decode: DecodeConfig | None = None,
-    bleu_tokenizer: BleuTokenizer = "auto",
-    alignments: str | Path | None = None,
-    layer: str | None = None,
-    language: Literal["en", "de", "fr"] = "en",
-    allow_empty: bool = False,
-    label: str = LABEL_COLUMN,
-    truncate: bool = False,
-    quiet: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Evaluate a model (or a model folder) on test data, and return every metric that applies, by name.
 
-    - A translator: BLEU (sacreBLEU, with `bleu_tokenizer`), chrF, exact match, word error rate, loss and perplexity of
-      the references; with gold word alignments (Pharaoh format, in the file `alignments` or in a third column of the
-      data) the alignment error rate of a cross-attention `layer`, by default the sharpest. `decode` configures the
-      search. For a multilingual model, `languages` has the language pair of each file ("en-de", "en-fr"); "per_pair"
-      has the metrics of each, the others are means.
+    - A translator: BLEU (sacreBLEU), chrF, exact match, word error rate, loss and perplexity of the references; with
+      gold word alignments also the alignment error rate. With several `languages`, "per_pair" has the metrics of each
+      pair, the others are means.
     - A language model: loss, perplexity per word and bits per byte of plain text.
-    - A text classifier: accuracy, F1, calibration error; `columns` name text and label.
-    - A question-answering model: exact match and F1 on a file in SQuAD's format, normalized for `language`;
-      `allow_empty` permits empty answers.
+    - A text classifier: accuracy, F1, calibration error.
+    - A question-answering model: exact match and F1 on a file in SQuAD's format.
     - A tagging model: accuracy of the tags and, if they are BIO tags, F1 of the entities, on a file in CoNLL format.
-    - An image model: accuracy, or intersection over union of masks; `label` is the column or array of the labels.
+    - An image model: accuracy, or intersection over union of masks.
 
-    `truncate` cuts texts to the trained length. Without `quiet`, progress is shown on standard error.
+    `options` are those of `EvaluationOptions`, such as `columns`, `decode`, `truncate` and `quiet`.
 
     >>> evaluate("model", "test.tsv")["bleu"]  # doctest: +SKIP
     42.7
@@ -77,34 +95,34 @@ def evaluate(
     if isinstance(model, str | Path):
         model = load(model)
     files = [str(data)] if isinstance(data, str | Path) else [str(file) for file in data]
-    match model:
-        case Translator():
-            options = (columns, decode or model.decoding, bleu_tokenizer, alignments, layer, truncate, quiet)
-            metrics = _evaluate_language_pairs(model, files, languages, options)
-        case TextGenerator():
-            metrics = _evaluate_language_model(model, files, quiet)
-        case TextEncoder() if model.model.config.head == "classify":
-            metrics = _evaluate_text_classifier(model, files, columns, truncate, quiet)
-        case TextEncoder() if model.model.config.head == "answer":
-            metrics = _evaluate_answers(model, files, language, allow_empty, quiet)
-        case TextEncoder() if model.model.config.head == "tag":
-            metrics = _evaluate_tags(model, files, columns, quiet)
-        case ImageModel() if model.model.config.head in ("classify", "segment"):
-            metrics = _evaluate_image_model(model, files, label, quiet)
-        case TextEncoder() | ImageModel():
-            raise RegardError(
-                f"A model with the head {model.model.config.head} has no evaluation metric.",
-                "Fine-tune it for a task first: regard train --from MODEL …",
-            )
-        case _:
-            raise RegardError(f"Cannot evaluate {type(model).__name__}.", "Pass what regard.load returns.")
-    return {"data": files} | metrics
+    return {"data": files} | measure(model, files, EvaluationOptions(**options))
 
 
-def _evaluate_language_pairs(
-    translator: Translator, files: Sequence[str], languages: Sequence[str], options: tuple[Any, ...]
-) -> dict[str, Any]:
+@singledispatch
+def measure(pipeline: Any, files: Sequence[str], options: EvaluationOptions) -> dict[str, Any]:
+    """The metrics of a pipeline; each class of pipelines registers a function."""
+    raise RegardError(f"Cannot evaluate {type(pipeline).__name__}.", "Pass what regard.load returns.")
+
+
+@measure.register(TextEncoder)
+@measure.register(ImageModel)
+def measure_encoder(pipeline: Any, files: Sequence[str], options: EvaluationOptions) -> dict[str, Any]:
+    return measure_head(pipeline.head, pipeline, files, options)
+
+
+@singledispatch
+def measure_head(head: Any, pipeline: Any, files: Sequence[str], options: EvaluationOptions) -> dict[str, Any]:
+    """The metrics of an encoder or image model; each class of heads registers a function."""
+    raise RegardError(
+        f"A model with the head {pipeline.model.config.head} has no evaluation metric.",
+        "Fine-tune it for a task first: regard train --from MODEL …",
+    )
+
+
+@measure.register
+def measure_translator(translator: Translator, files: Sequence[str], options: EvaluationOptions) -> dict[str, Any]:
     """The metrics of a translator; of several language pairs, the means and the metrics of each pair."""
+    languages = options.languages
     pairs = parse_language_pairs(languages, "languages")
     if not pairs:
         try:
@@ -115,14 +133,14 @@ def _evaluate_language_pairs(
                 f"{describe_languages(translator.target_languages, 'into')} Pass languages, one pair per file: "
                 "--languages en-de en-fr",
             ) from None
-        return _evaluate_translator(bound, files, *options)
+        return _evaluate_translator(bound, files, options)
     if len(set(pairs)) < len(pairs):
         raise RegardError(f"languages = {list(languages)}: a pair is listed twice.", "Evaluate one file per pair.")
     # A model that is not told the source language may be tested on any. An error now, not after minutes of translating.
     needs_source = language_tokens_of(translator).source is not None
     translators = [translator.with_target(pair.target, pair.source if needs_source else None) for pair in pairs]
     per_pair = {
-        str(pair): _evaluate_translator(pair_translator, pair_files, *options)
+        str(pair): _evaluate_translator(pair_translator, pair_files, options)
         for pair, pair_translator, pair_files in zip(pairs, translators, files_per_pair(files, pairs, "data"))
     }
     first = next(iter(per_pair.values()))
@@ -136,25 +154,18 @@ def _evaluate_language_pairs(
     return {"sentences": sum(metrics["sentences"] for metrics in per_pair.values())} | means | {"per_pair": per_pair}
 
 
-def _evaluate_translator(
-    translator: Translator,
-    files: Sequence[str],
-    columns: Sequence[str],
-    decode: DecodeConfig,
-    bleu_tokenizer: BleuTokenizer,
-    alignments: str | Path | None,
-    layer: str | None,
-    truncate: bool,
-    quiet: bool,
-) -> dict[str, Any]:
-    text_scores([], [], bleu_tokenizer)  # an unavailable tokenizer is an error now, not after minutes of translating
-    pairs, gold = _read_test_pairs(files, columns, alignments)
+def _evaluate_translator(translator: Translator, files: Sequence[str], options: EvaluationOptions) -> dict[str, Any]:
+    truncate, quiet, layer = options.truncate, options.quiet, options.layer
+    # An unavailable tokenizer is an error now, not after minutes of translating.
+    text_scores([], [], options.bleu_tokenizer)
+    pairs, gold = _read_test_pairs(files, options.columns, options.alignments)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     start = time.perf_counter()
     with show_progress("translating", silent=quiet) as on_progress:
+        decode = options.decode or translator.decoding
         translations = translator.translate(sources, decode, truncate=truncate, progress=on_progress)
     seconds = time.perf_counter() - start
-    scores = text_scores([n_best[0].text for n_best in translations], references, bleu_tokenizer)
+    scores = text_scores([n_best[0].text for n_best in translations], references, options.bleu_tokenizer)
     metrics = {"sentences": len(pairs)} | dataclasses.asdict(scores)
     metrics["sentences_per_second"] = len(sources) / seconds
     if not translator.ensemble_members:
@@ -206,8 +217,9 @@ def _reference_loss(translator: Translator, pairs: list[TextPair], truncate: boo
     return {"loss": loss, "perplexity": math.exp(loss)}
 
 
-def _evaluate_language_model(model: TextGenerator, files: Sequence[str], quiet: bool) -> dict[str, Any]:
-    with show_progress("evaluating", silent=quiet) as on_progress:
+@measure.register
+def measure_generator(model: TextGenerator, files: Sequence[str], options: EvaluationOptions) -> dict[str, Any]:
+    with show_progress("evaluating", silent=options.quiet) as on_progress:
         loss = model.evaluate(read_documents(files), progress=on_progress)
     return {
         "tokens": loss.tokens,
@@ -220,8 +232,9 @@ def _evaluate_language_model(model: TextGenerator, files: Sequence[str], quiet: 
     }
 
 
-def _evaluate_text_classifier(
-    encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], truncate: bool, quiet: bool
+@measure_head.register
+def measure_text_labels(
+    head: TextLabelHead, encoder: TextEncoder, files: Sequence[str], options: EvaluationOptions
 ) -> dict[str, Any]:
     if encoder.model.config.problem_type != "single_label":
         raise RegardError(
@@ -229,39 +242,43 @@ def _evaluate_text_classifier(
             "not the probabilities of alternatives.",
             "Use regard classify, and compare its output.",
         )
-    names, examples = encoder.model.config.labels, read_labeled_texts(files, columns)
+    names, examples = encoder.model.config.labels, read_labeled_texts(files, options.columns)
     targets = np.array(label_ids(examples, names))  # an error for labels that the model does not have
     probabilities = []
-    with show_progress("classifying", silent=quiet) as on_progress:
+    with show_progress("classifying", silent=options.quiet) as on_progress:
         for rows in _chunks(len(examples), on_progress):
-            for result in encoder.classify([examples[i].texts for i in rows], truncate=truncate):
+            for result in encoder.classify([examples[i].texts for i in rows], truncate=options.truncate):
                 probabilities.append([result.probabilities[name] for name in names])
     return {"texts": len(examples)} | _classification_metrics(np.array(probabilities), targets, names)
 
 
-def _evaluate_answers(
-    encoder: TextEncoder, files: Sequence[str], language: str, allow_empty: bool, quiet: bool
+@measure_head.register
+def measure_answers(
+    head: AnswerHead, encoder: TextEncoder, files: Sequence[str], options: EvaluationOptions
 ) -> dict[str, Any]:
     questions = [question for file in files for question in read_squad(file)]
     questions = [dataclasses.replace(question, id=str(i)) for i, question in enumerate(questions)]  # ids may repeat
     unanswerable = sum(not question.answers for question in questions)
-    if unanswerable and not allow_empty:
+    if unanswerable and not options.allow_empty:
         logger.warning("Unanswerable questions: %d. Use --empty (allow_empty=True) for empty answers.", unanswerable)
     answers: dict[str, str] = {}
-    with show_progress("answering", silent=quiet) as on_progress:
+    with show_progress("answering", silent=options.quiet) as on_progress:
         for rows in _chunks(len(questions), on_progress):
             chunk = [questions[i] for i in rows]
-            predicted = encoder.answer(chunk, empty=allow_empty)
+            predicted = encoder.answer(chunk, empty=options.allow_empty)
             answers |= {question.id: answer for question, answer in zip(chunk, predicted)}
-    exact, f1 = squad_scores(answers, questions, language)
+    exact, f1 = squad_scores(answers, questions, options.language)
     return {"questions": len(questions), "without_answer": unanswerable, "exact_match": exact, "f1": f1}
 
 
-def _evaluate_tags(encoder: TextEncoder, files: Sequence[str], columns: Sequence[str], quiet: bool) -> dict[str, Any]:
-    names, texts = encoder.model.config.labels, read_tagged_texts(files, columns)
+@measure_head.register
+def measure_tags(
+    head: TokenLabelHead, encoder: TextEncoder, files: Sequence[str], options: EvaluationOptions
+) -> dict[str, Any]:
+    names, texts = encoder.model.config.labels, read_tagged_texts(files, options.columns)
     words = len(check_tags(texts, names))
     predicted: list[list[str]] = []
-    with show_progress("tagging", silent=quiet) as on_progress:
+    with show_progress("tagging", silent=options.quiet) as on_progress:
         for rows in _chunks(len(texts), on_progress):
             tagged = encoder.tag([texts[i].words for i in rows])
             predicted += [[word.tag for word in words] for words in tagged]
@@ -274,28 +291,48 @@ def _evaluate_tags(encoder: TextEncoder, files: Sequence[str], columns: Sequence
     return metrics
 
 
-def _evaluate_image_model(model: ImageModel, files: Sequence[str], label: str, quiet: bool) -> dict[str, Any]:
+@measure_head.register
+def measure_image_labels(
+    head: ImageLabelHead, model: ImageModel, files: Sequence[str], options: EvaluationOptions
+) -> dict[str, Any]:
+    images = _read_test_images(model, files, options, "labels")
+    start = time.perf_counter()
+    targets = images.with_names(model.labels).labels
+    with show_progress("classifying", silent=options.quiet) as on_progress:
+        chunks = [model.probabilities(images.select(rows)) for rows in _chunks(len(images), on_progress)]
+    metrics = _classification_metrics(np.concatenate(chunks), targets, model.labels)
+    return _with_rate(metrics, len(images), start)
+
+
+@measure_head.register
+def measure_pixel_labels(
+    head: PixelLabelHead, model: ImageModel, files: Sequence[str], options: EvaluationOptions
+) -> dict[str, Any]:
+    images = _read_test_images(model, files, options, "masks")
+    start = time.perf_counter()
+    return _with_rate(_segmentation_metrics(model, images, options.quiet), len(images), start)
+
+
+def _read_test_images(
+    model: ImageModel, files: Sequence[str], options: EvaluationOptions, annotations: Literal["labels", "masks"]
+) -> ImageSet | RaggedImages:
+    """Images of the size that the model takes, with labels or masks."""
     config = model.model.config
-    common: dict[str, Any] = {"channels": config.channels, "label": label}
-    with show_progress("reading", silent=quiet) as on_progress:
-        images: ImageSet | RaggedImages
+    common: dict[str, Any] = {"channels": config.channels, "label": options.label}
+    images: ImageSet | RaggedImages
+    with show_progress("reading", silent=options.quiet) as on_progress:
         if config.longest_side:
             images = read_ragged_images(
                 files, patch=config.patch, longest=config.longest_side, progress=on_progress, **common
             )
         else:
             images = read_images(files, size=model.size, progress=on_progress, **common)
-    check_annotations(images, "labels" if config.head == "classify" else "masks")
-    start = time.perf_counter()
-    if config.head == "classify":
-        targets = images.with_names(model.labels).labels
-        with show_progress("classifying", silent=quiet) as on_progress:
-            chunks = [model.probabilities(images.select(rows)) for rows in _chunks(len(images), on_progress)]
-        metrics = _classification_metrics(np.concatenate(chunks), targets, model.labels)
-    else:
-        metrics = _segmentation_metrics(model, images, quiet)
-    rate = len(images) / (time.perf_counter() - start)
-    return {"images": len(images)} | metrics | {"images_per_second": rate}
+    check_annotations(images, annotations)
+    return images
+
+
+def _with_rate(metrics: dict[str, Any], images: int, start: float) -> dict[str, Any]:
+    return {"images": images} | metrics | {"images_per_second": images / (time.perf_counter() - start)}
 
 
 def _classification_metrics(

@@ -152,6 +152,7 @@ def _bert(model: Bert, ids: Tensor, mask: Tensor, segments: Tensor | None = None
 def _translator_entries(model: Any) -> dict[str, EntryPoint]:
     """Of a model whose decoder stack attends to the output of an encoder."""
     blocks = model.stack.blocks
+    masks = [block.attention.mask for block in blocks]
     groups, width = blocks[0].cross.kv_heads, blocks[0].cross.head_width
     memory = [f"memory_{kind}_{i}" for i in range(len(blocks)) for kind in ("keys", "values")]
     state_names = [name.removeprefix("memory_") for name in memory]
@@ -161,7 +162,7 @@ def _translator_entries(model: Any) -> dict[str, EntryPoint]:
 
     def step(model: Any, last: Tensor, mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         sources, states = _pairs(tensors[: len(memory)]), _pairs(tensors[len(memory) :])
-        caches = [FunctionalKVCache(k, v) for k, v in states]
+        caches = [FunctionalKVCache(k, v, mask=one) for (k, v), one in zip(states, masks)]
         stored = [CrossAttentionCache(k, v, mask.sum(1)) for k, v in sources]
         state = DecoderState(torch.full_like(last, states[0][0].shape[2]), list(caches), stored)
         logits, _ = model.step(state, last)
@@ -206,16 +207,17 @@ def _seq2seq_entries(model: Seq2Seq) -> dict[str, EntryPoint]:
 def _language_entries(model: Any) -> dict[str, EntryPoint]:
     """Of a model whose decoder stack continues a prompt."""
     blocks = model.stack.blocks
-    attention = blocks[0].attention
+    attention, masks = blocks[0].attention, [block.attention.mask for block in blocks]
     state_names = [f"{kind}_{i}" for i in range(len(blocks)) for kind in ("keys", "values")]
 
     def prompt(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        caches = [FunctionalKVCache() for _ in blocks]
-        logits = model.stack.logits(model.stack.features(_padded(ids, mask), caches=caches))
+        tokens = _padded(ids, mask)
+        caches = [FunctionalKVCache(mask=one, prompts=tokens.offsets) for one in masks]
+        logits = model.stack.logits(model.stack.features(tokens, caches=caches))
         return logits, mask.sum(1), *(tensor for cache in caches for tensor in cache.tensors)
 
     def step(model: Any, last: Tensor, lengths: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        caches = [FunctionalKVCache(k, v, lengths) for k, v in _pairs(tensors)]
+        caches = [FunctionalKVCache(k, v, lengths, one) for (k, v), one in zip(_pairs(tensors), masks)]
         logits, _ = model.step(DecoderState(lengths.reshape(last.shape), list(caches)), last)
         return logits, lengths + 1, *(tensor for cache in caches for tensor in cache.tensors)
 

@@ -31,7 +31,7 @@ class Step:
     module: str
     """path of the module whose forward contains it"""
     source: str
-    """file and function of that forward: regard/layers/multihead.py · forward"""
+    """file and function of that forward: regard/layers/attention.py · forward"""
     body: "Graph | None" = None
     """of a scan: the graph of one iteration, from (state, element, *shared) to (state, output)"""
 

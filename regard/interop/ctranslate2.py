@@ -1,5 +1,6 @@
 """Export to CTranslate2, which runs models on CPU and GPU without PyTorch: translators, language models, encoders."""
 
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -92,26 +93,27 @@ def export_ctranslate2(pipeline: Pipeline, folder: str | Path) -> None:
     check_storable(pipeline)
     library, folder = require_package("ctranslate2", "ctranslate2"), Path(folder)
     check_output_folder(folder)
-    if isinstance(pipeline, TextGenerator):
-        spec = decoder_specification(library, pipeline)
-    elif isinstance(pipeline, TextEncoder):
-        spec = encoder_specification(library, pipeline)
-    elif isinstance(pipeline, Translator):
-        spec = _translator_specification(library, pipeline)
-    else:
-        raise RegardError("CTranslate2 does not support image models.", "Export to onnx or huggingface.")
+    spec = specification(pipeline, library)
     spec.validate()
     spec.optimize()  # writes tied weights once
     write_tokenizers(folder, *pipeline.tokenizers)
     spec.save(str(folder))
 
 
-def _translator_specification(library: Any, translator: Translator) -> Any:
+@singledispatch
+def specification(pipeline: Any, library: Any) -> Any:
+    """The specification of a pipeline for CTranslate2, with its weights and vocabularies."""
+    raise RegardError(f"CTranslate2 does not support {pipeline.description}.", "Export to onnx or huggingface.")
+
+
+@specification.register
+def _translator_specification(translator: Translator, library: Any) -> Any:
     """The CTranslate2 specification of a translator, with its weights and vocabularies."""
-    model, special = translator.model, translator.special
-    if not isinstance(model, Transformer):
-        raise RegardError("CTranslate2 does not support recurrent models.", "Train a model of the family transformer.")
+    model: Any = translator.model
+    special = translator.special
     config = model.config
+    if not isinstance(config, TransformerConfig):
+        raise RegardError("CTranslate2 does not support recurrent models.", "Train a model of the family transformer.")
     check_config(config, CTRANSLATE2_VALUES, "Export to onnx, or train with --for ctranslate2.")
     if special.other_eos:
         raise RegardError(
@@ -184,7 +186,8 @@ def _weights(model: Transformer) -> dict[str, Tensor]:
     return weights
 
 
-def decoder_specification(library: Any, generator: TextGenerator) -> Any:
+@specification.register
+def decoder_specification(generator: TextGenerator, library: Any) -> Any:
     """The specification of a language model, with its weights and vocabulary, for `ctranslate2.Generator`."""
     config, special, specs = generator.model.config, generator.special, library.specs
     check_config(config, DECODER_VALUES, _HINT)
@@ -213,7 +216,8 @@ def decoder_specification(library: Any, generator: TextGenerator) -> Any:
     return spec
 
 
-def encoder_specification(library: Any, encoder: TextEncoder) -> Any:
+@specification.register
+def encoder_specification(encoder: TextEncoder, library: Any) -> Any:
     """The specification of a text encoder, with its weights and vocabulary, for `ctranslate2.Encoder`.
 
     Its outputs are those of `encode`, and the pooler's if the model has one. The head of a masked language model is

@@ -1,6 +1,8 @@
 """Export targets, and the model configs that each supports."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, get_args
 
 from regard.errors import RegardError
@@ -8,7 +10,7 @@ from regard.interop.ctranslate2 import CTRANSLATE2_VALUES, DECODER_VALUES, ENCOD
 from regard.interop.foreign_config import describe_unsupported, unsupported_fields
 from regard.interop.huggingface.encoder_decoders import BART_VARIANTS, nearest_translator
 from regard.interop.huggingface.gpt import GPT_CLASSES
-from regard.interop.huggingface.single_stack import nearest_class
+from regard.interop.huggingface.single_stack import ForeignClass, nearest_class
 from regard.interop.huggingface.text_encoders import WRITTEN_ENCODERS
 from regard.interop.huggingface.vit import VIT_CLASSES, exported_config
 from regard.interop.joint_vocabulary import join_config
@@ -48,27 +50,41 @@ def unsupported_settings(config: Any, target: ExportTarget) -> dict[str, tuple]:
     """
     if target == "onnx":
         return {}
-    is_huggingface = target == "huggingface"
-    match config:
-        case TransformerConfig() if not is_huggingface:
-            return unsupported_fields(config, CTRANSLATE2_VALUES)
-        case TransformerConfig() if config.shared_vocab:
-            return nearest_translator(config)[1]
-        case TransformerConfig():
-            # T5 is left out: it has no output bias that could exclude the source tokens.
-            return nearest_translator(join_config(config), [*BART_VARIANTS])[1]
-        case GPTConfig() | BertConfig() if is_huggingface:
-            classes = GPT_CLASSES if isinstance(config, GPTConfig) else WRITTEN_ENCODERS
-            return nearest_class(classes, dataclasses.replace(config, vocab=config.vocab or 1))[1]
-        case GPTConfig():
-            values = DECODER_VALUES | ({"qk_norm": (False,)} if config.norm_kind == "layer" else {})
-            return unsupported_fields(config, values)
-        case BertConfig():
-            return unsupported_fields(config, ENCODER_VALUES)
-        case ViTConfig() if is_huggingface:
-            fields = nearest_class(VIT_CLASSES, exported_config(config))[1]
-            return fields | ({"patches": ("linear", "convolution")} if "patches" in fields else {})
+    if find := UNSUPPORTED.get((target, type(config))):
+        return find(config)
     raise RegardError(
         f"--for {target} does not support models of the family {family_name(config)}.",
         "Leave out --for, or use --for onnx.",
     )
+
+
+def _translator_fields(config: TransformerConfig) -> dict[str, tuple]:
+    if config.shared_vocab:
+        return nearest_translator(config)[1]
+    # T5 is left out: it has no output bias that could exclude the source tokens.
+    return nearest_translator(join_config(config), [*BART_VARIANTS])[1]
+
+
+def _text_fields(config: Any, classes: Mapping[str, ForeignClass]) -> dict[str, tuple]:
+    return nearest_class(classes, dataclasses.replace(config, vocab=config.vocab or 1))[1]
+
+
+def _image_fields(config: ViTConfig) -> dict[str, tuple]:
+    fields = nearest_class(VIT_CLASSES, exported_config(config))[1]
+    return fields | ({"patches": ("linear", "convolution")} if "patches" in fields else {})
+
+
+def _decoder_fields(config: GPTConfig) -> dict[str, tuple]:
+    return unsupported_fields(config, DECODER_VALUES | ({"qk_norm": (False,)} if config.norm_kind == "layer" else {}))
+
+
+# By target and class of config; a target supports no model of the others.
+UNSUPPORTED: dict[tuple[str, type], Callable[[Any], dict[str, tuple]]] = {
+    ("huggingface", TransformerConfig): _translator_fields,
+    ("huggingface", GPTConfig): partial(_text_fields, classes=GPT_CLASSES),
+    ("huggingface", BertConfig): partial(_text_fields, classes=WRITTEN_ENCODERS),
+    ("huggingface", ViTConfig): _image_fields,
+    ("ctranslate2", TransformerConfig): partial(unsupported_fields, supported=CTRANSLATE2_VALUES),
+    ("ctranslate2", GPTConfig): _decoder_fields,
+    ("ctranslate2", BertConfig): partial(unsupported_fields, supported=ENCODER_VALUES),
+}

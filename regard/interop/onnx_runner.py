@@ -13,7 +13,8 @@ from torch import Tensor
 from regard.errors import RegardError, require_package
 from regard.layers.packed import Packed
 from regard.models import family_name
-from regard.pipelines import check_kind, make_pipeline, read_config, read_pipeline_settings, read_tokenizers
+from regard.models.bert import TEXT_HEADS
+from regard.pipelines import ModelFolder, make_pipeline
 
 GRAPHS = {
     "transformer": ("encoder", "decoder_step"),
@@ -68,10 +69,10 @@ class OnnxEncoder(OnnxModel):
 
     def __call__(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
         output, mask = self._run(tokens, segments, "output")
-        return output if self.config.head == "classify" else output[mask]
+        return output if TEXT_HEADS[self.config.head].is_per_text else output[mask]
 
     def encode(self, tokens: Packed, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
-        name = "output" if self.config.head == "none" else "encoded"
+        name = "encoded" if TEXT_HEADS[self.config.head].output_size(self.config) else "output"
         known = [output.name for output in self.sessions["model"].get_outputs()]
         if name not in known or self.config.pooling == "query":
             raise RegardError(
@@ -175,9 +176,8 @@ def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
     if not is_onnx_folder(folder):
         raise RegardError(f"{folder}: no ONNX graphs in the folder.", "Export them with: regard export --to onnx")
     runtime = require_package("onnxruntime", "onnx")
-    config, special = read_config(folder)
-    check_kind(folder, config, expect)
-    family = family_name(config)
+    stored = ModelFolder.open(folder, expect)
+    family = family_name(stored.config)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     sessions = {}
@@ -190,8 +190,8 @@ def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:
         except Exception as error:  # ONNX Runtime does not document its exceptions
             raise RegardError(f"{path}: not a valid ONNX graph ({error}).", "Export the model again.") from None
     model_class = {"bert": OnnxEncoder, "vit": OnnxImageModel}.get(family, OnnxDecoder)
-    tokenizers = () if family == "vit" else read_tokenizers(folder, foreign=special is not None)
     graphs = [folder / f"{name}.onnx" for name in sessions]
-    pipeline = make_pipeline(model_class(config, sessions, graphs), tokenizers, {}, special)
-    read_pipeline_settings(pipeline, folder)
+    model = model_class(stored.config, sessions, graphs)
+    pipeline = make_pipeline(model, stored.read_tokenizers(), {}, stored.special)
+    pipeline.read_settings(stored)
     return pipeline

@@ -1,9 +1,9 @@
 """Layers: modules with parameters from which the models are built."""
 
+from regard.layers.attention import MultiHeadAttention
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import FeedForward
-from regard.layers.multihead import MultiHead
 from regard.layers.norms import RMSNorm, make_norm
 from regard.layers.packed import Packed, Padded, pack
 from regard.layers.positions import POSITIONS, PositionalEncoding, register_positions
@@ -16,7 +16,7 @@ __all__ = [
     "Embedding",
     "EncoderBlock",
     "FeedForward",
-    "MultiHead",
+    "MultiHeadAttention",
     "Packed",
     "Padded",
     "PositionalEncoding",

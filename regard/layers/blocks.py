@@ -13,16 +13,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Bias, Offsets
+from regard.attention import Bias, Offsets, ScaledDot, Score, SoftCap, causal, local, make_score, window
 from regard.attention.offsets import Lengths
+from regard.layers.attention import CrossAttention, DisentangledAttention, MultiHeadAttention
 from regard.layers.feedforward import EncoderActivation, FeedForward, VisionActivation
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
-from regard.layers.multihead import BiasPlacement, DisentangledAttention, MultiHead
-from regard.layers.norms import DecoderNormKind, EncoderNormKind, make_norm
+from regard.layers.norms import DecoderNormKind, EncoderNormKind, make_joint_norm, make_norm
 from regard.layers.positions import RelativePositions, Rotary, RotaryScaling, RotaryTables
 from regard.layers.residual import FusedResidual, Residual
 
 NormPlacement = Literal["pre", "post"]
+BiasPlacement = Literal["all", "attention", "qkv", "not_qkv", "feedforward", "none"]
 
 
 @dataclass(frozen=True)
@@ -60,32 +61,51 @@ class BlockConfig:
     """None: no stochastic depth. A rate of 0 runs the same code as other rates, so that layers share compiled code"""
     layer_scale: float = 0.0
 
-    def make_attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHead:
-        attention = DisentangledAttention if self.disentangled and kind == "self" else MultiHead
-        return attention(
+    def make_attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHeadAttention:
+        """Attention of these blocks over the sequence itself, over its earlier tokens, or over another sequence."""
+        mask = causal() if kind == "masked" else None
+        if self.sliding_window and kind != "cross":
+            mask = window(self.sliding_window) if kind == "masked" else local(self.sliding_window)
+        classes = {"cross": CrossAttention, "self": DisentangledAttention if self.disentangled else MultiHeadAttention}
+        attention = classes.get(kind, MultiHeadAttention)(
             self.width,
             self.heads,
-            kind=kind,
-            score=score,
+            mask=mask,
+            rotary=self._make_rotary() if kind != "cross" else None,
+            query_norm=self._make_qk_norm(self.heads),
+            key_norm=self._make_qk_norm(self.kv_heads or self.heads),
             kv_heads=self.kv_heads,
             head_width=self.head_width,
-            score_width=self.score_width,
-            score_cap=self.score_cap,
-            sliding_window=self.sliding_window,
-            rotary=self._make_rotary() if kind != "cross" else None,
-            qk_norm_eps=self.qk_norm_eps,
-            qk_norm_kind=self.qk_norm_kind,
-            qk_norm_joint=self.qk_norm_joint,
-            bias=self.bias,
-            max_keys=self.max_len,
+            qkv_bias=self.bias in ("all", "attention", "qkv"),
+            out_bias=self.bias in ("all", "attention", "not_qkv"),
         )
+        attention.score = self._make_score(score)  # its parameters are drawn after those of the projections
+        return attention
+
+    @property
+    def _head_width(self) -> int:
+        return self.head_width or self.width // self.heads
+
+    def _make_score(self, name: str) -> Score:
+        width = self._head_width
+        score = make_score(name, width, width, hidden=width, max_keys=self.max_len, heads=self.heads)
+        if self.score_width and isinstance(score, ScaledDot):
+            score.width = self.score_width
+        return SoftCap(score, self.score_cap) if self.score_cap else score
+
+    def _make_qk_norm(self, heads: int) -> nn.Module | None:
+        """The norm of queries or keys, per head or of all heads together."""
+        if not self.qk_norm_eps:
+            return None
+        if self.qk_norm_joint:
+            return make_joint_norm(self.qk_norm_kind, heads * self._head_width, self.qk_norm_eps)
+        return make_norm(self.qk_norm_kind, self._head_width, self.qk_norm_eps)
 
     def _make_rotary(self) -> Rotary | None:
         if self.rotary_base is None:
             return None
-        head_width = self.head_width or self.width // self.heads
         scaling = self.rotary_factor, self.rotary_context, self.rotary_scaling
-        return Rotary(head_width, self.rotary_base, *scaling, self.rotary_share)
+        return Rotary(self._head_width, self.rotary_base, *scaling, self.rotary_share)
 
     def make_feedforward(self) -> FeedForward:
         return FeedForward(

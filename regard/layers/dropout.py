@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.offsets import Lengths, Offsets
+from regard.kernels.derivatives import is_transformed
 
 
 class _ByteDropout(torch.autograd.Function):
@@ -44,7 +45,7 @@ class Dropout(nn.Module):
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if not self.training or self.p == 0:
             return x
-        if x.device.type == "cpu":
+        if x.device.type == "cpu" and not is_transformed():
             return _ByteDropout.apply(x, min(round(self.p * 256), 255))
         return nn.functional.dropout(x, self.p)
 

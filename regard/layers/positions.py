@@ -9,16 +9,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.offsets import Lengths, Offsets
 from regard.attention.scores import check_constructor
 from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
-from regard.ranges import OneOf
+from regard.ranges import OneOf, register
 
 # Llama 3: channel pairs with fewer rotations over the context are scaled in full, with more rotations not at all.
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0
 # The same limits in YaRN.
 YARN_ROTATIONS = 1.0, 32.0
 RotaryScaling = Literal["interpolate", "yarn", "dynamic"]
+Texts = Offsets | Lengths | Int[Tensor, "*n"] | None
+"""the sequences of tokens, or the length of the text of each token"""
 RotaryTables = tuple[Float[Tensor, "*t 1 P"], Float[Tensor, "*t 1 P"]]
 """cos and sin of the rotation angle of each pair of channels"""
 
@@ -174,10 +177,11 @@ class Rotary(nn.Module):
             rates = rates * (unscaled + (1 - unscaled) / factor)
         self.register_buffer("rates", rates, persistent=False)
 
-    def tables(self, positions: Int[Tensor, "*n"], lengths: Int[Tensor, "*n"] | None = None) -> RotaryTables:
-        """cos and sin of the angles at these positions; `lengths` are those of their texts, for dynamic scaling."""
+    def tables(self, positions: Int[Tensor, "*n"], texts: Texts = None) -> RotaryTables:
+        """cos and sin of the angles at these positions; dynamic scaling depends on the lengths of the texts."""
         rates = self.rates
-        if self.is_dynamic and lengths is not None:
+        if self.is_dynamic:
+            lengths = _text_lengths(positions, texts)
             # base' = base · (factor · length / context − factor + 1)^(D / (D − 2)), from the context on
             growth = (self.factor * lengths.float() / self.context - (self.factor - 1)).clamp(min=1)[..., None]
             exponents = torch.arange(0, self.width, 2, device=rates.device) / max(self.width - 2, 1)
@@ -187,13 +191,26 @@ class Rotary(nn.Module):
         return (cos, sin) if self.magnitude == 1.0 else (cos * self.magnitude, sin * self.magnitude)
 
     def forward(
-        self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"], lengths: Int[Tensor, "*n"] | None = None
+        self, x: Float[Tensor, "*n H D"], positions: Int[Tensor, "*n"], texts: Texts = None
     ) -> Float[Tensor, "*n H D"]:
-        tables = self.tables(positions, lengths)
+        tables = self.tables(positions, texts)
         if self.width == x.shape[-1]:
             return apply_rotary(x, *tables)
         rotated, unchanged = x.split((self.width, x.shape[-1] - self.width), dim=-1)
         return torch.cat((apply_rotary(rotated, *tables), unchanged), dim=-1)
+
+
+def _text_lengths(positions: Int[Tensor, "*n"], texts: Texts) -> Int[Tensor, "*n"]:
+    """The length of each token's text; if nothing is known of the texts, the last token of each row ends one."""
+    if isinstance(texts, Tensor):
+        return texts
+    if isinstance(texts, Offsets):
+        return texts.lengths[texts.sequences]
+    if isinstance(texts, Lengths):
+        if texts.lengths is None:
+            return torch.full_like(positions, positions.shape[-1])
+        return texts.lengths[:, None].expand_as(positions)
+    return (positions[..., -1:] + 1).expand_as(positions)
 
 
 def _yarn_factors(width: int, base: float, factor: float, context: int) -> Float[Tensor, "P"]:
@@ -445,13 +462,11 @@ def register_positions(name: str) -> Callable[[P], P]:
     >>> del POSITIONS["zeros"]
     """
 
-    def register(positions: P) -> P:
-        if POSITIONS.get(name, positions) is not positions:
-            raise RegardError(f"The positions {name!r} are already registered.", "Choose another name.")
-        POSITIONS[name] = positions
+    def decorate(positions: P) -> P:
+        register(POSITIONS, "positional encoding", name, positions, lambda entry: entry or PositionalEncoding)
         return positions
 
-    return register
+    return decorate
 
 
 def make_positions(kind: str, width: int, max_len: int, offset: int = 0) -> PositionalEncoding | Learned | None:

@@ -19,10 +19,136 @@ from regard.layers.norms import EncoderNormKind, make_norm
 from regard.layers.packed import Padded, Tokens
 from regard.layers.positions import RelativeBias, RelativeEmbedding, StackPositionKind
 from regard.models.config_checks import check_heads, check_relative_bias
-from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
+from regard.ranges import Count, Epsilon, Layers, Natural, OneOf, Range, Rate, check_ranges
 
-Head = Literal["none", "mask", "classify", "answer", "tag"]
 ProblemType = Literal["single_label", "multi_label", "regression"]
+
+
+class TextHead:
+    """The head of an encoder without a task: the output are the features of the tokens. Base class of other heads."""
+
+    name = "none"
+    """of the head and its subclasses in the page of a model"""
+    runs_on_page = True
+    """whether the page of a model can compute the output for new texts"""
+    label_axis = -1
+    """axis of the logits over which probabilities sum to 1"""
+    fields: tuple[str, ...] = ("source",)
+    """names of the texts that the model reads"""
+    method = ""
+    """method of the pipeline that runs the head, in addition to `embed`"""
+    is_per_text = False
+    """whether the output has one row per text, not one per token"""
+    has_labels = False
+    """whether the columns of the output are `config.labels`"""
+    shares_embedding = False
+    """whether the output layer has the weights of the token embedding"""
+
+    def check(self, config: "BertConfig") -> None:
+        """Raise if values of the config are inconsistent with the head."""
+
+    def output_size(self, config: "BertConfig") -> int:
+        """The number of columns of the output layer; 0: none."""
+        return 0
+
+    def has_transform(self, config: "BertConfig") -> bool:
+        """Whether a linear layer, activation and norm precede the output layer."""
+        return False
+
+    def unused_fields(self, config: "BertConfig") -> set[str]:
+        """Fields of the config that do not affect the output."""
+        return {"head_transform", "head_bias", "pooling", "problem_type", "labels"}
+
+
+class TokenHead(TextHead):
+    """Base class of the heads that predict something for every token."""
+
+    def check(self, config: "BertConfig") -> None:
+        if config.pooling != "first":
+            raise RegardError(
+                f'model.pooling is "{config.pooling}", which is for classification; '
+                f"the head {config.head} reads every token.",
+                'Set model.pooling to "first".',
+            )
+
+    def has_transform(self, config: "BertConfig") -> bool:
+        return config.head_transform
+
+    def unused_fields(self, config: "BertConfig") -> set[str]:
+        unused = {"pooler", "problem_type", *(() if self.has_labels else ("labels",))}
+        return unused if config.head_transform else {*unused, "head_bias"}
+
+
+class MaskedTokenHead(TokenHead):
+    """Masked language modeling: the token at each position."""
+
+    name = "mask"
+    method = "fill"
+    shares_embedding = True
+
+    def output_size(self, config: "BertConfig") -> int:
+        return config.vocab
+
+    def has_transform(self, config: "BertConfig") -> bool:
+        return True
+
+    def unused_fields(self, config: "BertConfig") -> set[str]:
+        return {"pooler", "problem_type", "labels", "head_transform", "pooling"}
+
+
+class AnswerHead(TokenHead):
+    """Question answering: the start and the end of the answer."""
+
+    name = "answer"
+    label_axis = 0  # start and end are distributions over the tokens
+    fields = ("source", "context")
+    method = "answer"
+
+    def output_size(self, config: "BertConfig") -> int:
+        return 2
+
+
+class TokenLabelHead(TokenHead):
+    """Token classification: a label, the tag, for every token."""
+
+    name = "tag"
+    runs_on_page = False
+    method = "tag"
+    has_labels = True
+
+    def output_size(self, config: "BertConfig") -> int:
+        return len(config.labels)
+
+
+class TextLabelHead(TextHead):
+    """Classification: a label for every text."""
+
+    name = "classify"
+    method = "classify"
+    is_per_text = has_labels = True
+
+    def check(self, config: "BertConfig") -> None:
+        if config.pooler == "none" and config.pooling == "first" and not config.head_transform:
+            raise RegardError("A model that classifies needs a pooler.", "Set model.pooler to tanh, relu or gelu.")
+
+    def output_size(self, config: "BertConfig") -> int:
+        return len(config.labels)
+
+    def has_transform(self, config: "BertConfig") -> bool:
+        return config.head_transform
+
+    def unused_fields(self, config: "BertConfig") -> set[str]:
+        return set() if config.head_transform else {"head_bias"}
+
+
+TEXT_HEADS: dict[str, TextHead] = {
+    "none": TextHead(),
+    "mask": MaskedTokenHead(),
+    "classify": TextLabelHead(),
+    "answer": AnswerHead(),
+    "tag": TokenLabelHead(),
+}
+Head = Annotated[str, OneOf(TEXT_HEADS)]
 
 
 @dataclass(frozen=True)
@@ -94,8 +220,7 @@ class BertConfig:
             raise RegardError(
                 f"model.groups is {self.groups}; it must divide model.layers ({self.layers}).", "Change one of them."
             )
-        if self.head == "classify" and self.pooler == "none" and self.pooling == "first" and not self.head_transform:
-            raise RegardError("A model that classifies needs a pooler.", "Set model.pooler to tanh, relu or gelu.")
+        TEXT_HEADS[self.head].check(self)
         if self.relative == "bias":
             check_relative_bias(self.relative_buckets, self.relative_distance)
         if self.relative == "disentangled" and (self.score, self.qk_norm) != ("scaled_dot", False):
@@ -107,12 +232,11 @@ class BertConfig:
             raise RegardError(
                 "Layers that share weights cannot have sliding windows.", "Set model.groups or model.sliding_windows."
             )
-        if self.pooling != "first" and self.head in ("mask", "answer", "tag"):
-            raise RegardError(
-                f'model.pooling is "{self.pooling}", which is for classification; '
-                f"the head {self.head} reads every token.",
-                'Set model.pooling to "first".',
-            )
+
+    @property
+    def layer_fields(self) -> tuple[str, ...]:
+        """Fields with numbers of layers; ALBERT: each group is one layer."""
+        return ("groups" if self.groups else "layers",)
 
     def sliding_window(self, layer: int) -> int:
         """The largest distance of a key in a layer; 0: no limit."""
@@ -216,22 +340,18 @@ class Bert(nn.Module):
         self.query_pool = AttentionPooling(config.block_config(), config.score) if config.pooling == "query" else None
         self.pooler = nn.Linear(config.width, config.width) if config.pooler != "none" else None
         self.dropout = Dropout(config.dropout)
-        labels = len(config.labels)
-        outputs = {"none": 0, "mask": config.vocab, "classify": labels, "answer": 2, "tag": labels}[config.head]
+        head = TEXT_HEADS[config.head]
+        outputs, read = head.output_size(config), inner if head.shares_embedding else config.width
         self.mask_head = None
-        if config.head == "mask":
-            self.mask_head = MaskHead(config.width, inner, config.activation, norm(inner), config.head_bias)
-        elif config.head_transform and config.head != "none":
-            self.mask_head = MaskHead(
-                config.width, config.width, config.activation, norm(config.width), config.head_bias
-            )
-        self.output = nn.Linear(inner if config.head == "mask" else config.width, outputs) if outputs else None
+        if head.has_transform(config):
+            self.mask_head = MaskHead(config.width, read, config.activation, norm(read), config.head_bias)
+        self.output = nn.Linear(read, outputs) if outputs else None
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2 and ".score." not in name:
                 nn.init.normal_(parameter, std=0.02)
             elif name.endswith("bias") and ".score." not in name:
                 nn.init.zeros_(parameter)
-        if config.head == "mask" and self.output is not None:
+        if head.shares_embedding and self.output is not None:
             self.output.weight = self.embedding.tokens.weight
 
     def encode(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N E"]:
@@ -262,13 +382,19 @@ class Bert(nn.Module):
 
     def head_features(self, x: Float[Tensor, "N E"], tokens: Tokens) -> Float[Tensor, "rows E"]:
         """`features`, from the output of the encoder."""
-        if self.config.head == "classify":
+        head = TEXT_HEADS[self.config.head]
+        if head.is_per_text:
             x = self.pool(x, tokens)
         if self.mask_head is not None:
             x = self.mask_head(x)
-        return self.dropout(x) if self.config.head in ("classify", "tag") else x
+        return self.dropout(x) if head.has_labels else x
 
     def forward(self, tokens: Tokens, segments: Int[Tensor, "N"] | None = None) -> Float[Tensor, "rows V"]:
         """Logits by head: of the token or tag at each position, of the label of each text, or of the answer's ends."""
         x = self.features(tokens, segments)
+        return x if self.output is None else self.output(x)
+
+    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+        """The output from the residual stream after any block: final norm, head and output layer."""
+        x = self.head_features(self.norm(stream), inputs)
         return x if self.output is None else self.output(x)

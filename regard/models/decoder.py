@@ -61,7 +61,7 @@ class Decoder:
     ) -> Float[Tensor, "N E"]:
         """The input of the output layer, one row per token; `memory` is the output of the encoder.
 
-        Empty caches are filled with the keys and values of the tokens.
+        Caches that were made for these tokens are filled with their keys and values.
         """
         source = {} if memory is None else {"memory": memory, "memory_offsets": memory_offsets}
         x = self.embedding(tokens.ids, tokens.positions, tokens.max_len)
@@ -82,17 +82,17 @@ class Decoder:
 
     def start(self, source: Any) -> DecoderState:
         """The state after prompts, which are processed in one call; none may be empty."""
-        caches = [KVCache() for _ in self.blocks]
+        caches = [KVCache(block.attention.mask, source.offsets) for block in self.blocks]
         last = source.offsets.starts[1:].long() - 1
         prompt_logits = self.logits(self.features(source, caches=caches)[last])[:, None]
         return DecoderState(source.offsets.lengths.long()[:, None], caches, prompt_logits=prompt_logits)
 
     def start_from(self, memory: Float[Tensor, "M E"], offsets: Offsets | Lengths) -> DecoderState:
         """The state before the first target token, from the output of the encoder."""
-        keys_values = [block.cross.keys_values(memory, None) for block in self.blocks]
+        keys_values = [block.cross.keys_values(memory) for block in self.blocks]
         stored = [CrossAttentionCache.from_sequences(k, v, offsets) for k, v in keys_values]
         positions = torch.zeros((len(stored[0].k), 1), dtype=torch.long, device=memory.device)
-        return DecoderState(positions, [KVCache() for _ in self.blocks], stored)
+        return DecoderState(positions, [KVCache(block.attention.mask) for block in self.blocks], stored)
 
     def step(self, state: DecoderState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], DecoderState]:
         """Append the last token of each hypothesis. The first step after a prompt has its logits already."""

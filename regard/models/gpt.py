@@ -8,10 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
-from regard.layers.blocks import BlockConfig, EncoderBlock
+from regard.layers.blocks import BiasPlacement, BlockConfig, EncoderBlock
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
-from regard.layers.multihead import BiasPlacement
 from regard.layers.norms import DecoderNormKind, make_norm
 from regard.layers.packed import Packed, Tokens
 from regard.layers.positions import RotaryScaling, StackPositionKind
@@ -194,6 +193,10 @@ class GPT(nn.Module):
     def forward(self, tokens: Tokens) -> Float[Tensor, "N V"]:
         """Logits of the token after each token."""
         return self.stack.logits(self.features(tokens))
+
+    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+        """The output from the residual stream after any block: final norm, head and output layer."""
+        return self.stack.logits(self.stack.final_norm(stream))
 
     def start(self, source: Packed) -> DecoderState:
         return self.stack.start(source)

@@ -15,7 +15,7 @@ from regard.attention import Score
 from regard.errors import RegardError
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.int8_linear import Int8Linear
-from regard.models import FAMILIES, BertConfig, ModelConfig, TransformerConfig, ViTConfig, family_name
+from regard.models import FAMILIES, ModelConfig, ViTConfig, family_name
 from regard.ranges import definition, format_value
 
 
@@ -199,12 +199,7 @@ def layer_counts(config: ModelConfig) -> dict[str, int]:
     >>> layer_counts(ViTConfig())
     {'layers': 12}
     """
-    names = ["groups" if getattr(config, "groups", 0) else "layers"]  # ALBERT: each group is one layer
-    if isinstance(config, TransformerConfig):
-        names = ["encoder_layers", "decoder_layers"]
-    if isinstance(config, ViTConfig):
-        names += ["segmenter_layers"] * (config.head == "segment" and config.segmenter == "queries")
-        names += ["decoder_layers"] * (config.head == "pixels")
+    names = getattr(config, "layer_fields", ("layers",))
     return {name: getattr(config, name) for name in names if hasattr(config, name)}
 
 
@@ -218,10 +213,10 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     >>> count_parameters(GPTConfig(width=8, heads=2, feedforward=8, layers=10_000, vocab=5)).elements
     4080048
     """
-    if isinstance(config, BertConfig) and config.groups:
-        config = dataclasses.replace(config, layers=config.groups, groups=0)
-    layers = layer_counts(config)
     plain: Any = config
+    if getattr(plain, "groups", 0):
+        plain = dataclasses.replace(plain, layers=plain.groups, groups=0)
+    layers = layer_counts(plain)
     small = dataclasses.replace(plain, **{name: min(count, 2) for name, count in layers.items()})
     base = _count(small)
     tensors, elements = base

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -56,6 +56,8 @@ class Seq2SeqConfig:
     """set from the tokenizers"""
     target_vocab: Natural = 0
     shared_vocab: bool = False
+
+    is_recurrent: ClassVar = True
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")

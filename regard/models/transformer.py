@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -70,6 +70,9 @@ class TransformerConfig:
     """set from the tokenizers"""
     target_vocab: Natural = 0
     shared_vocab: bool = False
+
+    layer_fields: ClassVar = ("encoder_layers", "decoder_layers")
+    """fields with numbers of layers"""
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")
@@ -211,6 +214,10 @@ class Transformer(nn.Module):
     def forward(self, source: Tokens, target: Tokens) -> Float[Tensor, "N V"]:
         """Logits of the token after each target token (teacher forcing)."""
         return self.stack.logits(self.features(source, target))
+
+    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+        """The output from the residual stream after any block: final norm, head and output layer."""
+        return self.stack.logits(self.stack.final_norm(stream))
 
     def start(self, source: Tokens) -> DecoderState:
         return self.stack.start_from(self.encode(source), source.offsets)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -35,6 +35,7 @@ from regard.ranges import (
     Layers,
     Natural,
     NonNegative,
+    OneOf,
     OptionalImageSide,
     Positive,
     Rate,
@@ -42,9 +43,127 @@ from regard.ranges import (
 )
 
 MAX_PATCHES = 2**20
-VisionHead = Literal["none", "classify", "segment", "pixels"]
 DECODER_HEAD_WIDTH = 32
 """head width of the decoder of masked patches"""
+
+
+class ImageHead:
+    """The head of a Vision Transformer without a task: the output are the features. Base class of the other heads."""
+
+    name = "none"
+    """of the head and its subclasses in the page of a model"""
+    runs_on_page = True
+    """whether the page of a model can compute the output for new images"""
+    label_axis = 1
+    """axis of the logits over which probabilities sum to 1; those of pixels follow"""
+    method = ""
+    """method of the pipeline that runs the head"""
+    is_pooled = True
+    """whether the output layer reads the pooled features of an image"""
+    is_per_pixel = False
+    """whether the output has a label for every pixel"""
+    has_labels = False
+    """whether `config.labels` are the labels of the output"""
+    fields: tuple[str, ...] = ()
+    """fields of the config that only this head reads"""
+
+    def check(self, config: "ViTConfig") -> None:
+        """Raise if values of the config are inconsistent with the head."""
+
+    def layer_fields(self, config: "ViTConfig") -> tuple[str, ...]:
+        """Fields of the config with the numbers of layers of the head."""
+        return ()
+
+    def add_layers(self, model: "ViT", block: BlockConfig) -> None:
+        """Set the layers between the features and the output."""
+
+    def output(self, model: "ViT", features: Tensor, images: Images) -> Any:
+        """The output of the model, from its features."""
+        return model.logits(features)
+
+    def output_of_tokens(self, model: "ViT", encoded: Tensor, images: Images) -> Any:
+        """The output of the model, from all tokens of the encoder."""
+        return model.logits(model.pool(encoded, images))
+
+
+class ImageLabelHead(ImageHead):
+    """Classification: a label for every image."""
+
+    name = "classify"
+    method = "classify"
+    has_labels = True
+
+    def add_layers(self, model: "ViT", block: BlockConfig) -> None:
+        config, labels = model.config, len(model.config.labels)
+        if labels:
+            model.output = nn.Linear(config.width * (1 + (config.pooling == "class_mean")), labels)
+            model.distilled = nn.Linear(config.width, labels) if config.distilled else None
+
+
+class PixelLabelHead(ImageHead):
+    """Segmentation: a label for every pixel."""
+
+    name = "segment"
+    method = "segment"
+    is_pooled, is_per_pixel, has_labels = False, True, True
+    fields = ("segmenter", "segmenter_layers")
+
+    def check(self, config: "ViTConfig") -> None:
+        if not config.labels:
+            raise RegardError("model.labels is empty; segmentation needs labels.", "Pass the labels.")
+
+    def layer_fields(self, config: "ViTConfig") -> tuple[str, ...]:
+        return () if config.segmenter == "linear" else ("segmenter_layers",)
+
+    def add_layers(self, model: "ViT", block: BlockConfig) -> None:
+        config, labels = model.config, len(model.config.labels)
+        if config.segmenter == "linear":
+            model.output = nn.Linear(config.width, labels)
+        else:
+            model.segmenter = SegmentationDecoder(labels, block, config.score, config.segmenter_layers)
+
+    def output(self, model: "ViT", features: Tensor, images: Images) -> Any:
+        return model.masks(features, images)
+
+    def output_of_tokens(self, model: "ViT", encoded: Tensor, images: Images) -> Any:
+        return model.masks(remove_prefix(encoded, model.config.prefix, _offsets(images)), images)
+
+
+class PatchPixelHead(ImageHead):
+    """Reconstruction of the pixels of masked patches (MAE); `ViT.reconstruct` runs it."""
+
+    name = "pixels"
+    runs_on_page = False
+    is_pooled = False
+    fields = ("decoder_width", "decoder_layers")
+
+    def check(self, config: "ViTConfig") -> None:
+        if config.decoder_width % DECODER_HEAD_WIDTH:
+            raise RegardError(
+                f"model.decoder_width is {config.decoder_width}; it must be a multiple of {DECODER_HEAD_WIDTH}.",
+                "Change model.decoder_width.",
+            )
+
+    def layer_fields(self, config: "ViTConfig") -> tuple[str, ...]:
+        return ("decoder_layers",)
+
+    def add_layers(self, model: "ViT", block: BlockConfig) -> None:
+        config, width = model.config, model.config.decoder_width
+        decoder_block = replace(block, width=width, heads=width // DECODER_HEAD_WIDTH, feedforward=4 * width)
+        model.painter = PatchDecoder(config.width, decoder_block, config.score, config.decoder_layers)
+        model.output = nn.Linear(width, config.channels * config.patch**2)
+
+    def output_of_tokens(self, model: "ViT", encoded: Tensor, images: Images) -> Any:
+        return encoded
+
+
+IMAGE_HEADS: dict[str, ImageHead] = {
+    "none": ImageHead(),
+    "classify": ImageLabelHead(),
+    "segment": PixelLabelHead(),
+    "pixels": PatchPixelHead(),
+}
+VisionHead = Annotated[str, OneOf(IMAGE_HEADS)]
 
 
 @dataclass(frozen=True)
@@ -138,6 +257,22 @@ class ViTConfig:
         return self.pooling in ("class", "class_mean")
 
     @property
+    def layer_fields(self) -> tuple[str, ...]:
+        """Fields with numbers of layers."""
+        return ("layers", *IMAGE_HEADS[self.head].layer_fields(self))
+
+    @property
+    def reads_class_token(self) -> bool:
+        """Whether the output is predicted from the class token, not from the patches."""
+        return self.has_class_token and not IMAGE_HEADS[self.head].is_per_pixel
+
+    @property
+    def unused_head_fields(self) -> set[str]:
+        """Fields that only other heads read."""
+        own = IMAGE_HEADS[self.head].fields
+        return {name for head in IMAGE_HEADS.values() for name in head.fields if name not in own}
+
+    @property
     def max_len(self) -> int:
         """Number of tokens of an image of the default size."""
         rows, columns = self.grid
@@ -201,13 +336,7 @@ class ViTConfig:
                 "model.pooling is class_mean; pooled_norm and pooled_map are not supported with it.",
                 "Set them to false, or model.pooling to class.",
             )
-        if self.head == "segment" and not self.labels:
-            raise RegardError("model.labels is empty; segmentation needs labels.", "Pass the labels.")
-        if self.head == "pixels" and self.decoder_width % DECODER_HEAD_WIDTH:
-            raise RegardError(
-                f"model.decoder_width is {self.decoder_width}; it must be a multiple of {DECODER_HEAD_WIDTH}.",
-                "Change model.decoder_width.",
-            )
+        IMAGE_HEADS[self.head].check(self)
 
 
 def vit_pico(**changes) -> ViTConfig:
@@ -279,7 +408,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         # Post-norm blocks end in a norm already.
         self.norm = block.make_norm() if config.norm == "pre" else nn.Identity()
-        self.norm_is_last = config.pooled_norm and config.head in ("none", "classify")
+        self.norm_is_last = config.pooled_norm and IMAGE_HEADS[config.head].is_pooled
         self._make_head(config, block)
         for name, parameter in self.named_parameters():
             if name.endswith(".bias"):
@@ -295,24 +424,13 @@ class ViT(nn.Module):
         self.painter: PatchDecoder | None = None  # decoder of masked patches
         self.output: nn.Linear | None = None
         self.distilled: nn.Linear | None = None
-        labels = len(config.labels)
         self.pooled_map: nn.Linear | None = None
-        if config.head in ("none", "classify"):
+        head = IMAGE_HEADS[config.head]
+        if head.is_pooled:
             if config.pooling == "query":
                 self.pooler = AttentionPooling(block, config.score, config.pooling_feedforward)
             self.pooled_map = nn.Linear(config.width, config.width) if config.pooled_map else None
-        if config.head == "classify" and labels:
-            self.output = nn.Linear(config.width * (1 + (config.pooling == "class_mean")), labels)
-            self.distilled = nn.Linear(config.width, labels) if config.distilled else None
-        elif config.head == "segment" and config.segmenter == "linear":
-            self.output = nn.Linear(config.width, labels)
-        elif config.head == "segment":
-            self.segmenter = SegmentationDecoder(labels, block, config.score, config.segmenter_layers)
-        elif config.head == "pixels":
-            width = config.decoder_width
-            decoder_block = replace(block, width=width, heads=width // DECODER_HEAD_WIDTH, feedforward=4 * width)
-            self.painter = PatchDecoder(config.width, decoder_block, config.score, config.decoder_layers)
-            self.output = nn.Linear(width, config.channels * config.patch**2)
+        head.add_layers(self, block)
 
     def tokens(self, images: Images) -> Float[Tensor, "*n E"]:
         """The input of the encoder: (B, T, E), or (N, E) for packed images."""
@@ -330,7 +448,7 @@ class ViT(nn.Module):
 
     def features(self, images: Images) -> Float[Tensor, "*n E"]:
         """The input of the output layer: one row per image (distilled: two), or for segmentation one row per patch."""
-        if self.config.head == "segment":
+        if IMAGE_HEADS[self.config.head].is_per_pixel:
             return remove_prefix(self.encode(images), self.config.prefix, _offsets(images))
         if self.config.pooling != "class":
             return self.pool(self.encode(images), images)
@@ -363,7 +481,7 @@ class ViT(nn.Module):
 
     def logits(self, features: Float[Tensor, "B *two E"]) -> Float[Tensor, "B V"]:
         """Logits of the labels, from the features."""
-        if self.output is None or self.config.head != "classify":
+        if self.output is None or not IMAGE_HEADS[self.config.head].is_pooled:
             return features
         if self.distilled is None:
             return self.output(features)
@@ -383,8 +501,15 @@ class ViT(nn.Module):
 
     def forward(self, images: Images) -> Float[Tensor, "..."] | list[Float[Tensor, "V _ _"]]:
         """By head: logits per image (B, V), logits per pixel (B, V, H, W; packed images: a list), or features."""
-        features = self.features(images)
-        return self.masks(features, images) if self.config.head == "segment" else self.logits(features)
+        return IMAGE_HEADS[self.config.head].output(self, self.features(images), images)
+
+    def output_of_tokens(self, encoded: Float[Tensor, "*n E"], images: Images) -> Any:
+        """The output of `forward` (with the head pixels: the tokens), from all tokens of the encoder."""
+        return IMAGE_HEADS[self.config.head].output_of_tokens(self, encoded, images)
+
+    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+        """The output from the residual stream after any block: final norm, head and output layer."""
+        return self.logits(self.pool(stream if self.norm_is_last else self.norm(stream), inputs))
 
     def masked_loss(
         self, images: Float[Tensor, "B C H W"], mask_ratio: float = 0.75, noise: Float[Tensor, "B S"] | None = None

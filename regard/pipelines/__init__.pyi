@@ -1,14 +1,11 @@
 from regard.pipelines.folder import FORMAT as FORMAT
-from regard.pipelines.folder import PIPELINES as PIPELINES
-from regard.pipelines.folder import check_kind as check_kind
+from regard.pipelines.folder import ModelFolder as ModelFolder
 from regard.pipelines.folder import check_storable as check_storable
 from regard.pipelines.folder import load as load
 from regard.pipelines.folder import load_weights as load_weights
 from regard.pipelines.folder import make_pipeline as make_pipeline
 from regard.pipelines.folder import model_from_weights as model_from_weights
-from regard.pipelines.folder import pipeline_kind as pipeline_kind
-from regard.pipelines.folder import read_config as read_config
-from regard.pipelines.folder import read_pipeline_settings as read_pipeline_settings
+from regard.pipelines.folder import pipeline_class as pipeline_class
 from regard.pipelines.folder import read_tokenizers as read_tokenizers
 from regard.pipelines.folder import save as save
 from regard.pipelines.folder import vocab_sizes as vocab_sizes

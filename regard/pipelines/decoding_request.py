@@ -40,11 +40,12 @@ class DecodingRequest(Generic[R]):
                     f"{name}: the token id {max(ids)} is outside the vocabulary of the model, 0 to {vocab - 1}.",
                     "Remove it.",
                 )
-        parameter = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
-        if parameter is not None and parameter.device.type == "cpu" and config.precision in _GPU_PRECISIONS:
-            raise RegardError(
-                f"precision {config.precision} is for GPUs (the model is on cpu).", "Use int8 or float32."
-            )
+        if config.precision in _GPU_PRECISIONS and isinstance(model, nn.Module):
+            parameter = next(model.parameters(), None)
+            if parameter is not None and parameter.device.type == "cpu":
+                raise RegardError(
+                    f"precision {config.precision} is for GPUs (the model is on cpu).", "Use int8 or float32."
+                )
 
     @torch.no_grad()
     def decode(

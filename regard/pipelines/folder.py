@@ -17,9 +17,11 @@ import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,32 +30,24 @@ from safetensors.torch import save as weights_to_bytes
 from torch import Tensor, nn
 
 from regard.config_reader import fill_config, json_bytes, read_json
-from regard.data.images.decoding import Resizing
-from regard.data.text.languages import (
-    LanguagePair,
-    LanguageTokens,
-    add_directions,
-    format_language_pairs,
-    parse_language_pairs,
-)
-from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, ENCODER_TOKENS, SEQ2SEQ_TOKENS, SpecialTokens
+from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
-from regard.decode import DecodeConfig
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.files import check_output_folder, write_atomically
 from regard.kernels.cpu.int8_linear import quantize_weight
 from regard.models import FAMILIES, family_name, make_model
 from regard.models.parameters import SkipInitialization, find_change, layer_counts
-from regard.pipelines.image_model import ImageModel
-from regard.pipelines.language_choice import without_languages
 from regard.pipelines.pipeline import Pipeline
-from regard.pipelines.sentence_embedding import read_sentence_embedding, write_sentence_embedding
-from regard.pipelines.shortlist import SHORTLIST_FILE, read_shortlist, write_shortlist
-from regard.pipelines.text_encoder import TextEncoder
-from regard.pipelines.text_generator import TextGenerator
-from regard.pipelines.translator import Translator
 from regard.ranges import OneOf, check_value, format_value
+
+if TYPE_CHECKING:
+    from regard.pipelines.image_model import ImageModel
+    from regard.pipelines.text_encoder import TextEncoder
+    from regard.pipelines.text_generator import TextGenerator
+    from regard.pipelines.translator import Translator
+
+    AnyPipeline = Translator | TextGenerator | TextEncoder | ImageModel
 
 FORMAT = 1
 # Folders with int8 weights: versions that do not support them refuse this format.
@@ -62,62 +56,33 @@ WeightPrecision = Literal["float32", "int8"]
 _TOKENIZER_FILES = ("tokenizer.json", "target_tokenizer.json")
 _FINGERPRINTS = "tokenizer_sha256"
 _PRECISION = "precision"
-_DECODING = "decoding"
-_RESIZING = "resizing"
-_LANGUAGE_TOKENS = "language_tokens"
 _CHECKSUM = "checksum"
-# Keys of config.json that are not fields of the model config.
-_OTHER_KEYS = frozenset(
-    {"format", "family", "shared_tokenizer", "languages", "sentence", "special", _LANGUAGE_TOKENS, _FINGERPRINTS}
-    | {_PRECISION, _DECODING, _RESIZING, _CHECKSUM}
-)
 # Bytes whose checksum a thread computes at a time.
 _CHECKSUM_BLOCK = 1 << 24
 logger = logging.getLogger("regard")
 _FIX = "Fix the file, or restore it from a good copy."
 _fill = partial(fill_config, hint="Upgrade regard, or fix the file.")
 C = TypeVar("C")
-AnyPipeline = Translator | TextGenerator | TextEncoder | ImageModel
-P = TypeVar("P", Translator, TextGenerator, TextEncoder, ImageModel)
-
-
-class PipelineKind(NamedTuple):
-    """A kind of pipeline: its class, and what the rest of the code needs to know about it."""
-
-    pipeline_class: type[Any]
-    tokenizer_count: int
-    """number of tokenizers: 2 for source and target, 1 for text, 0 for images"""
-    special: SpecialTokens
-    """special token ids of models trained with Regard"""
-    description: str
-    """noun phrase with its article, for messages"""
-    commands: str
-    """commands that run it, for messages"""
-
-
+P = TypeVar("P", "Translator", "TextGenerator", "TextEncoder", "ImageModel")
+# The classes of pipelines by name, as modules: a command imports only the one that it runs.
 PIPELINES = {
-    "translator": PipelineKind(
-        Translator, 2, SEQ2SEQ_TOKENS, "a translator", "regard translate, evaluate, score, look, info"
-    ),
-    "text_generator": PipelineKind(
-        TextGenerator, 1, CAUSAL_LM_TOKENS, "a language model", "regard generate, evaluate, look, info"
-    ),
-    "text_encoder": PipelineKind(
-        TextEncoder, 1, ENCODER_TOKENS, "a text encoder", "regard embed, classify, tag, answer, look, info"
-    ),
-    "image_model": PipelineKind(
-        ImageModel, 0, SpecialTokens(), "an image model", "regard classify, segment, evaluate, look, info"
-    ),
+    "translator": ("regard.pipelines.translator", "Translator"),
+    "text_generator": ("regard.pipelines.text_generator", "TextGenerator"),
+    "text_encoder": ("regard.pipelines.text_encoder", "TextEncoder"),
+    "image_model": ("regard.pipelines.image_model", "ImageModel"),
 }
+# Keys of config.json that are neither fields of the model config nor settings of the pipeline.
+_FOLDER_KEYS = frozenset({"format", "family", "shared_tokenizer", "special", _FINGERPRINTS, _PRECISION, _CHECKSUM})
 
 
-def pipeline_kind(config: Any) -> PipelineKind:
-    """The kind of pipeline that runs models of this config.
+def pipeline_class(config: Any) -> type[Any]:
+    """The class of the pipeline that runs models of this config.
 
-    >>> pipeline_kind(FAMILIES["gpt"].config()).pipeline_class.__name__
+    >>> pipeline_class(FAMILIES["gpt"].config()).__name__
     'TextGenerator'
     """
-    return PIPELINES[FAMILIES[family_name(config)].pipeline]
+    module, name = PIPELINES[FAMILIES[family_name(config)].pipeline]
+    return getattr(import_module(module), name)
 
 
 @overload
@@ -160,14 +125,10 @@ def check_storable(pipeline: Any) -> None:
 
 def write_model(folder: Path, pipeline: Pipeline, precision: WeightPrecision = "float32") -> None:
     """Write a model folder, or replace it. Each file is written atomically; the weights and config.json come last."""
-    if isinstance(pipeline, Translator):
-        pipeline = without_languages(pipeline)
+    pipeline = pipeline.as_saved()
     write_tokenizers(folder, *pipeline.tokenizers)
     write_atomically(folder / "training.json", json_bytes(pipeline.training))
-    if isinstance(pipeline, Translator) and pipeline.shortlist is not None:
-        write_shortlist(folder, pipeline.shortlist)
-    else:
-        (folder / SHORTLIST_FILE).unlink(missing_ok=True)  # left by a previous model in this folder
+    pipeline.write_files(folder)
     if precision == "int8":
         weights = quantize_weights(pipeline.model)
     else:
@@ -192,57 +153,25 @@ def write_config(
     if pipeline.tokenizers:
         config["shared_tokenizer"] = pipeline.tokenizers[0] is pipeline.tokenizers[-1]
         config[_FINGERPRINTS] = _fingerprints(folder)
-    if isinstance(pipeline, Translator) and pipeline.language_pairs:
-        config["languages"] = format_language_pairs(pipeline.language_pairs)
-    if isinstance(pipeline, Translator) and pipeline.language_tokens is not None:
-        config[_LANGUAGE_TOKENS] = pipeline.language_tokens.to_json()
-    if isinstance(pipeline, TextEncoder):
-        config |= write_sentence_embedding(folder, pipeline.sentence)
-    if isinstance(pipeline, Translator | TextGenerator) and pipeline.decoding != type(pipeline).decoding:
-        config[_DECODING] = changed_fields(pipeline.decoding)
-    if isinstance(pipeline, ImageModel) and pipeline.resizing is not None:
-        config[_RESIZING] = dataclasses.asdict(pipeline.resizing)
+    config |= pipeline.write_settings(folder)
     # The special ids also mark a foreign tokenizer.
     has_foreign_tokenizer = any(tokenizer.kind == FOREIGN_KIND for tokenizer in pipeline.tokenizers)
-    if has_foreign_tokenizer or pipeline.special != pipeline_kind(pipeline.model.config).special:
+    if has_foreign_tokenizer or pipeline.special != pipeline_class(pipeline.model.config).special:
         config["special"] = dataclasses.asdict(pipeline.special)
-    config |= dataclasses.asdict(pipeline.model.config)
-    if weights is not None:
-        config[_CHECKSUM] = _checksum(config, weights)
+    fields = dataclasses.asdict(pipeline.model.config)
+    checksum = {} if weights is None else {_CHECKSUM: _checksum(fields, weights)}
+    config |= fields | checksum
     write_atomically(folder / "config.json", json_bytes(config))
 
 
-def _checksum(table: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:
+def _checksum(fields: Mapping[str, Any], weights: Mapping[str, Tensor]) -> str:
     """CRC-32 of the fields of a model config and of the weights, with their names."""
-    fields = {key: value for key, value in table.items() if key not in _OTHER_KEYS}
     blocks: list[Any] = [json.dumps(fields, sort_keys=True).encode()]
     for name, tensor in sorted(weights.items()):
         blocks += [name.encode(), *tensor.reshape(-1).view(torch.uint8).split(_CHECKSUM_BLOCK)]
     with ThreadPoolExecutor() as pool:  # zlib releases the interpreter lock
         sums = pool.map(lambda block: zlib.crc32(block if isinstance(block, bytes) else block.numpy()), blocks)
         return f"{zlib.crc32(b''.join(checksum.to_bytes(4, 'big') for checksum in sums)):08x}"
-
-
-def _check_checksum(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Warn about weights or a model config that have changed since the folder was written."""
-    table = read_json(folder / "config.json")
-    if _CHECKSUM in table and table[_CHECKSUM] != _checksum(table, weights):
-        logger.warning(
-            "%s: weights or sizes are not those that were saved (%s in config.json). Restore the folder from a good "
-            "copy; if you changed it on purpose, load and save it once.",
-            folder,
-            _CHECKSUM,
-        )
-
-
-def changed_fields(decoding: DecodeConfig) -> dict[str, Any]:
-    """The options of decoding that differ from those of `DecodeConfig()`.
-
-    >>> changed_fields(DecodeConfig(beam=4, suppress_sequences=((7,),)))
-    {'beam': 4, 'suppress_sequences': ((7,),)}
-    """
-    usual = dataclasses.asdict(DecodeConfig())
-    return {name: value for name, value in dataclasses.asdict(decoding).items() if value != usual[name]}
 
 
 def _align_tensors(file: bytes) -> bytes:
@@ -274,9 +203,9 @@ def read_tokenizers(folder: Path, *, foreign: bool = False) -> tuple[Tokenizer, 
 @overload
 def load(path: str | Path | Sequence[str | Path], device: str = "auto", *, expect: type[P]) -> P: ...
 @overload
-def load(path: str | Path, device: str = "auto") -> AnyPipeline: ...
+def load(path: str | Path, device: str = "auto") -> "AnyPipeline": ...
 @overload
-def load(path: list[Any] | tuple[Any, ...], device: str = "auto") -> Translator: ...
+def load(path: list[Any] | tuple[Any, ...], device: str = "auto") -> "Translator": ...
 def load(path, device="auto", *, expect=None):
     """Load a model folder as the pipeline of its family: Translator, TextGenerator, TextEncoder or ImageModel.
 
@@ -294,76 +223,24 @@ def load(path, device="auto", *, expect=None):
             f"{path!r} is not the path of a model folder.", "Pass a folder that regard train or regard import wrote."
         )
     torch_device = find_device(device)
-    folder = Path(path)
-    config, special = read_config(folder)
-    kind = pipeline_kind(config)
-    check_kind(folder, config, expect)
-    weights_path = folder / "model.safetensors"
-    weights = _read_weights(weights_path, config)
-    _check_checksum(folder, weights)
-    if read_precision(folder) == "int8":
-        weights = dequantize_weights(weights, weights_path)
-    model = model_from_weights(config, weights, weights_path)
-    tokenizers = read_tokenizers(folder, foreign=special is not None) if kind.tokenizer_count else ()
-    for tokenizer, size in zip(tokenizers, vocab_sizes(config)):
-        entries = tokenizer.largest_id + 1
-        if entries > size or (special is None and entries != size):
-            raise RegardError(
-                f"{folder}: the tokenizer has {entries} entries, but the model's vocabulary has {size}.",
-                "Check that all files come from the same model.",
-            )
-    if kind.tokenizer_count:
-        _check_fingerprints(folder)
+    folder = ModelFolder.open(path, expect)
+    model = model_from_weights(folder.config, folder.read_weights(), folder.weights_file)
+    tokenizers = folder.read_tokenizers()
     training: dict[str, Any] = {}
-    if (folder / "training.json").exists():
+    if (folder.path / "training.json").exists():
         try:
-            training = read_json(folder / "training.json")
+            training = read_json(folder.path / "training.json")
         except RegardError as error:  # only provenance: the model runs without it
             logger.warning("%s The model is used without it.", error.message)
-    pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, special)
-    pipeline.folders = frozenset([folder.resolve()])
-    read_pipeline_settings(pipeline, folder)
-    if kind.pipeline_class is Translator:
-        return dataclasses.replace(pipeline, shortlist=read_shortlist(folder, *vocab_sizes(config)))
+    pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, folder.special)
+    pipeline.folders = frozenset([folder.path.resolve()])
+    pipeline.read_settings(folder)
     return pipeline
 
 
-def read_pipeline_settings(pipeline: Pipeline, folder: Path) -> None:
-    """Set what a folder contains for its pipeline beside model and tokenizers."""
-    path = folder / "config.json"
-    if isinstance(pipeline, Translator):
-        pipeline.language_pairs = read_language_pairs(folder)
-        vocab, name = min(vocab_sizes(pipeline.model.config)), f"{path}: {_LANGUAGE_TOKENS}"
-        if (tokens := read_json(path).get(_LANGUAGE_TOKENS)) is not None:
-            pipeline.language_tokens = LanguageTokens.from_json(tokens, name, vocab)
-    if isinstance(pipeline, Translator | TextGenerator):
-        pipeline.decoding = _read_part(path, _DECODING, DecodeConfig()) or pipeline.decoding
-    if isinstance(pipeline, ImageModel):
-        pipeline.resizing = _read_part(path, _RESIZING, Resizing())
-    if isinstance(pipeline, TextEncoder):
-        table = read_json(folder / "config.json")
-        pipeline.sentence = read_sentence_embedding(folder, table, pipeline.model.config.width)
+def _load_ensemble(paths: Any, device: str) -> "Translator":
+    from regard.pipelines.translator import Translator
 
-
-def _read_part(path: Path, key: str, default: C) -> C | None:
-    """The config in an object inside config.json; None if there is none."""
-    table = read_json(path).get(key)
-    if table is not None and not isinstance(table, dict):
-        raise RegardError(f"{path}: {key} must be an object (got {format_value(table)}).", _FIX)
-    return None if table is None else _fill(default, table, path, f"{key}.")
-
-
-def check_kind(folder: Path, config: Any, expect: type[Any] | None) -> None:
-    """Raise an error unless the pipeline of the folder is of the class `expect` (None: any)."""
-    kind = pipeline_kind(config)
-    if expect not in (None, kind.pipeline_class):
-        expected = next(other for other in PIPELINES.values() if other.pipeline_class is expect)
-        raise RegardError(
-            f"{folder} contains {kind.description}, not {expected.description}.", f"Use it with: {kind.commands}."
-        )
-
-
-def _load_ensemble(paths: Any, device: str) -> Translator:
     if not isinstance(paths, Sequence) or isinstance(paths, bytes) or not paths:
         raise RegardError(
             f"Expected the path of a model folder, or a list of paths (got {format_value(paths)}).",
@@ -377,6 +254,163 @@ def _load_ensemble(paths: Any, device: str) -> Translator:
                 "The models of an ensemble must share their tokenizers.",
             )
     return dataclasses.replace(first, ensemble_members=[other.model for other in others])
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    """SHA-256 of the tokenizer files of a folder, by file name, with Unix line ends."""
+    files = (folder / name for name in _TOKENIZER_FILES)
+    content = {file.name: file.read_bytes().replace(b"\r\n", b"\n") for file in files if file.exists()}
+    return {name: hashlib.sha256(text).hexdigest() for name, text in content.items()}
+
+
+def make_pipeline(
+    model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: SpecialTokens | None = None
+) -> Any:
+    """The pipeline of a model and its tokenizers (none for images), by the family of the model."""
+    return pipeline_class(model.config).from_parts(model, tokenizers, training, special)
+
+
+def vocab_sizes(config: Any) -> tuple[int, ...]:
+    """The vocabulary sizes in a model config: source and target, one, or none.
+
+    >>> vocab_sizes(FAMILIES["gpt"].config(vocab=7))
+    (7,)
+    """
+    return tuple(getattr(config, name) for name in ("vocab", "source_vocab", "target_vocab") if hasattr(config, name))
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model folder, of which config.json has been read and checked; the other files are read by methods."""
+
+    path: Path
+    table: dict[str, Any] = field(repr=False)
+    """config.json"""
+    fields: dict[str, Any] = field(repr=False)
+    """of these, the fields of the model config"""
+    config: Any
+    """config of the model"""
+    special: SpecialTokens | None
+    """special token ids, or None if they are the default ones"""
+
+    @staticmethod
+    def open(path: str | Path, expect: type[Any] | None = None) -> "ModelFolder":
+        """Read config.json. If the pipeline of the folder is not of the class `expect`, an error is raised."""
+        folder = Path(path)
+        file = folder / "config.json"
+        if not folder.is_dir():
+            raise RegardError(f"{folder}: model folder not found.", "Train one with: regard train")
+        if not file.exists() and (folder / "state").is_dir():
+            raise RegardError(
+                f"{folder} contains a training run that stopped before its first validation.",
+                "Resume it with the same regard train command.",
+            )
+        if not file.exists():
+            raise RegardError(
+                f"{folder} is not a model folder: config.json is missing.",
+                "Pass a folder that regard train or regard import wrote.",
+            )
+        table = read_json(file)
+        if type(table.get("format")) is not int:
+            raise RegardError(f"{file}: not a Regard config (`format` is missing).", "Pass a folder that Regard wrote.")
+        if table["format"] > INT8_FORMAT:
+            number = format_value(table["format"])
+            raise RegardError(
+                f"{file}: format {number} is newer than this version of Regard supports ({INT8_FORMAT}).",
+                "Upgrade regard.",
+            )
+        family = FAMILIES[check_value(Annotated[str, OneOf(FAMILIES)], table.get("family"), f"{file}: family")]
+        special = read_section(file, table, "special", SpecialTokens())
+        if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
+            raise RegardError(
+                f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared."
+            )
+        default = family.config()
+        other = _FOLDER_KEYS | pipeline_class(default).stored_keys
+        fields = {key: value for key, value in table.items() if key not in other}
+        config = _fill(default, fields, file)
+        try:
+            config.check()
+        except RegardError as error:
+            raise RegardError(f"{file}: {error.message}", _FIX) from None
+        stored = ModelFolder(folder, table, fields, config, special)
+        actual = stored.pipeline_class
+        if expect not in (None, actual):
+            assert expect is not None
+            raise RegardError(
+                f"{folder} contains {actual.description}, not {expect.description}.", f"Use it with: {actual.commands}."
+            )
+        return stored
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def weights_file(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def pipeline_class(self) -> type[Any]:
+        """The class of the pipeline that runs the model."""
+        return pipeline_class(self.config)
+
+    def read_section(self, key: str, default: C) -> C | None:
+        """The config in an object inside config.json; None if there is none."""
+        return read_section(self.config_file, self.table, key, default)
+
+    def read_weights(self) -> dict[str, Tensor]:
+        """The weights in float32; a warning if they, or the model config, have changed since the folder was written."""
+        weights = _read_weights(self.weights_file, self.config)
+        if _CHECKSUM in self.table and self.table[_CHECKSUM] != _checksum(self.fields, weights):
+            logger.warning(
+                "%s: weights or sizes are not those that were saved (%s in config.json). Restore the folder from a "
+                "good copy; if you changed it on purpose, load and save it once.",
+                self.path,
+                _CHECKSUM,
+            )
+        name = f"{self.config_file}: {_PRECISION}"
+        precision = check_value(WeightPrecision, self.table.get(_PRECISION, "float32"), name)
+        return dequantize_weights(weights, self.weights_file) if precision == "int8" else weights
+
+    def read_tokenizers(self) -> tuple[Tokenizer, ...]:
+        """The tokenizers (none for images), after checking that they are those of the model."""
+        if not self.pipeline_class.tokenizer_count:
+            return ()
+        tokenizers = read_tokenizers(self.path, foreign=self.special is not None)
+        for tokenizer, size in zip(tokenizers, vocab_sizes(self.config)):
+            entries = tokenizer.largest_id + 1
+            if entries > size or (self.special is None and entries != size):
+                raise RegardError(
+                    f"{self.path}: the tokenizer has {entries} entries, but the model's vocabulary has {size}.",
+                    "Check that all files come from the same model.",
+                )
+        self._check_fingerprints()
+        return tokenizers
+
+    def _check_fingerprints(self) -> None:
+        """Check that the tokenizer files are those of the model; older folders have no fingerprints."""
+        expected = self.table.get(_FINGERPRINTS)
+        if expected is None:
+            return
+        if not isinstance(expected, dict):
+            raise RegardError(
+                f"{self.config_file}: {_FINGERPRINTS} must be an object (got {format_value(expected)}).", _FIX
+            )
+        for name, fingerprint in _fingerprints(self.path).items():
+            if expected.get(name) != fingerprint:
+                raise RegardError(
+                    f"{self.path / name}: not the tokenizer that the model was saved with.",
+                    f"Restore it. If you changed it on purpose, remove {_FINGERPRINTS} from config.json.",
+                )
+
+
+def read_section(file: Path, table: Mapping[str, Any], key: str, default: C) -> C | None:
+    """The config in an object inside the table of a file; None if there is none."""
+    section = table.get(key)
+    if section is not None and not isinstance(section, dict):
+        raise RegardError(f"{file}: {key} must be an object (got {format_value(section)}).", _FIX)
+    return None if section is None else _fill(default, section, file, f"{key}.")
 
 
 def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
@@ -394,120 +428,6 @@ def _read_weights(path: Path, config: Any) -> dict[str, Tensor]:
         raise RegardError(f"{path}: file not found.", hint) from None
     except (SafetensorError, OSError, ValueError) as error:
         raise RegardError(f"{path}: the file is damaged ({error}).", "Restore the file from a good copy.") from None
-
-
-def _fingerprints(folder: Path) -> dict[str, str]:
-    """SHA-256 of the tokenizer files of a folder, by file name, with Unix line ends."""
-    files = (folder / name for name in _TOKENIZER_FILES)
-    content = {file.name: file.read_bytes().replace(b"\r\n", b"\n") for file in files if file.exists()}
-    return {name: hashlib.sha256(text).hexdigest() for name, text in content.items()}
-
-
-def _check_fingerprints(folder: Path) -> None:
-    """Check that the tokenizer files are those of the model; older folders have no fingerprints."""
-    path = folder / "config.json"
-    expected = read_json(path).get(_FINGERPRINTS)
-    if expected is None:
-        return
-    if not isinstance(expected, dict):
-        raise RegardError(f"{path}: {_FINGERPRINTS} must be an object (got {format_value(expected)}).", _FIX)
-    for name, fingerprint in _fingerprints(folder).items():
-        if expected.get(name) != fingerprint:
-            raise RegardError(
-                f"{folder / name}: not the tokenizer that the model was saved with.",
-                f"Restore it. If you changed it on purpose, remove {_FINGERPRINTS} from config.json.",
-            )
-
-
-def make_pipeline(
-    model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: SpecialTokens | None = None
-) -> Any:
-    """The pipeline of a model and its tokenizers (none for images), by the family of the model."""
-    kind = pipeline_kind(model.config)
-    if not kind.tokenizer_count:
-        return kind.pipeline_class(model, training=training)
-    pipeline = kind.pipeline_class(
-        model, *tokenizers[: kind.tokenizer_count], training=training, special=special or kind.special
-    )
-    if isinstance(pipeline, Translator):  # at the start of training there is no config.json to read them from
-        pipeline.language_pairs = _recipe_language_pairs(training)
-    return pipeline
-
-
-def _recipe_language_pairs(training: Any) -> tuple[LanguagePair, ...]:
-    """The language pairs in the recipe of a training.json, which may hold anything."""
-    for key in ("recipe", "data"):
-        training = training.get(key) if isinstance(training, dict) else None
-    if not isinstance(training, dict):
-        return ()
-    languages = training.get("languages")
-    try:
-        pairs = parse_language_pairs([code for code in languages or () if isinstance(code, str)])
-    except (RegardError, TypeError):
-        return ()
-    return add_directions(pairs, training.get("both_directions") is True)
-
-
-def read_language_pairs(folder: Path) -> tuple[LanguagePair, ...]:
-    """The language pairs in config.json; empty if there are none."""
-    path = folder / "config.json"
-    languages = read_json(path).get("languages", [])
-    if not isinstance(languages, list) or not all(isinstance(code, str) for code in languages):
-        raise RegardError(f"{path}: languages must be a list of codes (got {languages!r}).", "Fix the file.")
-    return parse_language_pairs(languages, f"{path}: languages")
-
-
-def read_precision(folder: Path) -> WeightPrecision:
-    """The precision of the stored weights, from config.json."""
-    path = folder / "config.json"
-    return check_value(WeightPrecision, read_json(path).get(_PRECISION, "float32"), f"{path}: {_PRECISION}")
-
-
-def vocab_sizes(config: Any) -> tuple[int, ...]:
-    """The vocabulary sizes in a model config: source and target, one, or none.
-
-    >>> vocab_sizes(FAMILIES["gpt"].config(vocab=7))
-    (7,)
-    """
-    return tuple(getattr(config, name) for name in ("vocab", "source_vocab", "target_vocab") if hasattr(config, name))
-
-
-def read_config(folder: Path) -> tuple[Any, SpecialTokens | None]:
-    """The validated model config in config.json, and its special token ids, or None if they are the default ones."""
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise RegardError(f"{folder}: model folder not found.", "Train one with: regard train")
-    if not path.exists() and (folder / "state").is_dir():
-        raise RegardError(
-            f"{folder} contains a training run that stopped before its first validation.",
-            "Resume it with the same regard train command.",
-        )
-    if not path.exists():
-        raise RegardError(
-            f"{folder} is not a model folder: config.json is missing.",
-            "Pass a folder that regard train or regard import wrote.",
-        )
-    table = read_json(path)
-    if type(table.get("format")) is not int:
-        raise RegardError(f"{path}: not a Regard config (`format` is missing).", "Pass a folder that Regard wrote.")
-    if table["format"] > INT8_FORMAT:
-        number = format_value(table["format"])
-        raise RegardError(
-            f"{path}: format {number} is newer than this version of Regard supports ({INT8_FORMAT}).",
-            "Upgrade regard.",
-        )
-    family = FAMILIES[check_value(Annotated[str, OneOf(FAMILIES)], table.get("family"), f"{path}: family")]
-    special = table.pop("special", None)
-    if special is not None and not isinstance(special, dict):
-        raise RegardError(f"{path}: special must be an object (got {format_value(special)}).", _FIX)
-    if table.get("shared_tokenizer") is False and not (folder / "target_tokenizer.json").exists():
-        raise RegardError(f"{folder}: target_tokenizer.json is missing.", "Restore it: the tokenizers are not shared.")
-    config = _fill(family.config(), {key: value for key, value in table.items() if key not in _OTHER_KEYS}, path)
-    try:
-        config.check()
-    except RegardError as error:
-        raise RegardError(f"{path}: {error.message}", _FIX) from None
-    return config, None if special is None else _fill(SpecialTokens(), special, path, "special.")
 
 
 def _check_shapes(config: Any, shapes: Mapping[str, Sequence[int]], origin: str | Path) -> None:

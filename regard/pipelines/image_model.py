@@ -1,10 +1,11 @@
 """Image pipeline: classification and segmentation."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -18,8 +19,12 @@ from regard.data.images.sets import ImageSet
 from regard.errors import RegardError
 from regard.layers.patches import PackedImages, pack_images
 from regard.models import ViT
+from regard.models.vit import IMAGE_HEADS, ImageHead, ImageLabelHead, PixelLabelHead
 from regard.pipelines.pipeline import Pipeline
 from regard.pipelines.scoring import Classification
+
+if TYPE_CHECKING:
+    from regard.pipelines.folder import ModelFolder
 
 # Tokens (patches) per batch.
 BATCH_TOKENS = 16384
@@ -41,10 +46,38 @@ class ImageModel(Pipeline):
     'Sphynx'
     """
 
+    description = "an image model"
+    commands = "regard classify, segment, evaluate, look, info"
+    tokenizer_count = 0
+    sides = ("image",)
+    stored_keys = frozenset({"resizing"})
     model: ViT
     training: dict[str, Any] = field(default_factory=dict)
     resizing: Resizing | None = None
     """resizing of an imported model; None: images are scaled and center-cropped to the training size"""
+
+    @property
+    def head(self) -> ImageHead:
+        """What the outputs of the model are."""
+        return IMAGE_HEADS[self.model.config.head]
+
+    @classmethod
+    def from_parts(cls, model: Any, tokenizers: Any, training: dict[str, Any], special: Any = None) -> "ImageModel":
+        return cls(model, training=training)
+
+    def write_settings(self, folder: Path) -> dict[str, Any]:
+        return {} if self.resizing is None else {"resizing": dataclasses.asdict(self.resizing)}
+
+    def read_settings(self, folder: "ModelFolder") -> None:
+        self.resizing = folder.read_section("resizing", Resizing())
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("image",)
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        return (self.head.method,) if self.labels and self.head.method else ()
 
     def _describe_input(self) -> str:
         return f"images of {self.size[0]} × {self.size[1]} pixels, {len(self.labels)} labels"
@@ -87,7 +120,7 @@ class ImageModel(Pipeline):
     @torch.no_grad()
     def probabilities(self, pixels: PixelArrays) -> Float[np.ndarray, "M V"]:
         """The probability of each label for each image; images are not resized."""
-        self._check_head("classify", "classify-images")
+        self._check_head(ImageLabelHead, "classify", "classify-images")
         probabilities = np.zeros((len(pixels), len(self.labels)), np.float32)
         self.model.eval()
         order = sorted(range(len(pixels)), key=lambda i: pixels[i].size)  # images of similar size in one batch
@@ -111,7 +144,7 @@ class ImageModel(Pipeline):
         """
         if isinstance(images, str | Path):
             return self.segment([images])[0]
-        self._check_head("segment", "segment")
+        self._check_head(PixelLabelHead, "segment", "segment")
         masks: list[Int[np.ndarray, "_ _"]] = []
         self.model.eval()
         for batch in self._batches(images):
@@ -128,13 +161,12 @@ class ImageModel(Pipeline):
         `classify`.
         """
         opened = _open_image(image, "the image")
-        is_segmenter = self.model.config.head == "segment"
-        return self._resize_to_cover(*opened) if is_segmenter else self._resize_and_crop(*opened)
+        return self._resize_to_cover(*opened) if self.head.is_per_pixel else self._resize_and_crop(*opened)
 
-    def _check_head(self, head: str, task: str) -> None:
-        if self.model.config.head != head or not self.labels:
+    def _check_head(self, head: type[ImageHead], verb: str, task: str) -> None:
+        if not isinstance(self.head, head) or not self.labels:
             raise RegardError(
-                f"This model was not trained to {head} images.", f"Fine-tune it: regard train --task {task} --from …"
+                f"This model was not trained to {verb} images.", f"Fine-tune it: regard train --task {task} --from …"
             )
 
     def _batch_size(self, size: Sequence[int]) -> int:

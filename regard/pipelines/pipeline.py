@@ -1,21 +1,27 @@
 """Base classes of the pipelines."""
 
+import dataclasses
 import hashlib
 import logging
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
+from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 from regard.models import family_name
 from regard.models.lengths import length_limit
 from regard.pipelines.resumable_file import AllowedChange
+
+if TYPE_CHECKING:
+    from regard.pipelines.folder import ModelFolder
 
 logger = logging.getLogger("regard")
 
@@ -31,9 +37,77 @@ class _Stored:
 class Pipeline(_Stored):
     """Base class of all pipelines: a model, ready to use, that can be saved as a model folder."""
 
+    description: ClassVar[str]
+    """noun phrase with its article, for messages"""
+    commands: ClassVar[str]
+    """commands that run it, for messages"""
+    tokenizer_count: ClassVar[int]
+    """number of tokenizers: 2 for source and target, 1 for text, 0 for images"""
+    sides: ClassVar[tuple[str, ...]] = ("text",)
+    """the sequences that the model reads"""
+    continues_source: ClassVar[bool] = False
+    """whether the output of the model continues its input, as that of a language model does"""
+    stored_keys: ClassVar[frozenset[str]] = frozenset()
+    """keys of config.json that `write_settings` may return"""
     model: Any
     training: dict[str, Any]
     special: SpecialTokens = SpecialTokens()
+    """special token ids; the default is that of models trained with Regard"""
+
+    @classmethod
+    def from_parts(
+        cls,
+        model: Any,
+        tokenizers: tuple[Tokenizer, ...],
+        training: dict[str, Any],
+        special: SpecialTokens | None = None,
+    ) -> Any:
+        """The pipeline of a model and its tokenizers, of which there may be more than it uses."""
+        more = {} if special is None else {"special": special}
+        return cls(model, *tokenizers[: cls.tokenizer_count], training=training, **more)  # type: ignore[call-arg]
+
+    def with_target(self, to: str | None = None, source_language: str | None = None) -> Any:
+        """The pipeline for these languages; only a translator has any."""
+        if (to, source_language) != (None, None):
+            raise RegardError("Only a translator has languages.", "Leave out to and source_language.")
+        return self
+
+    def inherit_settings(self, origin: Any) -> None:
+        """Take over the settings of the pipeline from which this one is fine-tuned."""
+
+    def as_saved(self) -> Any:
+        """The pipeline as it is stored in a model folder."""
+        return self
+
+    def write_files(self, folder: Path) -> None:
+        """Write the files of a model folder beside config, weights and tokenizers, and remove those of other models."""
+
+    def write_settings(self, folder: Path) -> dict[str, Any]:
+        """Keys of config.json beside those of the model config; also writes what they need."""
+        return {}
+
+    def read_settings(self, folder: "ModelFolder") -> None:
+        """Set what `write_files` and `write_settings` have stored."""
+
+    @property
+    def head(self) -> Any:
+        """What the outputs of an encoder or image model are; None for models that generate text."""
+        return None
+
+    @property
+    def is_per_text(self) -> bool:
+        """Whether the output of the model has one row per text, not one per token."""
+        return False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the inputs of `look`."""
+        return ("source",)
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """Methods that the model supports, such as translate or classify; of a chat model also "chat"."""
+        return ()
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, ...]:
@@ -155,3 +229,49 @@ class TextPipeline(Pipeline):
                 "Warning: a text exceeds the maximum training length of %d tokens; quality may be lower.",
                 self.trained_length,
             )
+
+
+class DecodingPipeline(TextPipeline):
+    """Base class of the pipelines that write text, token by token: translators and language models."""
+
+    stored_keys = frozenset({"decoding"})
+    decoding: DecodeConfig
+    """default options of decoding"""
+
+    @abstractmethod
+    def record_search(
+        self, text: str, config: DecodeConfig, prefix: str, **phrases: Any
+    ) -> tuple[list[Any], list[int]]:
+        """Decode a text; the outputs, of which the first has the search history, and the ids of the text."""
+
+    @abstractmethod
+    def forced_ids(self, prefix: str) -> list[int]:
+        """The ids with which every output begins, given a forced prefix."""
+
+    @abstractmethod
+    def output_limit(self, config: DecodeConfig, source: Sequence[int]) -> int:
+        """The maximum length of an output in tokens."""
+
+    @abstractmethod
+    def forced_inputs(self, source: list[int], outputs: Sequence[list[int]]) -> tuple[Any, ...]:
+        """Arguments of the model's forward for outputs of one source (teacher forcing)."""
+
+    def inherit_settings(self, origin: Any) -> None:
+        self.decoding = origin.decoding
+
+    def write_settings(self, folder: Path) -> dict[str, Any]:
+        is_default = self.decoding == type(self).decoding
+        return {} if is_default else {"decoding": changed_fields(self.decoding)}
+
+    def read_settings(self, folder: "ModelFolder") -> None:
+        self.decoding = folder.read_section("decoding", DecodeConfig()) or self.decoding
+
+
+def changed_fields(decoding: DecodeConfig) -> dict[str, Any]:
+    """The options of decoding that differ from those of `DecodeConfig()`.
+
+    >>> changed_fields(DecodeConfig(beam=4, suppress_sequences=((7,),)))
+    {'beam': 4, 'suppress_sequences': ((7,),)}
+    """
+    usual = dataclasses.asdict(DecodeConfig())
+    return {name: value for name, value in dataclasses.asdict(decoding).items() if value != usual[name]}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from regard.data.text.tagged_texts import TaggingWindows, join_words, split_word
 from regard.data.text.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.models import Bert
+from regard.models.bert import TEXT_HEADS, AnswerHead, MaskedTokenHead, TextHead, TextLabelHead, TokenLabelHead
 from regard.pipelines.files import (
     BlockOutput,
     FileProgress,
@@ -35,8 +36,15 @@ from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.pipeline import TextPipeline
 from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import Classification, TaggedWord, format_classification
-from regard.pipelines.sentence_embedding import SentenceEmbedding
+from regard.pipelines.sentence_embedding import (
+    SentenceEmbedding,
+    read_sentence_embedding,
+    write_sentence_embedding,
+)
 from regard.ranges import MAX_INT
+
+if TYPE_CHECKING:
+    from regard.pipelines.folder import ModelFolder
 
 logger = logging.getLogger("regard")
 
@@ -53,6 +61,10 @@ class TextEncoder(TextPipeline):
     (2, 384)
     """
 
+    description = "a text encoder"
+    commands = "regard embed, classify, tag, answer, look, info"
+    tokenizer_count = 1
+    stored_keys = frozenset({"sentence"})
     model: Bert
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
@@ -65,6 +77,36 @@ class TextEncoder(TextPipeline):
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         return self.tokenizer, self.tokenizer
 
+    @property
+    def head(self) -> TextHead:
+        """What the outputs of the model are."""
+        return TEXT_HEADS[self.model.config.head]
+
+    @property
+    def is_per_text(self) -> bool:
+        return self.head.is_per_text
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.head.fields
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        return ("embed", self.head.method) if self.head.method else ("embed",)
+
+    def _require_head(self, head: type[TextHead], name: str, hint: str) -> None:
+        if not isinstance(self.head, head):
+            raise RegardError(f"This model has no {name} head.", hint)
+
+    def inherit_settings(self, origin: Any) -> None:
+        self.sentence = origin.sentence
+
+    def write_settings(self, folder: Path) -> dict[str, Any]:
+        return write_sentence_embedding(folder, self.sentence)
+
+    def read_settings(self, folder: "ModelFolder") -> None:
+        self.sentence = read_sentence_embedding(folder.path, folder.table, self.model.config.width)
+
     def encode_text(self, text: str, *, name: str = "the text", truncate: bool = False) -> list[int]:
         """The ids of a text with special tokens; `truncate` cuts it to the trained length.
 
@@ -75,8 +117,8 @@ class TextEncoder(TextPipeline):
         return self.special.add_special_tokens(ids)
 
     def _encode_masks(self, text: str) -> list[int]:
-        mask = self.special.mask
-        if self.model.config.head != "mask" or mask is None:
+        mask = self.special.mask if self.head.shares_embedding else None
+        if mask is None:
             return self.tokenizer.encode(text)
         *before, last = text.split(MASK_TOKEN)
         # The space before a mask belongs to the masked word; it is not a separate token.
@@ -175,10 +217,7 @@ class TextEncoder(TextPipeline):
         """
         if isinstance(texts, str):
             return self.classify([texts], truncate=truncate)[0]
-        if self.model.config.head != "classify":
-            raise RegardError(
-                "This model has no classification head.", "Fine-tune it: regard train --task classify --from …"
-            )
+        self._require_head(TextLabelHead, "classification", "Fine-tune it: regard train --task classify --from …")
         rows = [(text,) if isinstance(text, str) else text for text in texts]
         for i, row in enumerate(rows, 1):
             if len(row) not in (1, 2):
@@ -305,10 +344,7 @@ class TextEncoder(TextPipeline):
                 "A question needs its context (got a string).", 'Pass Question(id="", question="…", context="…").'
             )
         config = self.model.config
-        if config.head != "answer":
-            raise RegardError(
-                "This model has no question answering head.", "Fine-tune it: regard train --task answer --from …"
-            )
+        self._require_head(AnswerHead, "question answering", "Fine-tune it: regard train --task answer --from …")
         pieces = QuestionWindows.from_questions(
             questions, self.tokenizer, self.special, max_len=config.max_len, segments=config.segments > 1
         )
@@ -333,10 +369,7 @@ class TextEncoder(TextPipeline):
         if isinstance(texts, str):
             return self.tag([texts])[0]
         config = self.model.config
-        if config.head != "tag":
-            raise RegardError(
-                "This model has no token classification head.", "Fine-tune it: regard train --task tag --from …"
-            )
+        self._require_head(TokenLabelHead, "token classification", "Fine-tune it: regard train --task tag --from …")
         if not texts:
             return []
         strings, spans = zip(*((t, split_words(t)) if isinstance(t, str) else join_words(t) for t in texts))
@@ -366,7 +399,7 @@ class TextEncoder(TextPipeline):
         """The `count` most probable tokens for each `<mask>` in a text, or in each, with their probabilities."""
         if not isinstance(texts, str):
             return [self.fill(text, count) for text in texts]
-        if self.model.config.head != "mask" or self.special.mask is None:
+        if not isinstance(self.head, MaskedTokenHead) or self.special.mask is None:
             raise RegardError("This model has no masked language modeling head.", "Train one: regard train --task mask")
         if MASK_TOKEN not in texts:
             raise RegardError(f"The text contains no {MASK_TOKEN}.", f"Write {MASK_TOKEN} in place of a token.")

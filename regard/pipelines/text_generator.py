@@ -22,7 +22,7 @@ from regard.pipelines.callback_iterator import iterate_callback
 from regard.pipelines.chat_template import Messages, render_chat
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
-from regard.pipelines.pipeline import TextPipeline, best_text
+from regard.pipelines.pipeline import DecodingPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 
 OnText = Callable[[int, str], None]
@@ -73,7 +73,7 @@ class TokenScores(NamedTuple):
 
 
 @dataclass(repr=False)
-class TextGenerator(TextPipeline):
+class TextGenerator(DecodingPipeline):
     """A language model (GPT) with its tokenizer.
 
     >>> generator = load("model")  # doctest: +SKIP
@@ -81,12 +81,21 @@ class TextGenerator(TextPipeline):
     ', there was a little girl named Lily.'
     """
 
+    description = "a language model"
+    commands = "regard generate, evaluate, look, info"
+    tokenizer_count = 1
+    continues_source = True
     model: GPT
     tokenizer: Tokenizer
     training: dict[str, Any] = field(default_factory=dict)
     special: SpecialTokens = CAUSAL_LM_TOKENS
     decoding: DecodeConfig = SAMPLING
-    """default options of decoding"""
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        imported = self.training.get("imported")
+        has_template = isinstance(imported, dict) and imported.get("chat_template")
+        return ("generate", *(["chat"] if has_template else []), "score")
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -99,6 +108,23 @@ class TextGenerator(TextPipeline):
     def __call__(self, prompts: str | Sequence[str]) -> Any:
         """The first continuation of a prompt, or of each."""
         return best_text(prompts, self.generate(prompts))
+
+    def record_search(
+        self, text: str, config: DecodeConfig, prefix: str, **phrases: Any
+    ) -> tuple[list[Any], list[int]]:
+        if prefix:
+            raise RegardError("Only translators support a prefix.", "Append it to the prompt instead.")
+        return self.generate([text], config, **phrases, history=True)[0], self.encode_prompt(text)
+
+    def forced_ids(self, prefix: str) -> list[int]:
+        return []
+
+    def output_limit(self, config: DecodeConfig, source: Sequence[int]) -> int:
+        limit = self.length_limit
+        return config.max_len if limit is None else min(config.max_len, limit - len(source))
+
+    def forced_inputs(self, source: list[int], outputs: Sequence[list[int]]) -> tuple[Any, ...]:
+        return (self.pack([[*source, *output] for output in outputs]),)
 
     def encode_prompt(
         self,

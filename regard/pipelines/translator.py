@@ -6,11 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from regard.data.text.languages import LanguagePair, LanguageTokens
+from regard.data.text.languages import (
+    LanguagePair,
+    LanguageTokens,
+    add_directions,
+    format_language_pairs,
+    parse_language_pairs,
+)
 from regard.data.text.sentence_splitter import split_sentences
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
@@ -20,12 +27,15 @@ from regard.layers.packed import Packed
 from regard.models import TranslationModel
 from regard.pipelines import translation_files
 from regard.pipelines.decoding_request import DecodingRequest
-from regard.pipelines.language_choice import select_languages
+from regard.pipelines.language_choice import select_languages, without_languages
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
-from regard.pipelines.pipeline import TextPipeline, best_text
+from regard.pipelines.pipeline import DecodingPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
-from regard.pipelines.shortlist import learn_shortlist
+from regard.pipelines.shortlist import SHORTLIST_FILE, learn_shortlist, read_shortlist, write_shortlist
 from regard.pipelines.translation import Split, Translation, join_translations
+
+if TYPE_CHECKING:
+    from regard.pipelines.folder import ModelFolder
 
 # Offset between the sampling indices of consecutive sentences of one line.
 _SENTENCE_STRIDE = 1 << 32
@@ -38,7 +48,7 @@ FREQUENT_TOKENS = 100
 
 
 @dataclass(repr=False)
-class Translator(TextPipeline):
+class Translator(DecodingPipeline):
     """A translation model with its tokenizers.
 
     >>> translator = load("model")  # doctest: +SKIP
@@ -46,6 +56,11 @@ class Translator(TextPipeline):
     'Le chat a chassé la souris.'
     """
 
+    description = "a translator"
+    commands = "regard translate, evaluate, score, look, info"
+    tokenizer_count = 2
+    sides = ("source", "target")
+    stored_keys = frozenset({"languages", "language_tokens", *DecodingPipeline.stored_keys})
     model: TranslationModel
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
@@ -64,7 +79,64 @@ class Translator(TextPipeline):
     shortlist: Shortlist | None = None
     """target tokens that may translate each source token, for `DecodeConfig(shortlist=True)`"""
     decoding: DecodeConfig = BEAM_SEARCH
-    """default options of decoding"""
+
+    @classmethod
+    def from_parts(
+        cls,
+        model: Any,
+        tokenizers: tuple[Tokenizer, ...],
+        training: dict[str, Any],
+        special: SpecialTokens | None = None,
+    ) -> "Translator":
+        translator: Translator = super().from_parts(model, tokenizers, training, special)
+        translator.language_pairs = _recipe_language_pairs(training)  # at the start of training there is no config.json
+        return translator
+
+    def inherit_settings(self, origin: Any) -> None:
+        super().inherit_settings(origin)
+        # A model that is fine-tuned on some of its language pairs keeps the others.
+        keeps = self.source_tokenizer.language_tags or not self.language_pairs
+        pairs = (*origin.language_pairs, *self.language_pairs) if keeps else self.language_pairs
+        self.language_pairs = add_directions(pairs, both=False)
+        self.language_tokens = origin.language_tokens
+        self.source_language, self.target_language = origin.source_language, origin.target_language
+
+    def as_saved(self) -> "Translator":
+        return without_languages(self)
+
+    def write_files(self, folder: Path) -> None:
+        if self.shortlist is None:
+            (folder / SHORTLIST_FILE).unlink(missing_ok=True)
+        else:
+            write_shortlist(folder, self.shortlist)
+
+    def write_settings(self, folder: Path) -> dict[str, Any]:
+        settings: dict[str, Any] = {}
+        if self.language_pairs:
+            settings["languages"] = format_language_pairs(self.language_pairs)
+        if self.language_tokens is not None:
+            settings["language_tokens"] = self.language_tokens.to_json()
+        return settings | super().write_settings(folder)
+
+    def read_settings(self, folder: "ModelFolder") -> None:
+        super().read_settings(folder)
+        file, config = folder.config_file, self.model.config
+        codes = folder.table.get("languages", [])
+        if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
+            raise RegardError(f"{file}: languages must be a list of codes (got {codes!r}).", "Fix the file.")
+        self.language_pairs = parse_language_pairs(codes, f"{file}: languages")
+        if (tokens := folder.table.get("language_tokens")) is not None:
+            vocab = min(config.source_vocab, config.target_vocab)
+            self.language_tokens = LanguageTokens.from_json(tokens, f"{file}: language_tokens", vocab)
+        self.shortlist = read_shortlist(folder.path, config.source_vocab, config.target_vocab)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("source", "target")
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        return ("translate", "score")
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -164,6 +236,24 @@ class Translator(TextPipeline):
         """Number of special tokens added to a text."""
         special = self.with_target().special
         return max(len(special.add_special_tokens([])), len(special.make_decoder_input([])))
+
+    def record_search(
+        self, text: str, config: DecodeConfig, prefix: str, **phrases: Any
+    ) -> tuple[list[Any], list[int]]:
+        prefixes = [prefix] if prefix else None
+        outputs = self.translate([text], config, prefixes=prefixes, **phrases, history=True)[0]
+        return outputs, self.encode_source(text)
+
+    def forced_ids(self, prefix: str) -> list[int]:
+        return [*self.special.make_decoder_input([])[1:], *self.encode_target(prefix)]
+
+    def output_limit(self, config: DecodeConfig, source: Sequence[int]) -> int:
+        limit, most = config.limit(len(source)), self.max_output_len
+        return limit if most is None else min(limit, most)
+
+    def forced_inputs(self, source: list[int], outputs: Sequence[list[int]]) -> tuple[Any, ...]:
+        forced = len(self.forced_ids(""))
+        return self.teacher_forced([(source, output[forced:]) for output in outputs])
 
     @property
     def max_output_len(self) -> int | None:
@@ -464,3 +554,17 @@ class Translator(TextPipeline):
 
     translate_file = translation_files.translate_file
     score_file = translation_files.score_file
+
+
+def _recipe_language_pairs(training: Any) -> tuple[LanguagePair, ...]:
+    """The language pairs in the recipe of a training.json, which may hold anything."""
+    for key in ("recipe", "data"):
+        training = training.get(key) if isinstance(training, dict) else None
+    if not isinstance(training, dict):
+        return ()
+    languages = training.get("languages")
+    try:
+        pairs = parse_language_pairs([code for code in languages or () if isinstance(code, str)])
+    except (RegardError, TypeError):
+        return ()
+    return add_directions(pairs, training.get("both_directions") is True)

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial, singledispatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 from torch import nn
@@ -27,11 +27,14 @@ from regard.viewer import look
 
 logger = logging.getLogger("regard.serve")
 
+# Abilities of pipelines that have a route.
+SERVED = frozenset({"translate", "generate", "chat", "score", "embed", "classify", "answer", "segment"})
 # Names of classifiers' labels that are language codes have at most this many letters.
 _LANGUAGE_CODE_LENGTH = 3
 # Rounds and seconds of the requests before the first.
 _WARM_UP_ROUNDS = 2
 _WARM_UP_SECONDS = 600.0
+EXAMPLE_TEXT = "a b c d"
 # A request looks up its model first and submits its work a moment later.
 _GRACE_SECONDS = 5.0
 
@@ -63,17 +66,7 @@ class ServedModel:
     @property
     def tasks(self) -> list[str]:
         """What the model can do, by the names of the routes."""
-        pipeline = self.pipeline
-        if isinstance(pipeline, Translator):
-            return ["translate", "score", "attention"]
-        if isinstance(pipeline, TextGenerator):
-            chat = ["chat"] if has_chat_template(pipeline) else []
-            return ["generate", *chat, "score", "attention"]
-        if isinstance(pipeline, TextEncoder):
-            heads = {"classify": ["classify"], "answer": ["answer"]}
-            return ["embed", *heads.get(pipeline.model.config.head, []), "attention"]
-        assert isinstance(pipeline, ImageModel)
-        return [*([pipeline.model.config.head] if pipeline.labels else []), "attention"]
+        return [*(name for name in self.pipeline.abilities if name in SERVED), "attention"]
 
     @property
     def language_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -101,7 +94,7 @@ class ServedModel:
     @property
     def detects_languages(self) -> bool:
         """Whether the model is a text classifier whose labels are language codes."""
-        if not isinstance(self.pipeline, TextEncoder) or "classify" not in self.tasks:
+        if not {"embed", "classify"}.issubset(self.tasks):
             return False
         labels = self.pipeline.model.config.labels
         return len(labels) > 1 and all(_is_language_code(label) for label in labels)
@@ -109,12 +102,6 @@ class ServedModel:
 
 def _is_language_code(label: str) -> bool:
     return label.isascii() and label.isalpha() and label.islower() and 2 <= len(label) <= _LANGUAGE_CODE_LENGTH
-
-
-def has_chat_template(pipeline: TextGenerator) -> bool:
-    """Whether a language model has a chat template."""
-    imported = pipeline.training.get("imported")
-    return isinstance(imported, dict) and bool(imported.get("chat_template"))
 
 
 class ModelRegistry:
@@ -282,36 +269,64 @@ def warm_up(model: ServedModel) -> None:
 
 def _warm_up_work(model: ServedModel) -> tuple[list[DecodingRequest[Any]], list[Callable[[], Any]]]:
     """Requests to decode, the most frequent last, and other calls of a model."""
-    pipeline, text, image = model.pipeline, "a b c d", Image.new("RGB", (32, 32))
-    requests: list[DecodingRequest[Any]] = []
-    calls: list[Callable[[], Any]] = []
-    if isinstance(pipeline, Translator | TextGenerator):
-        if isinstance(pipeline, Translator):
-            to = next(iter(pipeline.target_languages), None)
-            pipeline = pipeline.with_target(to, next(iter(pipeline.source_languages), None))
-            calls.append(lambda: pipeline.score([(text, text)], truncate=True))
-        else:
-            calls.append(lambda: pipeline.score([text], truncate=True))
-            if has_chat_template(pipeline):
-                calls.append(lambda: pipeline.chat_prompt([{"role": "user", "content": text}]))
-        configs = [dataclasses.replace(pipeline.decoding, method=method) for method in ("sample", "greedy", "beam")]
-        for config in [*configs, pipeline.decoding]:
-            short = dataclasses.replace(config, max_len=min(8, config.max_len), min_len=0, n_best=1)
-            requests.append(pipeline.prepare([text], short, truncate=True))
-    elif isinstance(pipeline, TextEncoder):
-        calls.append(lambda: pipeline.embed([text], truncate=True))
-        if "classify" in model.tasks:
-            calls.append(lambda: pipeline.classify([text], truncate=True))
-        if "answer" in model.tasks:
-            calls.append(lambda: pipeline.answer([Question("0", text, text)]))
-    elif "classify" in model.tasks:
-        calls.append(lambda: pipeline.classify([image]))
-    elif "segment" in model.tasks:
-        calls.append(lambda: pipeline.segment([image]))
-    source = image if isinstance(pipeline, ImageModel) else text
-    viewed = dataclasses.replace(pipeline, model=model.viewed_pipeline.model)
-    calls.append(lambda: attention_page(look(viewed, source, name=model.name)))
-    return requests, [_ignore_errors(call) for call in calls]
+    work = example_work(model.pipeline)
+    viewed = dataclasses.replace(work.pipeline, model=model.viewed_pipeline.model)
+    calls = [*work.calls, lambda: attention_page(look(viewed, work.source, name=model.name))]
+    return work.requests, [_ignore_errors(call) for call in calls]
+
+
+class ExampleWork(NamedTuple):
+    """Short work for a pipeline: requests to decode, other calls, and an input of `look`."""
+
+    pipeline: Any
+    source: Any
+    requests: list[DecodingRequest[Any]]
+    calls: list[Callable[[], Any]]
+
+
+@singledispatch
+def example_work(pipeline: Any) -> ExampleWork:
+    """Short work of each kind that a pipeline supports; each class of pipelines registers a function."""
+    return ExampleWork(pipeline, EXAMPLE_TEXT, [], [])
+
+
+@example_work.register
+def translator_work(translator: Translator) -> ExampleWork:
+    to = next(iter(translator.target_languages), None)
+    bound = translator.with_target(to, next(iter(translator.source_languages), None))
+    score = partial(bound.score, [(EXAMPLE_TEXT, EXAMPLE_TEXT)], truncate=True)
+    return ExampleWork(bound, EXAMPLE_TEXT, _example_requests(bound), [score])
+
+
+@example_work.register
+def generator_work(generator: TextGenerator) -> ExampleWork:
+    calls: list[Callable[[], Any]] = [partial(generator.score, [EXAMPLE_TEXT], truncate=True)]
+    if "chat" in generator.abilities:
+        calls.append(partial(generator.chat_prompt, [{"role": "user", "content": EXAMPLE_TEXT}]))
+    return ExampleWork(generator, EXAMPLE_TEXT, _example_requests(generator), calls)
+
+
+def _example_requests(pipeline: Any) -> list[DecodingRequest[Any]]:
+    configs = [dataclasses.replace(pipeline.decoding, method=method) for method in ("sample", "greedy", "beam")]
+    shorter = dict(max_len=min(8, pipeline.decoding.max_len), min_len=0, n_best=1)
+    short = [dataclasses.replace(config, **shorter) for config in (*configs, pipeline.decoding)]
+    return [pipeline.prepare([EXAMPLE_TEXT], config, truncate=True) for config in short]
+
+
+@example_work.register
+def encoder_work(encoder: TextEncoder) -> ExampleWork:
+    calls: dict[str, Callable[[], Any]] = {
+        "embed": partial(encoder.embed, [EXAMPLE_TEXT], truncate=True),
+        "classify": partial(encoder.classify, [EXAMPLE_TEXT], truncate=True),
+        "answer": partial(encoder.answer, [Question("0", EXAMPLE_TEXT, EXAMPLE_TEXT)]),
+    }
+    return ExampleWork(encoder, EXAMPLE_TEXT, [], [calls[name] for name in encoder.abilities if name in calls])
+
+
+@example_work.register
+def image_work(model: ImageModel) -> ExampleWork:
+    image = Image.new("RGB", (32, 32))
+    return ExampleWork(model, image, [], [partial(getattr(model, name), [image]) for name in model.abilities])
 
 
 def _ignore_errors(call: Callable[[], Any]) -> Callable[[], Any]:

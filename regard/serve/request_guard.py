@@ -143,7 +143,8 @@ class RequestGuard:
 
     async def _run(self, scope: Any, body: bytes, receive: Receive, send: Send) -> None:
         """Run the application; cancel it if the client leaves first."""
-        is_sent, has_left = False, asyncio.Event()
+        work, is_sent, has_left = asyncio.current_task(), False, asyncio.Event()
+        assert work is not None
 
         async def replay() -> Message:
             nonlocal is_sent
@@ -157,19 +158,18 @@ class RequestGuard:
             while (await receive())["type"] != "http.disconnect":
                 pass
             has_left.set()
+            work.cancel()
 
-        work = asyncio.ensure_future(self.app(scope, replay, send))
         watcher = asyncio.ensure_future(watch())
         try:
-            await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            if not work.cancelled() and (error := work.exception()) is not None:
-                raise error
+            await self.app(scope, replay, send)
+        except asyncio.CancelledError:
+            if not has_left.is_set() or work.cancelling() > 1:  # the server cancels it
+                raise
         finally:
             watcher.cancel()
-            work.cancel()
+            if has_left.is_set():
+                work.uncancel()
 
     async def _refuse(self, scope: Any, receive: Receive, send: Send, response: Response) -> None:
         response.headers["Connection"] = "close"  # the rest of the request is not read

@@ -15,7 +15,6 @@ from PIL import Image
 from regard.data.images.decoding import image_errors, open_header
 from regard.data.text.questions import Question
 from regard.decode import NBest
-from regard.pipelines import Translator
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.text_generator import StreamDecoder
 from regard.serve.authentication import Authentication
@@ -121,7 +120,7 @@ class Service:
     ) -> list[Any]:
         """Score texts, or pairs of source and target."""
         self.limits.check_texts([text for item in inputs for text in _texts_of(item)])
-        score = _with_languages(model.pipeline, languages).score
+        score = model.pipeline.with_target(*languages).score
         return await self.call(
             model, ("score", truncate, languages), lambda batch: score(batch, truncate=truncate), list(inputs), timeout
         )
@@ -148,7 +147,7 @@ class Service:
 
         def run(inputs: list[Any]) -> list[T]:
             with model.look_lock:
-                pipeline = _with_languages(model.viewed_pipeline, languages)
+                pipeline = model.viewed_pipeline.with_target(*languages)
                 return [read(look(pipeline, inputs[0], name=model.name, **options))]
 
         if isinstance(source, str):
@@ -184,15 +183,6 @@ class Service:
             yield results
         finally:
             future.cancel()
-
-
-def _with_languages(pipeline: Any, languages: Languages) -> Any:
-    """A translator between these languages; other pipelines as they are."""
-    if isinstance(pipeline, Translator):
-        return pipeline.with_target(*languages)
-    if languages != NO_LANGUAGES:
-        raise RequestError("Only a translator has languages.", "Leave out the fields to and source_language.")
-    return pipeline
 
 
 def _texts_of(value: Any) -> Sequence[str]:

@@ -3,8 +3,15 @@
 from regard.config_reader import read_toml
 from regard.training.checkpoint import list_step_folders
 from regard.training.datasets import Dataset, split_dataset
-from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
-from regard.training.registry import TASKS, register_task
+from regard.training.recipe import (
+    TASKS,
+    DataConfig,
+    Recipe,
+    TokenizerConfig,
+    TrainConfig,
+    recipe_from_dict,
+    register_task,
+)
 from regard.training.run import run_recipe, train
 from regard.training.tasks import read_dataset, suggest_recipe
 from regard.training.tasks.task import Task

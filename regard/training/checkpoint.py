@@ -1,28 +1,50 @@
-"""Checkpoints: the state of a run, its files with checksums, and the folder that keeps the newest ones."""
+"""Checkpoints: the state of a run, its files with checksums, the folder of the run and its lock, and saving.
+
+The checkpoint of a sharded run has a safetensors file per rank; any number of ranks can load it. Format and resharding
+are those of torch.distributed.checkpoint with its safetensors storage; nothing is pickled.
+"""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import socket
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import load as load_distributed
+from torch.distributed.checkpoint import save as save_distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from regard.errors import RegardError
-from regard.files import FULL_DISK, sync_directory, write_atomically
+from regard.files import FULL_DISK, check_output_folder, sync_directory, write_atomically
+from regard.pipelines.folder import write_model
 from regard.ranges import Count, Natural, check_value, format_value
+from regard.training.datasets import count_units
+from regard.training.distributed import Workers, report_dead_ranks
+from regard.training.log import RunLog
 from regard.training.optimizers import LocalShard, local_tensors, shard_like, sharded_weight
+from regard.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
+from regard.training.schedules import parse_duration
 
 STEPS = "steps"
 STATE_FOLDER, CHECKSUMS = "state", "checksums.json"
@@ -30,6 +52,19 @@ TENSORS = "state.safetensors"
 # The JSON values of a sharded checkpoint, whose tensors are in one file per rank.
 FACTS = "facts.json"
 _RESTORE = "Restore an intact copy of the checkpoint, or train again with another --out."
+LOCK = Path(STATE_FOLDER) / "lock"
+METRICS, LOSSES = "metrics.jsonl", "loss.png"
+# Files and folders that a run writes beside the model, in the order in which errors list them.
+_OUTPUT_NAMES = (METRICS, LOSSES, STEPS, "tensorboard", "wandb")
+# Settings that may differ when a run is resumed: they change locations or the end of the run, but none of the updates
+# computed so far. Data are compared by content.
+RESUMABLE_CHANGES = {"train.device", "train.log_every", "train.save_every", "train.keep_every", "data.cache"}
+# Batches do not depend on the number of ranks.
+RESUMABLE_CHANGES |= {"train.workers", "train.sharding"}
+RESUMABLE_CHANGES |= {"data.files", "data.validation", "train.steps", "train.time", "train.patience"}
+RESUMABLE_CHANGES |= {"train.skip_spikes", "train.keep_checkpoints", "train.wandb"}
+# Saves in a row that may fail before the run ends.
+MAX_FAILURES = 3
 
 
 class DamagedCheckpointError(RegardError):
@@ -46,6 +81,100 @@ class DamagedCheckpointError(RegardError):
             f"{path}: damaged, or not a checkpoint of Regard ({reason}).",
             "Nothing was changed. Restore an intact copy, or train again with another --out.",
         )
+
+
+# -- state
+
+
+@dataclass
+class TrainState:
+    """Everything except tensors that a bit-exact resume needs; stored in the checkpoint as JSON.
+
+    >>> TrainState.from_json(TrainState({"recipe": {}}, step=5, best=(0.5, -1.0)).to_json()).best
+    (0.5, -1.0)
+    """
+
+    provenance: dict[str, Any] = field(default_factory=dict)
+    workers: Natural = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    step: Natural = 0
+    epoch: Natural = 0
+    batch: Natural = 0
+    best: tuple[float, float] | None = None
+    """the metric that selects the model, and the negative validation loss, which breaks ties"""
+    best_step: Natural = 0
+    stale: Natural = 0
+    """validations since the best one"""
+    decay_start: int | None = None
+    """the step at which the decay started earlier than planned, because validation stalled or time ran out"""
+    seconds: float = 0.0
+    """training time up to the last checkpoint over all processes of the run; only stored with a time budget"""
+    unlogged: list[list[float]] = field(default_factory=list)
+    """loss, nll and tokens of each update since the last log line, without skipped ones"""
+    losses: list[float] = field(default_factory=list)
+    """running statistics of the loss (see `LossStatistics`)"""
+    skipped: Natural = 0
+    """skipped updates so far"""
+    failed_step: int | None = None
+    """the step at which the run was rolled back to a checkpoint"""
+    batch_parts: Count = 1
+    """number of parts in which each batch is processed, to fit into memory"""
+    done: bool = False
+
+    def improves(self, metric: float, loss: float) -> bool:
+        """Whether a validation with this metric and loss is the best so far.
+
+        >>> TrainState(best=(50.0, -2.0)).improves(50.0, 1.5)
+        True
+        """
+        return math.isfinite(loss) and (self.best is None or (metric, -loss) > self.best)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(table: dict[str, Any]) -> "TrainState":
+        if table.keys() != {field.name for field in dataclasses.fields(TrainState)}:
+            raise RegardError(
+                "The training state was written by a different version of Regard.",
+                "Resume it with that version, or choose another --out.",
+            )
+        _check_state(table)
+        best = table["best"]
+        return TrainState(**table | {"best": None if best is None else (best[0], best[1])})
+
+
+def _check_state(table: dict[str, Any]) -> None:
+    """Raise an error for a value of another type than that of its field."""
+    for item in dataclasses.fields(TrainState):
+        if item.name not in ("best", "provenance", "unlogged", "losses"):
+            check_value(item.type, table[item.name], f"The training state: {item.name}", _RESTORE)
+    provenance, best, unlogged, losses = (table[name] for name in ("provenance", "best", "unlogged", "losses"))
+    is_table = isinstance(provenance, dict) and all(isinstance(value, dict) for value in _parts(provenance))
+    is_best = best is None or (isinstance(best, list | tuple) and len(best) == 2 and _are_numbers(best))
+    is_log = isinstance(unlogged, list) and all(isinstance(row, list) and _are_numbers(row) for row in unlogged)
+    are_losses = isinstance(losses, list) and len(losses) in (0, 4) and _are_numbers(losses)
+    for name, is_valid in (
+        ("provenance", is_table),
+        ("best", is_best),
+        ("unlogged", is_log),
+        ("losses", are_losses),
+    ):
+        if not is_valid:
+            raise RegardError(f"The training state: {name} is damaged ({format_value(table[name])}).", _RESTORE)
+
+
+def _parts(provenance: dict[str, Any]) -> list[Any]:
+    """The recipe, the fingerprints of the data and each of them, which must be tables."""
+    recipe, data = provenance.get("recipe"), provenance.get("data", {})
+    return [recipe, data, *(data.values() if isinstance(data, dict) else ())]
+
+
+def _are_numbers(values: Any) -> bool:
+    return all(type(value) in (int, float) for value in values)
+
+
+# -- tensors and files
 
 
 @dataclass
@@ -155,21 +284,6 @@ def _ema_parameters(ema_model: torch.nn.Module | None) -> dict[str, Tensor]:
 def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
     """Parameters by name; tied weights appear once, under their first name."""
     return dict(model.named_parameters(remove_duplicate=True))
-
-
-def list_step_folders(run: str | Path) -> dict[int, Path]:
-    """The model folders of single steps that a run saved, by step; an error if there are none.
-
-    >>> list_step_folders("no-such-run")
-    Traceback (most recent call last):
-    regard.errors.RegardError: no-such-run: no models of single steps were saved. Train with --train.keep-every N.
-    """
-    # config.json is written last: a folder without it is incomplete.
-    folders = (path.parent for path in Path(run).glob(f"{STEPS}/*/config.json") if path.parent.name.isdecimal())
-    steps = {int(folder.name): folder for folder in folders}
-    if not steps:
-        raise RegardError(f"{run}: no models of single steps were saved.", "Train with --train.keep-every N.")
-    return dict(sorted(steps.items()))
 
 
 class CheckpointStore:
@@ -341,89 +455,364 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@dataclass
-class TrainState:
-    """Everything except tensors that a bit-exact resume needs; stored in the checkpoint as JSON.
+# -- the folder of a run
 
-    >>> TrainState.from_json(TrainState({"recipe": {}}, step=5, best=(0.5, -1.0)).to_json()).best
-    (0.5, -1.0)
+
+def list_step_folders(run: str | Path) -> dict[int, Path]:
+    """The model folders of single steps that a run saved, by step; an error if there are none.
+
+    >>> list_step_folders("no-such-run")
+    Traceback (most recent call last):
+    regard.errors.RegardError: no-such-run: no models of single steps were saved. Train with --train.keep-every N.
+    """
+    # config.json is written last: a folder without it is incomplete.
+    folders = (path.parent for path in Path(run).glob(f"{STEPS}/*/config.json") if path.parent.name.isdecimal())
+    steps = {int(folder.name): folder for folder in folders}
+    if not steps:
+        raise RegardError(f"{run}: no models of single steps were saved.", "Train with --train.keep-every N.")
+    return dict(sorted(steps.items()))
+
+
+@contextlib.contextmanager
+def lock_folder(out: Path) -> Iterator[None]:
+    """Lock the folder for this process; a second run in it is an error. The lock ends with the process."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        (out / LOCK).parent.mkdir(parents=True, exist_ok=True)
+        file = open(out / LOCK, "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise RegardError(f"{out}: cannot create the folder: {error.strerror}.", "Choose another --out.") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise RegardError(
+                f"{out} is in use by another run ({owner}).", "Wait for it to end, or choose another --out."
+            ) from None
+        except OSError:  # the file system does not support locks
+            yield
+            return
+        with contextlib.suppress(OSError):  # only a note for other processes; a full disk must not matter
+            file.truncate(0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+
+
+def check_run_folder(out: Path, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Raise an error for an input folder, or one whose files a run would overwrite; a run in it can be resumed."""
+    has_run = bool(CheckpointStore(out).paths()) or (out / LOCK).exists()
+    check_output_folder(out, inputs, allow_content=has_run)
+    existing = [name for name in _OUTPUT_NAMES if os.path.lexists(out / name)]
+    if existing and not has_run:
+        raise RegardError(
+            f"{out} holds files that this run would overwrite: {', '.join(existing)}.",
+            "Choose another --out, or move them.",
+        )
+
+
+def read_state(checkpoint: Path) -> TrainState:
+    """The state of a run at a checkpoint."""
+    return TrainState.from_json(read_checkpoint_facts(checkpoint))
+
+
+def read_stored_recipe(out: str | Path) -> Recipe | None:
+    """The recipe of the run in this folder; None if there is no run."""
+    checkpoint = CheckpointStore(out).find_intact()
+    if checkpoint is None:
+        return None
+    return recipe_from_dict(read_state(checkpoint).provenance["recipe"], origin=str(checkpoint))
+
+
+def check_same_run(out: Path, state: TrainState, provenance: dict[str, Any]) -> None:
+    """Raise an error if the run in the folder differs from this one in a setting or in data that affect the results."""
+    current = _flatten(provenance)
+    # Keys that were added after the run have their defaults.
+    recipe = recipe_to_dict(recipe_from_dict(state.provenance["recipe"], origin=str(out)))
+    stored = _flatten(json.loads(json.dumps({**state.provenance, "recipe": recipe})))
+    for key in current:
+        name = key.removeprefix("recipe.")
+        if stored.get(key) == current[key] or name in RESUMABLE_CHANGES or key.startswith("versions."):
+            continue
+        difference = f"{name} = {stored.get(key)!r}, not {current[key]!r}"
+        raise RegardError(
+            f"{out} holds a run with {'different data' if key.startswith('data.') else difference}.",
+            "Use the same settings and data to resume it, or choose another --out.",
+        )
+    steps = current["recipe.train.steps"]
+    if steps < state.step:
+        raise RegardError(
+            f"{out} holds a run of {count_units(state.step, 'steps')}, which exceeds train.steps ({steps}).",
+            f"Pass at least --steps {state.step}, or choose another --out.",
+        )
+
+
+def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def is_extended(recipe: Recipe, state: TrainState) -> bool:
+    """Whether the recipe allows more steps, or more time, than the run that wrote this state."""
+    before = state.provenance["recipe"]["train"]
+    more_time = bool(before["time"]) and parse_duration(recipe.train.time) > parse_duration(before["time"])
+    return recipe.train.steps > before["steps"] or more_time
+
+
+@contextlib.contextmanager
+def open_run_folder(out: Path, dry_run: bool) -> Iterator[Path]:
+    """Lock and yield the output folder; a dry run gets a temporary folder."""
+    if dry_run:
+        with tempfile.TemporaryDirectory(prefix="regard-") as folder:
+            yield Path(folder)
+    else:
+        with lock_folder(out):
+            yield out
+
+
+# -- saving
+
+
+class RunSaver:
+    """Writes models and checkpoints of a run. A failure is a warning at first; the third in a row is an error.
+
+    A model that could not be written is kept in memory, and no checkpoint is written before it: a run that is resumed
+    from the last checkpoint then repeats the validation that selected the model.
     """
 
-    provenance: dict[str, Any] = field(default_factory=dict)
-    workers: Natural = 1
-    precision: Literal["float32", "bfloat16"] = "float32"
-    step: Natural = 0
-    epoch: Natural = 0
-    batch: Natural = 0
-    best: tuple[float, float] | None = None
-    """the metric that selects the model, and the negative validation loss, which breaks ties"""
-    best_step: Natural = 0
-    stale: Natural = 0
-    """validations since the best one"""
-    decay_start: int | None = None
-    """the step at which the decay started earlier than planned, because validation stalled or time ran out"""
-    seconds: float = 0.0
-    """training time up to the last checkpoint over all processes of the run; only stored with a time budget"""
-    unlogged: list[list[float]] = field(default_factory=list)
-    """loss, nll and tokens of each update since the last log line, without skipped ones"""
-    losses: list[float] = field(default_factory=list)
-    """running statistics of the loss (see `LossStatistics`)"""
-    skipped: Natural = 0
-    """skipped updates so far"""
-    failed_step: int | None = None
-    """the step at which the run was rolled back to a checkpoint"""
-    batch_parts: Count = 1
-    """number of parts in which each batch is processed, to fit into memory"""
-    done: bool = False
+    def __init__(self, store: CheckpointStore, run_log: RunLog, saved_step: int | None) -> None:
+        self.store, self.run_log = store, run_log
+        self.saved_step = saved_step
+        """step of the last checkpoint; None if there is none"""
+        self.failures = 0
+        self.unsaved: dict[Path, Any] = {}
+        """pipelines that could not be written yet, by their folder"""
 
-    def improves(self, metric: float, loss: float) -> bool:
-        """Whether a validation with this metric and loss is the best so far.
-
-        >>> TrainState(best=(50.0, -2.0)).improves(50.0, 1.5)
-        True
-        """
-        return math.isfinite(loss) and (self.best is None or (metric, -loss) > self.best)
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(table: dict[str, Any]) -> "TrainState":
-        if table.keys() != {field.name for field in dataclasses.fields(TrainState)}:
-            raise RegardError(
-                "The training state was written by a different version of Regard.",
-                "Resume it with that version, or choose another --out.",
+    def save_model(self, folder: Path, pipeline: Any) -> None:
+        """Write a model folder."""
+        self.unsaved[folder] = pipeline
+        try:
+            self._write_models()
+        except RegardError as error:
+            # The model in training changes with the next update.
+            self.unsaved[folder] = dataclasses.replace(
+                pipeline, model=copy.deepcopy(pipeline.model).cpu(), training=copy.deepcopy(pipeline.training)
             )
-        _check_state(table)
-        best = table["best"]
-        return TrainState(**table | {"best": None if best is None else (best[0], best[1])})
+            self._fail(f"the model could not be saved: {error.message}", error)
+
+    def save_checkpoint(self, checkpoint: Checkpoint, step: int, *, is_last: bool = False) -> bool:
+        """Write a checkpoint, after all models, and return whether it succeeded; `is_last`: a failure is an error."""
+        try:
+            self._write_models()
+            self.store.save(checkpoint, step)
+        except RegardError as error:
+            self._handle_failure(step, error, is_last)
+            return False
+        self._succeed(step)
+        return True
+
+    def save_shards(self, shards: "AsyncSaver", checkpoint: Checkpoint, step: int, *, is_last: bool = False) -> None:
+        """Start to write a sharded checkpoint, after all models; `is_last`: wait for it, and a failure is an error.
+
+        All ranks call it together; only rank 0 has models and counts failures.
+        """
+        self.wait_for_shards(shards)
+        failure: RegardError | None = None
+        try:
+            self._write_models()
+        except RegardError as error:
+            failure = error
+        if not any(shards.workers.any(failure is not None)):
+            shards.save(checkpoint, step)
+        if failure is not None:
+            self._handle_failure(step, failure, is_last)
+        if is_last:
+            self.wait_for_shards(shards, is_last=True)
+
+    def wait_for_shards(self, shards: "AsyncSaver", *, is_last: bool = False) -> None:
+        """Wait for the sharded checkpoint that is being written; a failure is handled as in `save_checkpoint`."""
+        try:
+            if shards.wait():
+                self._succeed(shards.step)
+        except RegardError as error:
+            if shards.workers.rank:
+                return
+            self._handle_failure(shards.step, error, is_last)
+
+    def _handle_failure(self, step: int, error: RegardError, is_last: bool) -> None:
+        if is_last or self.saved_step is None:
+            raise self._error(error) from None
+        self._fail(f"the checkpoint of step {step} could not be saved: {error.message}", error)
+
+    def _succeed(self, step: int) -> None:
+        if self.failures:
+            self.run_log.print_lines(f"step {step}: saved again; nothing is lost.")
+        self.saved_step, self.failures = step, 0
+
+    def _write_models(self) -> None:
+        for folder in list(self.unsaved):
+            try:
+                write_model(folder, self.unsaved[folder])
+            except OSError as error:  # other than in a write, which names the file
+                raise RegardError(f"{folder}: cannot be written: {error.strerror}.") from None
+            del self.unsaved[folder]
+
+    def _fail(self, what: str, error: RegardError) -> None:
+        self.failures += 1
+        if self.failures >= MAX_FAILURES:
+            raise self._error(error) from None
+        self.run_log.warn(
+            f"{what} Training continues, the next save tries again (failure {self.failures} of {MAX_FAILURES}). The "
+            f"last checkpoint is step {self.saved_step}."
+        )
+
+    def _error(self, error: RegardError) -> RegardError:
+        if self.saved_step is None:
+            return error
+        return RegardError(
+            f"{error.message.removesuffix('.')}; everything up to step {self.saved_step} is saved.",
+            "Free some space or repair the disk, and run the same command to resume.",
+        )
 
 
-def _check_state(table: dict[str, Any]) -> None:
-    """Raise an error for a value of another type than that of its field."""
-    for item in dataclasses.fields(TrainState):
-        if item.name not in ("best", "provenance", "unlogged", "losses"):
-            check_value(item.type, table[item.name], f"The training state: {item.name}", _RESTORE)
-    provenance, best, unlogged, losses = (table[name] for name in ("provenance", "best", "unlogged", "losses"))
-    is_table = isinstance(provenance, dict) and all(isinstance(value, dict) for value in _parts(provenance))
-    is_best = best is None or (isinstance(best, list | tuple) and len(best) == 2 and _are_numbers(best))
-    is_log = isinstance(unlogged, list) and all(isinstance(row, list) and _are_numbers(row) for row in unlogged)
-    are_losses = isinstance(losses, list) and len(losses) in (0, 4) and _are_numbers(losses)
-    for name, is_valid in (
-        ("provenance", is_table),
-        ("best", is_best),
-        ("unlogged", is_log),
-        ("losses", are_losses),
-    ):
-        if not is_valid:
-            raise RegardError(f"The training state: {name} is damaged ({format_value(table[name])}).", _RESTORE)
+def load_like(path: Path, like: Mapping[str, Tensor], parameters: Iterable[Tensor]) -> Checkpoint:
+    """Load a checkpoint, sharded or not, with tensors that are sharded like the current ones.
+
+    `like` are the weights by name, `parameters` those of the optimizer in its order. Names are `model.*`, `average.*`
+    and `optimizer.<index>.*`, as in `gather_state`. The number of ranks that saved the checkpoint does not matter.
+    """
+    patterns = _Patterns(like, [sharded_weight(p) for p in parameters])
+    if is_sharded(path):
+        return Checkpoint(_load_shards(path, patterns), read_checkpoint_facts(path))
+    checkpoint = load_checkpoint(path)
+    for name, tensor in checkpoint.tensors.items():
+        checkpoint.tensors[name] = _place_like(tensor, patterns.find(name, tensor.shape))
+    return checkpoint
 
 
-def _parts(provenance: dict[str, Any]) -> list[Any]:
-    """The recipe, the fingerprints of the data and each of them, which must be tables."""
-    recipe, data = provenance.get("recipe"), provenance.get("data", {})
-    return [recipe, data, *(data.values() if isinstance(data, dict) else ())]
+def _place_like(full: Tensor, pattern: Tensor | None) -> Tensor:
+    """A tensor that all ranks have read, so that none has to send it, with the shards of `pattern`."""
+    if not isinstance(pattern, DTensor):
+        return full
+    return distribute_tensor(full.to(pattern.device), pattern.device_mesh, pattern.placements, src_data_rank=None)
 
 
-def _are_numbers(values: Any) -> bool:
-    return all(type(value) in (int, float) for value in values)
+class _Patterns:
+    """The current weights, after which the tensors of a checkpoint are sharded."""
+
+    def __init__(self, like: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
+        self.like, self.parameters = like, parameters
+
+    def find(self, name: str, shape: torch.Size) -> Tensor | None:
+        """The weight to which a tensor of a checkpoint belongs.
+
+        None for a tensor of another size: steps are scalars, and others belong to another model, which `restore_state`
+        reports.
+        """
+        part, _, rest = name.partition(".")
+        index = rest.split(".", 1)[0]
+        if part == "optimizer":
+            is_known = index.isdecimal() and len(index) < 10 and int(index) < len(self.parameters)
+            pattern = self.parameters[int(index)] if is_known else None
+        else:
+            pattern = self.like.get(rest)
+        return pattern if pattern is not None and pattern.shape == shape else None
+
+
+def _load_shards(folder: Path, patterns: _Patterns) -> dict[str, Tensor]:
+    reader, tensors = HuggingFaceStorageReader(str(folder)), {}
+    try:
+        metadata: dict[str, Any] = reader.read_metadata().state_dict_metadata
+        for name, entry in metadata.items():
+            # Each value is stored once. So the files bound the memory, whatever offsets they claim.
+            is_complete = math.prod(entry.size) == sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+            if not is_complete or any(offset < 0 for chunk in entry.chunks for offset in chunk.offsets):
+                raise DamagedCheckpointError(folder, f"parts of {name} are missing")
+            pattern, dtype = patterns.find(name, entry.size), entry.properties.dtype
+            if pattern is None:
+                tensors[name] = torch.empty(entry.size, dtype=dtype)
+            else:
+                tensors[name] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)
+    except RegardError:
+        raise
+    except Exception as error:  # the reader does not check the offsets and names in the files
+        raise DamagedCheckpointError(folder, f"{type(error).__name__}: {error}") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as intended in one process
+            load_distributed(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+    except (SafetensorError, CheckpointException, KeyError, ValueError, OSError) as error:
+        raise DamagedCheckpointError(folder, str(error)) from None
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, DTensor):  # read as a whole
+            tensors[name] = _place_like(tensor, patterns.find(name, tensor.shape))
+    return tensors
+
+
+class AsyncSaver:
+    """Saves sharded checkpoints in the background; training continues as soon as the tensors are copied to the CPU."""
+
+    def __init__(self, workers: Workers, store: CheckpointStore) -> None:
+        self.workers, self.store = workers, store
+        self.group = dist.new_group(backend="gloo", timeout=workers.timeout)
+        """a group of its own, since its operations run at the same time as those of the updates"""
+        self.executor = ThreadPoolExecutor(1, "checkpoint")
+        self.pending: Future[None] | None = None
+        self.step = 0
+        """step of the last checkpoint"""
+
+    def save(self, checkpoint: Checkpoint, step: int) -> None:
+        """Save a checkpoint, of which this rank has its shards; after `wait`. All ranks call it together."""
+        if self.workers.rank == 0:
+            self.store.start(step)
+        self.workers.wait()
+        copies = BlockingAsyncStager(cache_staged_state_dict=False).stage(dict(checkpoint.tensors))
+        self.pending = self.executor.submit(self._write, copies, dict(checkpoint.facts), step)
+        self.step = step
+
+    def _write(self, tensors: dict[str, Tensor], facts: dict[str, Any], step: int) -> None:
+        folder, rank = self.store.path(step), dist.get_rank(self.group)
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)  # flushes the files
+        save_distributed(tensors, storage_writer=writer, process_group=self.group)
+        results: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(results, _checksums(folder, f"shard-{rank + 1:05}-*.safetensors"), group=self.group)
+        for result in results:
+            if isinstance(result, str):
+                raise RegardError(result)
+        if rank == 0:
+            content = json.dumps(facts).encode()
+            write_atomically(folder / FACTS, content)
+            checksums = {name: digest for result in results for name, digest in result.items()}
+            self.store.finish(step, checksums | {FACTS: hashlib.sha256(content).hexdigest()})
+
+    def wait(self) -> bool:
+        """Wait until the last save is on disk; False if there is none to wait for.
+
+        An error of the save is raised here; one in the last files, which only rank 0 writes, is raised on rank 0 alone.
+        """
+        if self.pending is None:
+            return False
+        pending, self.pending = self.pending, None
+        try:
+            with report_dead_ranks():
+                pending.result()
+        except CheckpointException as error:
+            first = next(iter(error.failures.values()))[0]
+            raise RegardError(f"The checkpoint could not be written: {first}.") from None
+        return True
+
+
+def _checksums(folder: Path, pattern: str) -> dict[str, str] | str:
+    """The checksums of files by name, or what is wrong: an exception would leave the other ranks waiting."""
+    try:
+        return {path.name: sha256(path) for path in sorted(folder.glob(pattern))}
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}."

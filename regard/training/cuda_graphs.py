@@ -15,8 +15,8 @@ import torch
 from regard.attention.offsets import Offsets
 from regard.data.batching.batch import IGNORE_INDEX, Batch
 from regard.layers.packed import Packed
+from regard.training.distributed import UPDATE_TIMEOUT
 from regard.training.losses import LossParts
-from regard.training.workers import UPDATE_TIMEOUT
 
 # Eager updates of a shape before it is captured, so that libraries have tuned their kernels and allocated buffers.
 WARM_UP = 2

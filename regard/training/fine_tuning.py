@@ -1,21 +1,21 @@
-"""Fine-tuning: config, initial weights and settings that a new model inherits from a trained one."""
+"""Fine-tuning: config and initial weights that a new model inherits from a trained one."""
 
 import copy
 import dataclasses
+from functools import singledispatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.data.text.languages import add_directions
 from regard.errors import RegardError
 from regard.layers.patches import patch_coordinates
 from regard.models import BertConfig, ViT, ViTConfig, family_name
-from regard.pipelines import Pipeline, TextEncoder, Translator, check_storable, load
+from regard.models.bert import TEXT_HEADS
+from regard.pipelines import Pipeline, check_storable, load
 from regard.ranges import format_value
-from regard.training.recipe import Recipe
-from regard.training.registry import families_for
+from regard.training.recipe import TASKS, Recipe, families_for
 
 StartFrom = str | Path | Pipeline
 """the model to fine-tune: its folder, or a pipeline"""
@@ -31,9 +31,8 @@ HEAD_PARAMETERS = (
     "painter.",
 )
 # Settings that a recipe may change when a Vision Transformer is fine-tuned: those that do not affect the shapes of its
-# weights, and those of a head that it does not have yet.
+# weights, beside those of a head that it does not have yet.
 _ADJUSTABLE_FIELDS = ("dropout", "drop_path")
-_HEAD_FIELDS = {"segment": ("segmenter", "segmenter_layers"), "pixels": ("decoder_width", "decoder_layers")}
 
 
 class Origin(NamedTuple):
@@ -74,18 +73,28 @@ def fine_tuning_recipe(recipe: Recipe, origin: Origin) -> Recipe:
             f"{recipe.task}.",
             f"Pass a model of the family {' or '.join(families)}.",
         )
-    if isinstance(model, ViTConfig):
-        names = [
-            *_ADJUSTABLE_FIELDS,
-            *(name for head, fields in _HEAD_FIELDS.items() if head != model.head for name in fields),
-        ]
-        model = dataclasses.replace(model, **{name: getattr(recipe.model, name) for name in names})
-    if isinstance(model, BertConfig):
-        # A classifier keeps its pooling; an encoder that becomes a classifier uses the pooling of the recipe.
-        chosen: Any = model if model.head == "classify" else recipe.model
-        pooling: Any = chosen.pooling if recipe.task == "classify" else "first"
-        model = dataclasses.replace(model, pooling=pooling, problem_type="single_label")
-    return dataclasses.replace(recipe, model=model)
+    return dataclasses.replace(recipe, model=inherited_config(model, recipe))
+
+
+@singledispatch
+def inherited_config(model: Any, recipe: Recipe) -> Any:
+    """The config of the model to fine-tune, with the settings that the recipe may change."""
+    return model
+
+
+@inherited_config.register
+def _inherited_image_config(model: ViTConfig, recipe: Recipe) -> ViTConfig:
+    names = [*_ADJUSTABLE_FIELDS, *model.unused_head_fields]
+    return dataclasses.replace(model, **{name: getattr(recipe.model, name) for name in names})
+
+
+@inherited_config.register
+def _inherited_encoder_config(model: BertConfig, recipe: Recipe) -> BertConfig:
+    # A classifier keeps its pooling; an encoder that becomes a classifier uses the pooling of the recipe.
+    chosen: Any = model if TEXT_HEADS[model.head].is_per_text else recipe.model
+    head = TEXT_HEADS[TASKS[recipe.task].with_head(model).head]
+    pooling: Any = chosen.pooling if head.is_per_text else "first"
+    return dataclasses.replace(model, pooling=pooling, problem_type="single_label")
 
 
 @torch.no_grad()
@@ -98,18 +107,3 @@ def initial_weights(model: nn.Module, origin: nn.Module) -> dict[str, Tensor]:
             table = torch.cat((old.weight[: old.prefix], old(*patch_coordinates(new.grid))))
             weights["embedding.learned.weight"] = table
     return weights
-
-
-def inherit_settings(pipeline: Any, origin: Any) -> None:
-    """Give a pipeline the languages, options of decoding and sentence embedding of the one it is fine-tuned from."""
-    if isinstance(origin, Translator):
-        # A model that is fine-tuned on some of its language pairs keeps the others.
-        keeps = pipeline.source_tokenizer.language_tags or not pipeline.language_pairs
-        pairs = (*origin.language_pairs, *pipeline.language_pairs) if keeps else pipeline.language_pairs
-        pipeline.language_pairs = add_directions(pairs, both=False)
-        pipeline.language_tokens = origin.language_tokens
-        pipeline.source_language, pipeline.target_language = origin.source_language, origin.target_language
-    if hasattr(origin, "decoding") and type(origin) is type(pipeline):
-        pipeline.decoding = origin.decoding
-    if isinstance(origin, TextEncoder) and isinstance(pipeline, TextEncoder):
-        pipeline.sentence = origin.sentence

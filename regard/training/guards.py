@@ -20,7 +20,6 @@ from regard.data.batching.batch import Batch
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.files import write_atomically
 from regard.layers.packed import Packed
-from regard.training.checkpoint import STATE_FOLDER
 from regard.training.losses import LossParts
 
 # Skipped updates in a row after which the run returns to its last checkpoint.
@@ -188,7 +187,7 @@ def mark_non_finite(parts: LossParts, norm: Float[Tensor, ""]) -> LossParts:
     return parts._replace(loss=parts.loss + 0.0 * norm)
 
 
-BAD_BATCH = Path(STATE_FOLDER) / "bad_batch.json"
+BAD_BATCH = Path("state", "bad_batch.json")
 # Examples in a report, and tokens or targets of each.
 MAX_EXAMPLES, MAX_TOKENS = 1000, 40
 

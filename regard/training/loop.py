@@ -18,22 +18,25 @@ from regard.data.batching.batch import WHOLE, Batch, RankSlice, prefetch
 from regard.devices import find_device
 from regard.errors import RegardError
 from regard.models import ModelConfig, make_model
-from regard.pipelines import Translator, load
+from regard.pipelines import load
 from regard.pipelines.folder import model_from_weights
-from regard.pipelines.language_choice import without_languages
 from regard.training.checkpoint import (
     STEPS,
+    AsyncSaver,
     Checkpoint,
     CheckpointStore,
+    RunSaver,
     TrainState,
     gather_state,
+    is_extended,
+    load_like,
     read_checkpoint_facts,
     restore_state,
     unique_parameters,
 )
 from regard.training.cuda_graphs import GraphedUpdate
 from regard.training.datasets import Dataset, count_units
-from regard.training.distributed import DistributedModel, accumulating
+from regard.training.distributed import DistributedModel, Workers, accumulating, report_dead_ranks
 from regard.training.guards import (
     MAX_SKIPPED,
     LossGuard,
@@ -57,12 +60,9 @@ from regard.training.losses import LossParts
 from regard.training.machine import make_autocast
 from regard.training.optimizers import make_optimizer, scale_gradients, set_learning_rate, step_if, update_ema
 from regard.training.recipe import Recipe
-from regard.training.resume import is_extended
-from regard.training.saving import AsyncSaver, RunSaver, load_like
 from regard.training.schedules import DECAY_RATIO, Schedule, parse_duration
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchSource, evaluate_loss
-from regard.training.workers import Workers, report_dead_ranks
 
 
 @dataclass(frozen=True)
@@ -207,12 +207,10 @@ class Trainer:
         if not self.is_best:
             return load(self.spec.out, self.config.device)
         pipeline, model, folder = self.pipeline, self.pipeline.model, self.spec.out.resolve()
-        if isinstance(pipeline, Translator):
-            pipeline = without_languages(pipeline)
         # A new model with the same weights, without what training attached to them, such as hooks and gradients.
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         model = model_from_weights(model.config, weights, folder).to(self.device).eval()
-        return replace(pipeline, model=model, folders=frozenset([folder]))
+        return replace(pipeline.as_saved(), model=model, folders=frozenset([folder]))
 
     def _make_update(self) -> Callable[[list[Batch]], LossParts]:
         """The function that updates the weights; on a GPU, captured as CUDA graphs."""

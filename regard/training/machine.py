@@ -1,4 +1,4 @@
-"""What a run uses of this machine: processes, threads, precision of matrix products, and memory."""
+"""What a run uses of this machine: threads, precision of matrix products, and memory."""
 
 import contextlib
 import dataclasses
@@ -17,21 +17,15 @@ from typing import Any, Literal
 import torch
 
 from regard.allocator import keep_freed_memory
-from regard.attention import SCORES
 from regard.devices import LIMITED_ISA, cpu_flags, find_device
 from regard.errors import RegardError
-from regard.layers import POSITIONS
-from regard.models import ModelConfig, Seq2SeqConfig, ViTConfig
+from regard.models import ModelConfig
 from regard.models.parameters import count_parameters
-from regard.pipelines import pipeline_kind
-from regard.training.checkpoint import TrainState
+from regard.pipelines import pipeline_class
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import Autocast
-from regard.training.workers import torchrun_rank, torchrun_size, usable_workers
 
-# With a smaller share of the batch, a worker spends more time on exchanging gradients than it saves.
-MAX_WORKERS, MIN_WORKER_TOKENS, MIN_WORKER_IMAGES = 16, 512, 8
 # On a CPU, smaller models gain little from bfloat16, and the settings of the demo were tuned in float32.
 MIN_WIDTH = 256
 # float32: the weight, its gradient and Adam's two moments.
@@ -81,7 +75,7 @@ def _benefits_from_bfloat16(recipe: Recipe) -> bool:
     """Whether bfloat16 is faster on this CPU: it needs instructions for it and a wide model; recurrent cells run in
     float32."""
     model = recipe.model
-    return not isinstance(model, Seq2SeqConfig) and model.width >= MIN_WIDTH and has_bfloat16_instructions()
+    return not getattr(model, "is_recurrent", False) and model.width >= MIN_WIDTH and has_bfloat16_instructions()
 
 
 def has_bfloat16_instructions() -> bool:
@@ -135,20 +129,19 @@ def _bfloat16_works_in_child(timeout: float = 20.0) -> bool:
     return False
 
 
-def check_model_size(recipe: Recipe, task: Any, dataset: Any) -> None:
+def check_model_size(recipe: Recipe, dataset: Any, ranks: int) -> None:
     """Raise an error for a model whose sizes contradict each other or the data, or exceed the memory of this machine.
 
-    `task` is the entry of TASKS that read `dataset`. Tokenizers need not be trained yet.
+    The task of the recipe has read `dataset`. Tokenizers need not be trained yet.
     """
-    config = recipe.model
+    config, task = recipe.model, TASKS[recipe.task]
     tokenizers: tuple[Any, ...] = ()
-    if pipeline_kind(config).tokenizer_count:
+    if pipeline_class(config).tokenizer_count:
         stand_in = SimpleNamespace(vocab_size=min(recipe.tokenizer.vocab_size, TYPICAL_MAX_VOCAB))
         tokenizers = (stand_in, stand_in)
     config = task.complete_config(config, dataset, tokenizers)
     config.check()
-    shards = torchrun_size() if recipe.train.sharding == "fsdp" else 1
-    check_memory(config, find_device(recipe.train.device), shards)
+    check_memory(config, find_device(recipe.train.device), shards=ranks if recipe.train.sharding == "fsdp" else 1)
 
 
 def check_memory(config: ModelConfig, device: torch.device, shards: int = 1) -> None:
@@ -237,49 +230,6 @@ def _only_run() -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def count_ranks(recipe: Recipe, state: TrainState | None) -> int:
-    """The number of processes to train with: the ranks of torchrun, or workers on a CPU.
-
-    By default, a resumed run keeps its number of workers: with dropout, another number gives other results.
-    """
-    ranks = _fixed_ranks(recipe)
-    if ranks is None:
-        ranks = state.workers if state is not None else _suggest_workers(recipe)
-    return ranks if state is not None or torchrun_rank() is not None else usable_workers(ranks)
-
-
-def _fixed_ranks(recipe: Recipe) -> int | None:
-    """The number of ranks, unless it is to be chosen."""
-    if torchrun_rank() is not None:
-        return torchrun_size()
-    if find_device(recipe.train.device).type != "cpu" or not _is_built_in(recipe):
-        return 1
-    return recipe.train.workers or None
-
-
-def _is_built_in(recipe: Recipe) -> bool:
-    """Whether all components are part of Regard; worker processes cannot import those of a user's script."""
-    scores = [value for name, value in vars(recipe.model).items() if name == "score" or name.endswith("_score")]
-    classes = [type(TASKS[recipe.task]), type(recipe.model), *(SCORES[score] for score in scores)]
-    if positions := POSITIONS.get(getattr(recipe.model, "positions", "")):
-        classes.append(positions)
-    return all(cls.__module__.startswith("regard.") for cls in classes)
-
-
-def _suggest_workers(recipe: Recipe) -> int:
-    """One worker per core, as long as each gets a large enough share of the batch and can hold the longest example."""
-    config = recipe.train
-    if pipeline_kind(recipe.model).tokenizer_count:
-        shares = config.batch_tokens // max(MIN_WORKER_TOKENS, recipe.model.max_len)
-    elif isinstance(recipe.model, ViTConfig) and recipe.data.longest:
-        max_tokens = recipe.model.prefix + (recipe.data.longest // recipe.model.patch) ** 2
-        shares = config.batch_tokens // max(MIN_WORKER_TOKENS, max_tokens)
-    else:
-        shares = config.batch_images // MIN_WORKER_IMAGES
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, MAX_WORKERS, shares))
 
 
 def peak_memory(device: torch.device) -> int:

@@ -12,8 +12,7 @@ from regard.models import family_name
 from regard.training.datasets import Dataset, count_units
 from regard.training.distributed import Cost
 from regard.training.pretrained_embeddings import VectorCoverage
-from regard.training.recipe import Recipe, TrainConfig
-from regard.training.registry import TASKS
+from regard.training.recipe import TASKS, Recipe, TrainConfig
 from regard.training.schedules import format_duration
 from regard.training.tasks.task import Task
 

@@ -1,10 +1,10 @@
-"""Recipes: the configuration of a training run, read from TOML into frozen dataclasses."""
+"""Recipes: the configuration of a training run, read from TOML into frozen dataclasses; and the tasks by name."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from regard.config_reader import check_keys, fill_config
 from regard.data.images.augmentation import AugmentConfig
@@ -16,6 +16,7 @@ from regard.ranges import (
     Fraction,
     Natural,
     NonNegative,
+    OneOf,
     OptionalImageSide,
     Positive,
     Range,
@@ -24,13 +25,39 @@ from regard.ranges import (
     check_ranges,
     check_value,
     format_value,
+    register,
 )
 from regard.training.optimizers import OptimizerName
-from regard.training.registry import TASKS, TaskName, families_for
 from regard.training.schedules import ScheduleName, parse_duration
+
+if TYPE_CHECKING:
+    from regard.training.tasks.task import Task
 
 TokenizerKind = Literal["word", "space", "char", "bpe", "bytes", "sentencepiece"]
 CACHE = "regard-cache"
+TASKS: "dict[str, Task]" = {}
+TaskName = Annotated[str, OneOf(TASKS)]
+
+
+def register_task(name: str, task: "Task") -> None:
+    """Add a task: recipes, `train` and `regard train --task` then accept it by name.
+
+    A task whose class has the same module and name replaces the earlier one.
+
+    >>> register_task("translate", TASKS["language"])
+    Traceback (most recent call last):
+    regard.errors.RegardError: The task 'translate' is already registered, by ...TranslateTask. Choose another name.
+    """
+    register(TASKS, "task", name, task, type)
+
+
+def families_for(task: str) -> tuple[str, ...]:
+    """Model families that can be trained for a task; the first is the default.
+
+    >>> families_for("translate")
+    ('transformer', 'seq2seq')
+    """
+    return TASKS[task].families
 
 
 @dataclass(frozen=True)
@@ -106,6 +133,7 @@ class TrainConfig:
     """Optimization, validation, checkpoints and hardware."""
 
     steps: Count = 4000
+    """number of training steps"""
     batch_tokens: Count = 4096
     """maximum tokens per batch, on the source or target side; for images of different sizes, patches per batch"""
     batch_images: Count = 256
@@ -114,6 +142,7 @@ class TrainConfig:
     """batches per update"""
     optimizer: OptimizerName = "adam"
     lr: Annotated[float, Range(above=0, high=100)] = 2e-3
+    """peak learning rate"""
     schedule: ScheduleName = "cosine"
     warmup: Natural = 400
     beta2: Rate = 0.98
@@ -126,6 +155,7 @@ class TrainConfig:
     ema: Rate = 0.0
     """decay of the exponential moving average of the weights, which is validated and saved; 0: no averaging"""
     seed: Seed = 1
+    """random seed"""
     source_vectors: str = ""
     """word vectors (word2vec or GloVe text format) as initial source embeddings"""
     target_vectors: str = ""
@@ -148,6 +178,7 @@ class TrainConfig:
     wandb: Literal["off", "offline", "online"] = "off"
     """log to Weights & Biases; offline: into the folder wandb, without a network"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """training device"""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on CUDA, and on CPUs with bfloat16 instructions for models of width 256 or more; else float32"""
     workers: Annotated[int, Range(low=0, high=256)] = 0
@@ -337,3 +368,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     True
     """
     return {"task": recipe.task, **{name: _section_to_dict(getattr(recipe, name)) for name in SECTIONS}}
+
+
+if TYPE_CHECKING:
+    from regard.training.tasks.task import Task

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 
@@ -25,27 +25,43 @@ from regard.pipelines import (
     load,
     load_weights,
     make_pipeline,
-    pipeline_kind,
+    pipeline_class,
     read_tokenizers,
     write_tokenizers,
 )
-from regard.pipelines.folder import AnyPipeline
 from regard.recipes import find_recipe
-from regard.training.checkpoint import CheckpointStore
+from regard.training.checkpoint import (
+    LOSSES,
+    METRICS,
+    CheckpointStore,
+    check_run_folder,
+    check_same_run,
+    is_extended,
+    open_run_folder,
+    read_state,
+    read_stored_recipe,
+)
 from regard.training.datasets import Dataset, count_units, find_rows, write_rows
+from regard.training.distributed import (
+    Workers,
+    count_ranks,
+    join_torchrun,
+    run_torchrun_rank,
+    start_workers,
+    torchrun_rank,
+    torchrun_size,
+)
 from regard.training.fine_tuning import (
     HEAD_PARAMETERS,
     Origin,
     StartFrom,
     fine_tuning_recipe,
-    inherit_settings,
     initial_weights,
     open_origin,
 )
 from regard.training.log import RunLog, plot_losses, read_metrics
 from regard.training.loop import RunSpec, Trainer, Validation, build_model
-from regard.training.machine import check_model_size, configured_machine, count_ranks, resolve_precision
-from regard.training.multilingual import select_training_languages
+from regard.training.machine import check_model_size, configured_machine, resolve_precision
 from regard.training.plan import describe_plan
 from regard.training.pretrained_embeddings import VectorCoverage, init_embeddings
 from regard.training.recipe import (
@@ -56,22 +72,14 @@ from regard.training.recipe import (
     replace_named,
     resolve_cache_folder,
 )
-from regard.training.resume import (
-    LOSSES,
-    METRICS,
-    check_run_folder,
-    check_same_run,
-    is_extended,
-    open_run_folder,
-    read_state,
-    read_stored_recipe,
-)
 from regard.training.shards.dataset import ShardedDataset, shards_task
 from regard.training.shards.folder import shard_files
 from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe, suggest_recipe
 from regard.training.tasks.task import BatchShape
-from regard.training.workers import Workers, join_torchrun, run_torchrun_rank, start_workers, torchrun_rank
 from regard.version import __version__
+
+if TYPE_CHECKING:
+    from regard.pipelines.folder import AnyPipeline
 
 Data = str | Path | Sequence[str | Path] | Iterable[Any]
 ROWS = "<rows>"
@@ -129,7 +137,7 @@ def train(
     quiet: bool = False,
     dry_run: bool = False,
     **overrides: Any,
-) -> AnyPipeline | None: ...
+) -> "AnyPipeline | None": ...
 def train(
     data: Data | None = None,
     out: str | Path = "model",
@@ -141,7 +149,7 @@ def train(
     quiet: bool = False,
     dry_run: bool = False,
     **overrides: Any,
-) -> AnyPipeline | None:
+) -> "AnyPipeline | None":
     """Train a model on files or rows; whatever is not specified is chosen from the data.
 
     `data` names one or more files ("phrasebook": the built-in data) or a folder of token shards (see
@@ -336,7 +344,7 @@ def run(setup: Setup, out: str | Path, *, quiet: bool, dry_run: bool) -> Any:
     check_settings(recipe)
     if setup.origin is not None:
         recipe = fine_tuning_recipe(recipe, setup.origin)
-    check_model_size(recipe, TASKS[recipe.task], setup.dataset)
+    check_model_size(recipe, setup.dataset, torchrun_size())
     setup = setup._replace(recipe=recipe)
     provenance = make_provenance(setup)
     with configured_machine(recipe.train), open_run_folder(out, dry_run) as folder:
@@ -353,7 +361,7 @@ def run(setup: Setup, out: str | Path, *, quiet: bool, dry_run: bool) -> Any:
             pipeline = load(out, recipe.train.device)
         else:
             tokenizers = choose_tokenizers(setup, folder, is_resumed=state is not None, writes=not dry_run)
-            size = count_ranks(recipe, state)
+            size = count_ranks(recipe, state.workers if state else None)
             setup = setup._replace(recipe=resolve_precision(recipe, state.precision if state else None))
             with Workers(size=size) if dry_run else start_workers(size) as workers:
                 # While the other workers start, rank 0 encodes the data and builds the model for all of them.
@@ -432,7 +440,7 @@ def choose_tokenizers(setup: Setup, folder: Path, *, is_resumed: bool, writes: b
     """The tokenizers of source and target: those of the interrupted run, the model to fine-tune or token shards, or
     new ones. Those of a new run are written to its folder; images have none."""
     recipe, dataset, origin = setup.recipe, setup.dataset, setup.origin and setup.origin.pipeline
-    if not pipeline_kind(recipe.model).tokenizer_count:
+    if not pipeline_class(recipe.model).tokenizer_count:
         return ()
     if is_resumed:
         # Special ids do not tell the formats apart: those of ALBERT are the ids of Regard.
@@ -462,9 +470,9 @@ def prepare(
     """Encode the data and build the model: what all ranks need, what rank 0 validates, and two notes for the plan."""
     recipe, config, task = setup.recipe, setup.recipe.train, TASKS[setup.recipe.task]
     origin = setup.origin and setup.origin.pipeline
-    if isinstance(origin, Translator):
-        origin = select_training_languages(origin, recipe.data)
-    special = pipeline_kind(recipe.model).special if origin is None else origin.special
+    if origin is not None:
+        origin = task.adapt_origin(origin, recipe.data)
+    special = pipeline_class(recipe.model).special if origin is None else origin.special
     model_config = task.complete_config(recipe.model, setup.dataset, tokenizers)
     shape = BatchShape(
         config.batch_tokens,
@@ -480,5 +488,6 @@ def prepare(
         load_weights(model, initial_weights(model, origin.model), provenance["start_from"], HEAD_PARAMETERS)
     vectors = init_embeddings(model, config, *tokenizers) if tokenizers else []
     pipeline = make_pipeline(model, tokenizers, dict(provenance), special)
-    inherit_settings(pipeline, origin)
+    if origin is not None:
+        pipeline.inherit_settings(origin)
     return spec, Validation(pipeline, setup.dataset, validation), note, vectors

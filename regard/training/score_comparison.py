@@ -17,9 +17,9 @@ from regard.evaluation.text_metrics import METRIC_FORMATS
 from regard.files import check_output_folder, write_atomically
 from regard.models import ModelConfig, Seq2SeqConfig
 from regard.ranges import Count, check_value
+from regard.training.checkpoint import METRICS
 from regard.training.log import read_metrics
 from regard.training.recipe import DataConfig, Recipe
-from regard.training.resume import METRICS
 from regard.training.run import run_recipe
 from regard.training.tasks import read_dataset, suggest_recipe
 

@@ -10,7 +10,6 @@ from jaxtyping import Float
 
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.pipelines import TextEncoder, Translator
 from regard.version import __version__
 from regard.viewer.display import PAGE_FORMAT, NotebookDisplay, check_format, make_widget
 from regard.viewer.page.requests import TextRequestHandler
@@ -191,15 +190,15 @@ def _own_outputs(looks: Sequence[Look]) -> list[str | None]:
 
 def _own_output(seen: Look) -> str | None:
     """The translation of the model itself, if the target of the look was given."""
-    is_forced = seen.translation and seen.search is None and isinstance(seen.pipeline, Translator)
+    is_forced = seen.translation and seen.search is None and "target" in seen.pipeline.fields
     return seen.pipeline(seen.source) if is_forced else None
 
 
 def _similarity(looks: Sequence[Look]) -> float | None:
     """Cosine similarity of two texts, if one encoder without a head embeds both."""
-    if len(looks) != 2 or not all(isinstance(one.pipeline, TextEncoder) for one in looks):
+    if len(looks) != 2 or looks[0].pipeline is not looks[1].pipeline or looks[0].pipeline is None:
         return None
-    if looks[0].pipeline is not looks[1].pipeline or looks[0].pipeline.model.config.head != "none":
+    if looks[0].pipeline.abilities != ("embed",):
         return None
     first, second = looks[0].pipeline.embed([one.source for one in looks], truncate=True)
     return float(first @ second)
@@ -238,7 +237,7 @@ class ComparisonRequestHandler(TextRequestHandler):
             ]
             return compare(*looks, labels=[one.source.strip() for one in looks])
         target = texts.get("target", "").strip() or None
-        if self.share_last_translation and target is None and isinstance(self.pipeline, Translator):
+        if self.share_last_translation and target is None and "target" in self.pipeline.fields:
             target = self._look_with(self.models[-1](), source).translation
         looks, outputs = [], []
         for load in self.models:

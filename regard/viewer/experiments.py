@@ -15,6 +15,7 @@ from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
 from regard.pipelines.image_model import ImageLike
+from regard.pipelines.pipeline import DecodingPipeline
 from regard.viewer.image_look import ImageLook
 from regard.viewer.interventions import (
     INTERVENTIONS,
@@ -57,13 +58,14 @@ def run_experiment(
     >>> experiment.before.text, experiment.after.text  # doctest: +SKIP
     ('Le chat dort.', 'Le chat le chat.')
     """
-    generates = isinstance(pipeline, Translator | TextGenerator)
+    generates = isinstance(pipeline, DecodingPipeline)
     if prefix and (not generates or target is not None):
         raise RegardError("A prefix needs a model that generates text, and no target.", "Leave out the prefix.")
-    if target is not None and not isinstance(pipeline, Translator):
+    if target is not None and "target" not in pipeline.fields:
         raise RegardError("Only a translator takes a target.", "Leave out the target.")
-    if isinstance(pipeline, Translator) and pipeline.ensemble_members:
-        pipeline = replace(pipeline, ensemble_members=[])  # interventions name modules of one model
+    if getattr(pipeline, "ensemble_members", ()):
+        # Interventions name modules of one model.
+        pipeline = replace(pipeline, ensemble_members=[])  # type: ignore[arg-type]
     before = _outcome(pipeline, source, target, "", pipeline, context)
     rows = [one for one in interventions if isinstance(one, SetAttentionRow)]
     # These change the states of earlier tokens at every step, so cached keys and values cannot be used.
@@ -81,7 +83,7 @@ def _outcome(
     pipeline: Any, source: Any, target: str | None, prefix: str, generator: Any, context: str | None
 ) -> Outcome:
     """The outcome of the model, which may have interventions; `generator` is the model that generates the output."""
-    if isinstance(pipeline, Translator) and target is None:
+    if "target" in pipeline.fields and target is None:
         best = generator.translate([source], prefixes=[prefix] if prefix else None)[0][0]
         return compute_outcome(look_at_output(pipeline, source, best), pipeline, generator)
     seen = look(pipeline, source + prefix if prefix else source, target, context=context)

@@ -17,6 +17,7 @@ from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.layers.patches import Grid
 from regard.models import ViT
+from regard.models.vit import IMAGE_HEADS, ImageLabelHead
 from regard.pipelines import ImageModel
 from regard.pipelines.image_model import ImageLike
 from regard.viewer.display import PAGE_FORMAT, ExplainedLook, NotebookDisplay, check_format, make_widget
@@ -284,8 +285,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
 
     def has_single_query(self, shown: PatchMap) -> bool:
         """Whether the first query alone (class token or pooling query) represents the image."""
-        class_token = self.run.model.config.has_class_token and self.run.model.config.head != "segment"
-        return shown.name == POOLER or (class_token and shown.name.startswith(BLOCKS))
+        return shown.name == POOLER or (self.run.model.config.reads_class_token and shown.name.startswith(BLOCKS))
 
     def _query_name(self, shown: PatchMap | None, patch: PatchCoordinates | None) -> str:
         if patch is not None:
@@ -326,9 +326,8 @@ def check_rollout(attention: str | None, head: int | None) -> None:
         raise RegardError("Rollout combines all attentions and heads.", "Leave out the attention and the head.")
 
 
-def look_at_image(model: ImageModel | ViT, image: ImageLike | Tensor, model_name: str = "") -> ImageLook:
+def look_at_image(model: ImageModel, image: ImageLike | Tensor, model_name: str = "") -> ImageLook:
     """Run a model on an image and record its attention: a file, a PIL image, an array, bytes; or a tensor in 0…1."""
-    model = model if isinstance(model, ImageModel) else ImageModel(model)
     file = Path(image) if isinstance(image, str | Path) else None
     name = "the image" if file is None else file.name
     if isinstance(image, Tensor):
@@ -354,6 +353,7 @@ def look_at_image(model: ImageModel | ViT, image: ImageLike | Tensor, model_name
         for name, one in run.recording.items()
     }
     probabilities: Iterable[float] = ()
-    if config.head == "classify" and config.labels and isinstance(run.output, Tensor):
+    head = IMAGE_HEADS[config.head]
+    if isinstance(head, ImageLabelHead) and config.labels and isinstance(run.output, Tensor):
         probabilities = run.output[0].float().softmax(-1).tolist()
     return ImageLook(name, pixels, grid, dict(zip(config.labels, probabilities)), maps, run, model, model_name, file)

@@ -21,17 +21,17 @@ from regard.attention.backends.call import Call
 from regard.attention.masks import MaskParts
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
+from regard.layers.attention import MultiHeadAttention
 from regard.layers.embeddings import Embedding, ImageEmbedding
 from regard.layers.feedforward import FeedForward
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
-from regard.layers.multihead import MultiHead
 from regard.models import Bert, Transformer
 
 # Attributes that hold positional encodings, by class; a module with None there uses no positions.
 POSITION_ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {
     Embedding: ("positions",),
     ImageEmbedding: ("learned", "sinusoidal", "rotary"),
-    MultiHead: ("rotary",),
+    MultiHeadAttention: ("rotary",),
     Transformer: ("encoder_bias", "decoder_bias"),
     Bert: ("relative",),
 }
@@ -112,8 +112,8 @@ def apply_interventions(model: nn.Module, interventions: Sequence[Intervention])
     sequences: in step-by-step decoding the index of a row is unknown, which raises an error. `run_experiment` decodes
     without a cache instead.
 
-    >>> from regard.layers.multihead import MultiHead
-    >>> model = nn.Sequential(MultiHead(8, heads=2, kind="self"))
+    >>> from regard.layers import MultiHeadAttention
+    >>> model = nn.Sequential(MultiHeadAttention(8, heads=2))
     >>> with apply_interventions(model, [AblateLayer("0")]):
     ...     model(torch.ones(1, 3, 8)).abs().max().item()
     0.0

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import singledispatch
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +13,13 @@ from torch import Tensor
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
+from regard.models.bert import AnswerHead, MaskedTokenHead, TextHead, TextLabelHead, TokenLabelHead
+from regard.models.vit import IMAGE_HEADS
 from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.viewer.image_look import ImageLook
 from regard.viewer.text_look import Look
 
+OutcomeKind = Literal["translation", "continuation", "labels", "answer", "mask", "embedding"]
 # Alternatives listed per prediction, and for the next token of a language model.
 TOP_K, NEXT_TOP_K = 5, 7
 # Tokens that a language model generates.
@@ -75,6 +79,7 @@ class Outcome:
     """encoders without a head: the embedding of the text"""
     generated: list[int] = field(default_factory=list, repr=False)
     """language models: the ids of the continuation"""
+    kind: OutcomeKind = "labels"
 
 
 @torch.no_grad()
@@ -89,26 +94,32 @@ def compute_outcome(seen: Look | ImageLook, pipeline: Any = None, generator: Any
     if isinstance(seen, ImageLook):
         return label_outcome(seen.probabilities, seen) if seen.probabilities else Outcome("", None, _areas(seen), seen)
     pipeline = pipeline or seen.pipeline
+    return text_outcome(pipeline, seen, generator or pipeline)
+
+
+def recorded_logits(seen: Look) -> Float[Tensor, "rows V"]:
+    """What the model returned for the input of a look."""
     if seen.run is None:
         raise RegardError("This look has no recorded run: its output cannot be computed.", "Call regard.look again.")
-    logits = seen.run.output.float()
-    if isinstance(pipeline, Translator):
-        return _translation_outcome(pipeline, seen, logits)
-    if isinstance(pipeline, TextGenerator):
-        return _continuation_outcome(pipeline, seen, logits, generator or pipeline)
-    return _encoder_outcome(pipeline, seen, logits)
+    return seen.run.output.float()
 
 
-def _translation_outcome(translator: Translator, seen: Look, logits: Float[Tensor, "T V"]) -> Outcome:
+@singledispatch
+def text_outcome(pipeline: Any, seen: Look, generator: Any) -> Outcome:
+    """The outcome of a text model; each class of pipelines registers a function."""
+    raise RegardError(f"A look at {type(pipeline).__name__} has no outcome.", "Use a pipeline for text.")
+
+
+@text_outcome.register
+def translation_outcome(translator: Translator, seen: Look, generator: Any) -> Outcome:
     targets = [*seen.ids[1][1:], translator.special.eos]
-    probabilities = logits.softmax(-1)
+    probabilities = recorded_logits(seen).softmax(-1)
     steps = _steps(translator.target_tokenizer, probabilities, targets)
-    return Outcome(seen.translation, _logprob(probabilities, targets), steps, seen)
+    return Outcome(seen.translation, _logprob(probabilities, targets), steps, seen, kind="translation")
 
 
-def _continuation_outcome(
-    language_model: TextGenerator, seen: Look, logits: Float[Tensor, "T V"], generator: Any
-) -> Outcome:
+@text_outcome.register
+def continuation_outcome(language_model: TextGenerator, seen: Look, generator: Any) -> Outcome:
     (ids,) = seen.ids
     config = DecodeConfig(method="greedy", max_len=CONTINUATION_TOKENS)
     limit = language_model.length_limit
@@ -117,7 +128,8 @@ def _continuation_outcome(
     if limit is None or len(ids) < limit:
         best = generator.generate([seen.source], config, truncate=True)[0][0]
         text, added = best.text, list(best.hypothesis.ids)
-    if len(added) > 1:  # the logits of the look predict the first one
+    logits = recorded_logits(seen)
+    if len(added) > 1:  # those of the look predict the first one
         logits = language_model.model(language_model.pack([[*ids, *added]])).float()
     first = len(ids) - 1
     tokenizer = language_model.tokenizer
@@ -125,7 +137,8 @@ def _continuation_outcome(
     steps = _steps(tokenizer, probabilities[: max(1, len(added))], added)
     input_steps = _steps(tokenizer, logits[:first].softmax(-1), ids[1:]) if first <= MAX_INPUT_STEPS else []
     following = _next_token(tokenizer, ids, logits[first].log_softmax(-1))
-    return Outcome(text, _logprob(probabilities, added), steps, seen, input_steps, following, generated=added)
+    logprob = _logprob(probabilities, added)
+    return Outcome(text, logprob, steps, seen, input_steps, following, generated=added, kind="continuation")
 
 
 def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor, "V"]) -> NextToken:
@@ -138,22 +151,43 @@ def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor
     return NextToken(tokens, texts, best.tolist(), normalizers)
 
 
-def _encoder_outcome(encoder: TextEncoder, seen: Look, logits: Float[Tensor, "rows V"]) -> Outcome:
-    head, (ids,) = encoder.model.config.head, seen.ids
-    if head == "classify":
-        scores = encoder.label_scores(logits)[0].tolist()
-        return label_outcome(dict(zip(encoder.model.config.labels, scores)), seen)
-    if head == "tag":
-        return Outcome(" ".join(f"{word.text}/{word.tag}" for word in encoder.tag(seen.source)), None, [], seen)
-    if head == "answer":
-        return Outcome(seen.translation, None, [], seen)
-    if head != "mask":
-        return Outcome("", None, [], seen, vector=encoder.embed([seen.source], truncate=True)[0])
+@text_outcome.register
+def encoder_outcome(encoder: TextEncoder, seen: Look, generator: Any) -> Outcome:
+    return head_outcome(encoder.head, encoder, seen)
+
+
+@singledispatch
+def head_outcome(head: TextHead, encoder: TextEncoder, seen: Look) -> Outcome:
+    """The outcome of an encoder, by default an embedding; each class of heads registers a function."""
+    vector = encoder.embed([seen.source], truncate=True)[0]
+    return Outcome("", None, [], seen, vector=vector, kind="embedding")
+
+
+@head_outcome.register
+def text_label_outcome(head: TextLabelHead, encoder: TextEncoder, seen: Look) -> Outcome:
+    scores = encoder.label_scores(recorded_logits(seen))[0].tolist()
+    return label_outcome(dict(zip(encoder.model.config.labels, scores)), seen)
+
+
+@head_outcome.register
+def token_label_outcome(head: TokenLabelHead, encoder: TextEncoder, seen: Look) -> Outcome:
+    tagged = " ".join(f"{word.text}/{word.tag}" for word in encoder.tag(seen.source))
+    return Outcome(tagged, None, [], seen, kind="answer")
+
+
+@head_outcome.register
+def answer_outcome(head: AnswerHead, encoder: TextEncoder, seen: Look) -> Outcome:
+    return Outcome(seen.translation, None, [], seen, kind="answer")
+
+
+@head_outcome.register
+def masked_token_outcome(head: MaskedTokenHead, encoder: TextEncoder, seen: Look) -> Outcome:
+    (ids,), logits = seen.ids, recorded_logits(seen)
     texts = masked_inputs(encoder, ids)
     if texts != [ids]:
         logits = encoder.model(encoder.pack(texts)).float()
         logits = logits.unflatten(0, (len(ids), len(ids))).diagonal().T
-    return Outcome("", None, _steps(encoder.tokenizer, logits.softmax(-1), ids), seen)
+    return Outcome("", None, _steps(encoder.tokenizer, logits.softmax(-1), ids), seen, kind="mask")
 
 
 def masked_inputs(encoder: TextEncoder, ids: list[int]) -> list[list[int]]:
@@ -176,7 +210,7 @@ def label_outcome(probabilities: Mapping[str, float], seen: Look | ImageLook) ->
 def _areas(seen: ImageLook) -> list[PredictionStep]:
     """For a segmenter: the fraction of pixels per label."""
     labels, output = seen.run.model.config.labels, seen.run.output
-    if seen.run.model.config.head != "segment" or not isinstance(output, Tensor):
+    if not IMAGE_HEADS[seen.run.model.config.head].is_per_pixel or not isinstance(output, Tensor):
         return []
     shares = torch.bincount(output[0].argmax(0).flatten(), minlength=len(labels)) / output[0, 0].numel()
     best, indices = shares.topk(min(TOP_K, len(labels)))
@@ -226,13 +260,4 @@ def _step_header(step: PredictionStep) -> dict[str, Any]:
 
 def output_header(outcome: Outcome) -> dict[str, Any]:
     """The output of the model on the first screen of a page: its kind and its predictions."""
-    pipeline = None if isinstance(outcome.look, ImageLook) else outcome.look.pipeline
-    kind = "labels"
-    if isinstance(pipeline, Translator):
-        kind = "translation"
-    elif isinstance(pipeline, TextGenerator):
-        kind = "continuation"
-    elif isinstance(pipeline, TextEncoder):
-        kinds = {"classify": "labels", "answer": "answer", "tag": "answer", "mask": "mask"}
-        kind = kinds.get(pipeline.model.config.head, "embedding")
-    return {"kind": kind, **outcome_header(outcome), "input_steps": []}
+    return {"kind": outcome.kind, **outcome_header(outcome), "input_steps": []}

@@ -18,8 +18,9 @@ from regard.attention.recording import KINDS
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import attention_names
 from regard.layers.embeddings import Images
-from regard.layers.patches import Grid, PackedImages, compute_grid, remove_prefix
+from regard.layers.patches import Grid, PackedImages, compute_grid
 from regard.models import ViT
+from regard.models.vit import IMAGE_HEADS, ImageLabelHead
 from regard.viewer.model_run import MAX_PATCHES, ModelRun, is_small, run_model
 
 if TYPE_CHECKING:
@@ -71,10 +72,7 @@ def forward_all_tokens(model: ViT, images: Images) -> tuple[Tensor, Any]:
     Unlike the model's forward, it computes all tokens of the last block, even if the label needs the class token only.
     """
     encoded = model.encode(images)
-    if model.config.head == "segment":
-        offsets = images.offsets if isinstance(images, PackedImages) else None
-        return encoded, model.masks(remove_prefix(encoded, model.config.prefix, offsets), images)
-    return encoded, encoded if model.config.head == "pixels" else model.logits(model.pool(encoded, images))
+    return encoded, model.output_of_tokens(encoded, images)
 
 
 def _require_grad(images: Images) -> Images:
@@ -159,7 +157,7 @@ def label_rollouts(model: ViT, images: Images, choices: Iterable[Sequence[int]])
     >>> len(label_rollouts(model, torch.rand(1, 3, 32, 48), [[0], [1]]))
     2
     """
-    if model.config.head != "classify" or model.output is None:
+    if not isinstance(IMAGE_HEADS[model.config.head], ImageLabelHead) or model.output is None:
         raise RegardError(
             f"Rollout for a label needs an image classifier with labels; this model has the head {model.config.head}.",
             "Leave out the label, or use a model with labels.",
@@ -176,7 +174,7 @@ def rollout_of_run(run: ImageRun) -> Rollout:
     config, grids = model.config, run.grids
     matrix = _multiply(_add_residual(recording[name].weights().mean(1)) for name in _layer_names(run, "blocks"))
     patches, queries = matrix[:, config.prefix :], None
-    if config.has_class_token and config.head != "segment":
+    if config.reads_class_token:
         pooled = matrix[:, : 1 + config.distilled].mean(1)
     elif "pooler.attention" in recording:
         pooled = _trace_back(recording["pooler.attention"].weights().mean(1), patches)[:, 0]

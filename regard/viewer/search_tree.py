@@ -11,9 +11,8 @@ from jaxtyping import Float
 from regard.attention import record
 from regard.decode import DecodeConfig, Hypothesis, SearchHistory, SearchStep
 from regard.errors import RegardError
-from regard.evaluation.teacher_forcing import attention_names, mutual_information, record_teacher_forced
-from regard.layers.packed import pack
-from regard.pipelines import TextGenerator, Translator
+from regard.evaluation.teacher_forcing import attention_names, mutual_information
+from regard.pipelines.pipeline import DecodingPipeline
 
 NodeState = Literal["best", "finished", "kept", "pruned", "refused"]
 
@@ -103,7 +102,7 @@ class SearchTree:
 
 
 def record_search(
-    pipeline: Translator | TextGenerator,
+    pipeline: DecodingPipeline,
     text: str,
     config: DecodeConfig | None = None,
     *,
@@ -122,28 +121,17 @@ def record_search(
     """
     if not text.strip():
         raise RegardError("The text is empty: there is nothing to decode.", "Pass a sentence.")
-    phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
-    if isinstance(pipeline, Translator):
-        config = config or pipeline.decoding
-        prefixes = [prefix] if prefix else None
-        outputs = pipeline.translate([text], config, prefixes=prefixes, **phrases, history=True)[0]
-        hypotheses, history = [one.hypothesis for one in outputs], outputs[0].history
-        ids = pipeline.encode_source(text)
-    elif isinstance(pipeline, TextGenerator):
-        if prefix:
-            raise RegardError("Only translators support a prefix.", "Append it to the prompt instead.")
-        config = config or pipeline.decoding
-        generations = pipeline.generate([text], config, **phrases, history=True)[0]
-        hypotheses, history = [one.hypothesis for one in generations], generations[0].history
-        ids = pipeline.encode_prompt(text)
-    else:
+    if not isinstance(pipeline, DecodingPipeline):
         raise RegardError("This model does not generate text: there is no search to record.", "Use look instead.")
+    config = config or pipeline.decoding
+    outputs, ids = pipeline.record_search(text, config, prefix, required=required, forbidden=forbidden)
+    history = outputs[0].history
     assert history is not None
-    return build_tree(pipeline, ids, hypotheses, history, config, prefix=prefix)
+    return build_tree(pipeline, ids, [output.hypothesis for output in outputs], history, config, prefix=prefix)
 
 
 def build_tree(
-    pipeline: Translator | TextGenerator,
+    pipeline: DecodingPipeline,
     source: list[int],
     hypotheses: Sequence[Hypothesis],
     history: SearchHistory,
@@ -163,21 +151,13 @@ def build_tree(
     outputs = zip(hypotheses, _texts(pipeline, source, [one.ids for one in hypotheses]), last)
     results = [SearchResult(text, one.score, one.logprob, node) for one, text, node in outputs]
     nodes, attention, weights = _add_weights(pipeline, source, nodes, ids, hypotheses[0].ids, attention)
-    forced: list[int] = []
-    if isinstance(pipeline, Translator):
-        forced = [*pipeline.special.make_decoder_input([])[1:], *pipeline.encode_target(prefix)]
-        max_len = pipeline.max_output_len
-        limit = config.limit(len(source))
-        limit = max(limit if max_len is None else min(limit, max_len), len(forced))
-    else:
-        max_len = pipeline.length_limit
-        limit = config.max_len if max_len is None else min(config.max_len, max_len - len(source))
+    forced = pipeline.forced_ids(prefix)
     return SearchTree(
         source=source_tokens,
         nodes=nodes,
         results=results,
         config=config,
-        limit=limit,
+        limit=max(pipeline.output_limit(config, source), len(forced)),
         prefix=[label(i) for i in forced],
         stopped=history.stopped,
         omitted=omitted,
@@ -249,22 +229,22 @@ def _ids(nodes: Sequence[SearchNode]) -> list[list[int]]:
     return ids
 
 
-def _source_tokens(pipeline: Translator | TextGenerator, source: list[int]) -> list[str]:
+def _source_tokens(pipeline: DecodingPipeline, source: list[int]) -> list[str]:
     tokenizer = pipeline.tokenizers[0]
     pieces = [piece for piece, _ in tokenizer.decode_as_pieces(source)]
     return [piece or tokenizer.label(i) for piece, i in zip(pieces, source)]
 
 
-def _texts(pipeline: Translator | TextGenerator, source: list[int], ids: Sequence[list[int]]) -> list[str]:
+def _texts(pipeline: DecodingPipeline, source: list[int], ids: Sequence[list[int]]) -> list[str]:
     """Decode outputs; those of a language model after the end of the prompt, for correct spacing."""
-    context = source[-8:] if isinstance(pipeline, TextGenerator) else []
+    context = source[-8:] if pipeline.continues_source else []
     tokenizer = pipeline.tokenizers[1]
     start = len(tokenizer.decode(context))
     return [text[start:] for text in tokenizer.decode_batch([context + one for one in ids])]
 
 
 def _add_weights(
-    pipeline: Translator | TextGenerator,
+    pipeline: DecodingPipeline,
     source: list[int],
     nodes: list[SearchNode],
     ids: list[list[int]],
@@ -276,7 +256,7 @@ def _add_weights(
     The rows come from a teacher-forced pass over the outputs, so nothing has to be recorded during the search: a row
     depends on the tokens before it alone.
     """
-    kind = "cross" if isinstance(pipeline, Translator) else "masked"
+    kind = "masked" if pipeline.continues_source else "cross"
     names = attention_names(pipeline, kind)
     if not names:
         return nodes, None, np.zeros((0, len(source)), np.float32)
@@ -303,21 +283,17 @@ def _add_weights(
 
 
 def _rows(
-    pipeline: Translator | TextGenerator, source: list[int], outputs: Sequence[list[int]], names: Sequence[str]
+    pipeline: DecodingPipeline, source: list[int], outputs: Sequence[list[int]], names: Sequence[str]
 ) -> dict[str, list[Float[np.ndarray, "t S"]]]:
     """Attention weights, averaged over heads, for each token of each output and for the token after the last."""
     rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
     batch_size = max(1, BATCH_TOKENS // (len(source) + max(map(len, outputs)) + 1))
     for start in range(0, len(outputs), batch_size):
         batch = outputs[start : start + batch_size]
-        if isinstance(pipeline, Translator):
-            forced = len(pipeline.special.make_decoder_input([])) - 1
-            recording = record_teacher_forced(pipeline, [(source, one[forced:]) for one in batch], list(names))
-        else:
-            pipeline.model.eval()
-            with torch.inference_mode(), record(pipeline.model, list(names)) as recording:
-                pipeline.model(pack([[*source, *one] for one in batch]).to(pipeline.device))
-        first = 0 if isinstance(pipeline, Translator) else len(source) - 1
+        pipeline.model.eval()
+        with torch.inference_mode(), record(pipeline.model, list(names)) as recording:
+            pipeline.model(*pipeline.forced_inputs(source, batch))
+        first = len(source) - 1 if pipeline.continues_source else 0
         for name in names:
             weights = recording[name].weights().float().mean(1).cpu().numpy()
             rows[name] += [maps[first : first + len(one) + 1] for maps, one in zip(weights, batch)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
@@ -303,22 +303,37 @@ class Look(ExplainedLook, NotebookDisplay):
         return self.source.strip(), self.translation.strip()
 
 
+@dataclass(frozen=True)
+class LookOptions:
+    """Options of `look`; each model reads those that concern it."""
+
+    target: str | None = None
+    """translators: the forced output"""
+    layers: LayerNames = None
+    """attentions to record, by name with the wildcards * and ?; None: all"""
+    gold: Sequence[Link] | None = None
+    """translators: gold word alignment, by the indices of the `words` of source and target"""
+    words: WordSplitter = str.split
+    """splits a text into words"""
+    config: DecodeConfig | None = None
+    """translators: search configuration; None: that of the model"""
+    prefix: str = ""
+    """translators: forced beginning of the translation"""
+    name: str = ""
+    """name of the model in the page"""
+    truncate: bool = False
+    """truncate inputs that are too long, instead of raising an error"""
+    context: str | None = None
+    """question answering: the text that the question is about"""
+    to: str | None = None
+    """translators into several languages: code of the target language"""
+    source_language: str | None = None
+    """translators that need it: code of the source language"""
+
+
 @overload
 def look(
-    model: Translator | TextGenerator | TextEncoder,
-    source: str,
-    target: str | None = None,
-    *,
-    layers: LayerNames = None,
-    gold: Sequence[Link] | None = None,
-    words: WordSplitter = str.split,
-    config: DecodeConfig | None = None,
-    prefix: str = "",
-    name: str = "",
-    truncate: bool = False,
-    context: str | None = None,
-    to: str | None = None,
-    source_language: str | None = None,
+    model: Translator | TextGenerator | TextEncoder, source: str, target: str | None = None, **options: Any
 ) -> Look: ...
 @overload
 def look(
@@ -331,89 +346,114 @@ def look(
 def look(model: ImageModel | ViT, source: ImageLike | Tensor, *, name: str = "") -> ImageLook: ...
 @overload
 def look(model: ImageModel | ViT, source: list[Any] | tuple[Any, ...], *, name: str = "") -> list[ImageLook]: ...
-def look(
-    model: Any,
-    source: Any,
-    target: Any = None,
-    *,
-    layers: LayerNames = None,
-    gold: Sequence[Link] | None = None,
-    words: WordSplitter = str.split,
-    config: DecodeConfig | None = None,
-    prefix: str = "",
-    name: str = "",
-    truncate: bool = False,
-    context: str | None = None,
-    to: str | None = None,
-    source_language: str | None = None,
-) -> Any:
+def look(model: Any, source: Any, target: Any = None, **options: Any) -> Any:
     """Run a model on an input and record all of its attention maps; a list of inputs gives a list of looks.
 
     A translator translates the source, or is forced to output `target`; language models and text encoders read the
     text; image models take an image (a file, a PIL image, an array, bytes, or a tensor as the model takes it).
-
-    Args:
-        layers: attentions to record, by name with the wildcards * and ?; by default all.
-        gold: gold word alignment, by the indices of the `words` of source and target.
-        words: splits a text into words.
-        config: search configuration of a translator.
-        prefix: forced beginning of the translation.
-        name: name of the model in the page.
-        truncate: truncate inputs that are too long, instead of raising an error.
-        context: for a question-answering model, the text that the question is about.
-        to: code of the target language, for a translator into several.
-        source_language: code of the source language, for a translator that needs it.
+    `options` are those of `LookOptions`, such as `layers`, `config` and `context`.
 
     >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
     >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
     (4, 8, 7)
     >>> seen.save("page.html")  # doctest: +SKIP
     """
-    if not isinstance(model, Pipeline | ViT):
+    if look_at.dispatch(type(model)) is look_at.dispatch(object):
         raise RegardError(
             f"look needs a model with its tokenizers (got {type(model).__name__}).",
             "Pass the pipeline that regard.load or regard.train returned, not its .model.",
         )
-    if isinstance(source, list | tuple):
-        targets = [None] * len(source) if target is None else target
-        if isinstance(targets, str) or len(targets) != len(source) or gold is not None:
-            raise RegardError(
-                f"A list of {len(source)} sources needs as many targets, or none, and no gold links.",
-                "Look at one source at a time.",
-            )
-        options: Any = dict(layers=layers, words=words, config=config, prefix=prefix, name=name, truncate=truncate)
-        options |= dict(context=context, to=to, source_language=source_language)
-        look_at_one: Any = look
-        return [look_at_one(model, one, other, **options) for one, other in zip(source, targets)]
-    if isinstance(model, ImageModel | ViT):
-        if any(option is not None for option in (target, layers, gold, context)):
-            raise RegardError("target, layers, gold and context are not supported for images.", "Leave them out.")
-        return look_at_image(model, source, name)
+    if not isinstance(source, list | tuple):
+        return look_at(model, source, LookOptions(target, **options))
+    targets = [None] * len(source) if target is None else target
+    if isinstance(targets, str) or len(targets) != len(source) or options.get("gold") is not None:
+        raise RegardError(
+            f"A list of {len(source)} sources needs as many targets, or none, and no gold links.",
+            "Look at one source at a time.",
+        )
+    return [look_at(model, text, LookOptions(forced, **options)) for text, forced in zip(source, targets)]
+
+
+@singledispatch
+def look_at(model: Any, source: Any, options: LookOptions) -> Any:
+    """The look at one input; each class of pipelines registers a function."""
+    raise NotImplementedError
+
+
+@look_at.register
+def look_at_translation(translator: Translator, source: str, options: LookOptions) -> Look:
+    target = options.target
+    check_text(translator, source, options)
+    bound = translator.with_target(options.to, options.source_language)
+    if target is not None:
+        target_ids = bound.encode_target(target, name="the target", truncate=options.truncate)
+        seen = _look_at_pair(bound, source, target, target_ids, options)
+    else:
+        bound.encode_source(source, name="the source", truncate=options.truncate)  # raises an error if it is too long
+        config, prefixes = options.config or bound.decoding, [options.prefix] if options.prefix else None
+        outputs = bound.translate([source], config, prefixes=prefixes, truncate=options.truncate, history=True)[0]
+        seen = look_at_output(bound, source, outputs[0], options)
+        seen = replace(seen, search=(outputs, config, options.prefix))
+    return replace(seen, gold=None if options.gold is None else sorted(set(options.gold)))
+
+
+@look_at.register
+def look_at_prompt(generator: TextGenerator, source: str, options: LookOptions) -> Look:
+    check_text(generator, source, options)
+    ids = generator.encode_prompt(source, name="the text", truncate=options.truncate)
+    return _look_at_ids(generator, source, ids, options)
+
+
+@look_at.register
+def look_at_text(encoder: TextEncoder, source: str, options: LookOptions) -> Look:
+    check_text(encoder, source, options)
+    context = options.context
+    if context is None:
+        ids = encoder.encode_text(source, name="the text", truncate=options.truncate)
+        return _look_at_ids(encoder, source, ids, options)
+    pair, tokenizer, special = (source, context), encoder.tokenizer, encoder.special
+    encoded = encoder.encode_rows([pair], name="the question with its context", truncate=options.truncate)
+    ids = encoded.ids[0].tolist()
+    segments = None if encoded.segments is None else encoded.segments[0].tolist()
+    begin, end = len(special.prefix), len(ids) - len(special.suffix)
+    question = pair_ranges(len(tokenizer.encode(source)), len(ids), special)
+    axis = build_pair_axis(tokenizer, pair, ids[begin:end], question, begin, options.words)
+    seen = _look_at_ids(encoder, source, ids, options, axis, segments)
+    return replace(seen, translation=encoder.answer(Question("", *pair)), question=question, context=context)
+
+
+@look_at.register
+def look_at_pixels(model: ImageModel, source: Any, options: LookOptions) -> ImageLook:
+    if any(option is not None for option in (options.target, options.layers, options.gold, options.context)):
+        raise RegardError("target, layers, gold and context are not supported for images.", "Leave them out.")
+    return look_at_image(model, source, options.name)
+
+
+@look_at.register
+def look_at_bare_model(model: ViT, source: Any, options: LookOptions) -> ImageLook:
+    return look_at_pixels(ImageModel(model), source, options)
+
+
+def check_text(pipeline: Pipeline, source: Any, options: LookOptions) -> None:
+    """Raise an error for an empty source, and for options that the pipeline does not support."""
     if not isinstance(source, str):
         raise RegardError(f"look needs a text (got {format_value(source)}).", "Pass a string or a list of strings.")
     if not source.strip():
         raise RegardError("The text is empty: there is nothing to look at.", "Pass a sentence.")
-    if gold is not None:
-        _check_links(gold, source, target, words)
-    if (config is not None or prefix) and (target is not None or not isinstance(model, Translator)):
+    if options.gold is not None:
+        _check_links(options.gold, source, options.target, options.words)
+    searches = "target" in pipeline.fields and options.target is None
+    if (options.config is not None or options.prefix) and not searches:
         raise RegardError(
             "Without translation there is no search to configure.", "Leave out config (--beam) and prefix."
         )
-    if context is not None:
-        if not isinstance(model, TextEncoder) or model.model.config.head != "answer":
+    if options.context is not None:
+        if "context" not in pipeline.fields:
             raise RegardError("Only a question-answering model takes a context.", "Leave out context (--context).")
-        if not context.strip():
+        if not options.context.strip():
             raise RegardError("The context is empty.", "Pass the text that the question is about.")
-    if isinstance(model, Translator):
-        search = config or model.decoding, prefix
-        bound = model.with_target(to, source_language)
-        seen = _look_at_translation(bound, source, target, layers, words, search, truncate)
-    else:
-        if target is not None:
-            raise RegardError("Only a translator takes a target.", "Leave out the target.")
-        seen = _look_at_text(model, source, layers, words, truncate, context)
-    links = None if gold is None else sorted(set(gold))
-    return replace(seen, family=family_name(model.model.config), name=name, gold=links)
+    if options.target is not None and "target" not in pipeline.fields:
+        raise RegardError("Only a translator takes a target.", "Leave out the target.")
 
 
 def _check_links(gold: Sequence[Link], source: str, target: str | None, words: WordSplitter) -> None:
@@ -429,33 +469,19 @@ def _check_links(gold: Sequence[Link], source: str, target: str | None, words: W
             )
 
 
-def _look_at_text(
+def _look_at_ids(
     pipeline: TextGenerator | TextEncoder,
     text: str,
-    layers: LayerNames,
-    words: WordSplitter,
-    truncate: bool,
-    context: str | None,
+    ids: list[int],
+    options: LookOptions,
+    inner: TokenAxis | None = None,
+    segments: list[int] | None = None,
 ) -> Look:
-    segments: list[int] | None = None
-    if isinstance(pipeline, TextGenerator):
-        ids = pipeline.encode_prompt(text, name="the text", truncate=truncate)
-    elif context is None:
-        ids = pipeline.encode_text(text, name="the text", truncate=truncate)
-    else:
-        encoded = pipeline.encode_rows([(text, context)], name="the question with its context", truncate=truncate)
-        ids = encoded.ids[0].tolist()
-        segments = None if encoded.segments is None else encoded.segments[0].tolist()
-    run = _run_on(pipeline.model, model_inputs(pipeline, [ids], segments), len(ids), layers)
+    """The look at a text of these ids; `inner` is the axis of the tokens without special ones."""
+    run = _run_on(pipeline.model, model_inputs(pipeline, [ids], segments), len(ids), options.layers)
     special, label = pipeline.special, pipeline.tokenizer.label
     head, tail = (0 if one is None else 1 for one in (special.begin, special.end))
-    question, answer = None, ""
-    if context is None:
-        inner = build_axis(pipeline.tokenizer, text, ids[head : len(ids) - tail], words)
-    else:
-        question = pair_ranges(len(pipeline.tokenizer.encode(text)), len(ids), special)
-        inner = build_pair_axis(pipeline.tokenizer, (text, context), ids[head : len(ids) - tail], question, head, words)
-        answer = pipeline.answer(Question("", text, context))  # type: ignore[union-attr]
+    inner = inner or build_axis(pipeline.tokenizer, text, ids[head : len(ids) - tail], options.words)
     axis = inner.add_special_tokens("text", [label(i) for i in ids[:head]], [label(i) for i in ids[len(ids) - tail :]])
     maps = {}
     for name, one in run.recording.items():
@@ -464,37 +490,26 @@ def _look_at_text(
             # The only cross-attention of a single text is pooling by a learned query.
             queries = TokenAxis("query", ["query"], [-1]) if one.kind == "cross" else axis
             maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
-    more: dict[str, Any] = dict(segments=segments, question=question, context=context or "")
-    return Look(text, answer, axis.tokens, [], maps, pipeline=pipeline, ids=(ids,), run=run, **more)
-
-
-def _look_at_translation(
-    translator: Translator,
-    source: str,
-    target: str | None,
-    layers: LayerNames,
-    words: WordSplitter,
-    search: tuple[DecodeConfig, str],
-    truncate: bool,
-) -> Look:
-    if target is not None:
-        target_ids = translator.encode_target(target, name="the target", truncate=truncate)
-        return _look_at_pair(translator, source, target, target_ids, layers, words, truncate)
-    translator.encode_source(source, name="the source", truncate=truncate)  # raises an error if it is too long
-    config, prefix = search
-    prefixes = [prefix] if prefix else None
-    translations = translator.translate([source], config, prefixes=prefixes, truncate=truncate, history=True)[0]
-    seen = look_at_output(translator, source, translations[0], layers, words, truncate)
-    return replace(seen, search=(translations, config, prefix))
+    return Look(
+        text,
+        "",
+        axis.tokens,
+        [],
+        maps,
+        pipeline=pipeline,
+        ids=(ids,),
+        segments=segments,
+        run=run,
+        family=family_name(pipeline.model.config),
+        name=options.name,
+    )
 
 
 def look_at_output(
     translator: Translator,
     source: str,
     output: Translation,
-    layers: LayerNames = None,
-    words: WordSplitter = str.split,
-    truncate: bool = False,
+    options: LookOptions | None = None,
 ) -> Look:
     """The look at a translation, with the token ids that the model chose: encoding its text may give others.
 
@@ -502,7 +517,7 @@ def look_at_output(
     Look('She sleeps.' → 'Elle dort.', 6 attentions: …)
     """
     ids = output.hypothesis.ids[len(translator.special.make_decoder_input([])) - 1 :]
-    return _look_at_pair(translator, source, output.text, ids, layers, words, truncate)
+    return _look_at_pair(translator, source, output.text, ids, options or LookOptions())
 
 
 def _look_at_pair(
@@ -510,11 +525,10 @@ def _look_at_pair(
     source: str,
     target: str,
     target_ids: list[int],
-    layers: LayerNames,
-    words: WordSplitter,
-    truncate: bool,
+    options: LookOptions,
 ) -> Look:
-    source_ids = translator.encode_source(source, name="the source", truncate=truncate)
+    words = options.words
+    source_ids = translator.encode_source(source, name="the source", truncate=options.truncate)
     special, label = translator.special, translator.target_tokenizer.label
     source_label = translator.source_tokenizer.label
     begin, last = len(special.prefix), len(source_ids) - len(special.suffix)
@@ -531,7 +545,7 @@ def _look_at_pair(
         "cross": (predicted, encoder_axis),
     }
     ids = source_ids, special.make_decoder_input(target_ids)
-    run = _run_on(translator.model, model_inputs(translator, ids), max(map(len, ids)), layers)
+    run = _run_on(translator.model, model_inputs(translator, ids), max(map(len, ids)), options.layers)
     # Without attention there are no maps: a page shows the step-by-step view alone.
     maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in run.recording.items()}
     return Look(
@@ -543,6 +557,8 @@ def _look_at_pair(
         pipeline=translator,
         ids=ids,
         run=run,
+        family=family_name(translator.model.config),
+        name=options.name,
     )
 
 

@@ -91,9 +91,13 @@ def test_use_forces_a_backend():
         ("concat", {"score": Concat(4, 4, 4), "mask": local(1)}, "this mask"),
         ("varlen_short", {"mask": padding(torch.tensor([1, 3]))}, "this mask"),
         ("disentangled", {}, "the score ScaledDot"),
+        ("sdpa", {"bias": Slope(1), "mask": causal()}, "a bias with a causal mask"),
+        ("varlen_short", {}, "tensors on a CPU"),
+        ("concat", {"score": Concat(4, 4, 4)}, "tensors on a CPU"),
     ],
 )
-def test_a_forced_backend_computes_the_call_or_refuses_it(backend, options, part):
+def test_a_forced_backend_computes_the_call_or_refuses_it(monkeypatch, backend, options, part):
+    monkeypatch.setattr(dispatch, "is_interpreted", lambda: False)
     q, k, v = (random(2, 1, 3, 4, seed=i) for i in range(3))
     with pytest.raises(RegardError, match=f"The backend {backend} does not compute {part}"), use(backend):
         attend(q, k, v, **options)

@@ -162,6 +162,19 @@ def test_invalid_masks_are_errors(monkeypatch, mask, message):
         attend(random(2, 3, 4), random(2, 5, 4), random(2, 5, 4), mask=mask)
 
 
+@pytest.mark.parametrize("score", [ScaledDot(), Concat(4, 4, 3)], ids=["scaled_dot", "concat"])
+@pytest.mark.parametrize("combine", [lambda mask: mask, lambda mask: causal() & ~mask], ids=["alone", "combined"])
+@pytest.mark.parametrize("n", [3, 70])
+def test_blocks_of_another_shape_or_dtype_are_errors(monkeypatch, score, combine, n):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    x = random(2, n, 4, dtype=torch.float32)
+    for block in (lambda p, s: p != s, lambda p, s: (s - p[:, None]).float(), lambda p, s: p[:, None] > 0):
+        mask = combine(type("Own", (Mask,), {"block": lambda self, p, s, block=block: block(p, s)})())
+        for call in (attend, lambda q, k, v, **options: weights(q, k, **options)):
+            with pytest.raises(RegardError, match=rf"Own\.block returned torch\.\w+ of shape .* for {n} queries"):
+                call(x, x, x, score=score, mask=mask)
+
+
 def test_tensors_do_not_combine_with_expressions_or_packed_sequences():
     allowed = torch.ones(3, 3) > 0
     for combine in (lambda: causal() & allowed, lambda: allowed & causal(), lambda: allowed | causal()):

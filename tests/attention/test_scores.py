@@ -1,5 +1,6 @@
 """Scores: formulas, gradients, and transformed queries and keys."""
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -226,6 +227,15 @@ def test_overridden_pairs_of_built_in_scores_count(length):
             SoftCap(score, 2.0)
     with pytest.raises(RegardError, match=r"Wrong overrides forward.*Override pair_scores or transform"):
         type("Wrong", (Score,), {"forward": lambda self, q, k: q @ k.mT})
+
+
+@pytest.mark.parametrize("score", ["concat", Concat, torch.nn.Identity()], ids=["name", "class", "module"])
+def test_values_that_are_no_scores_are_errors(monkeypatch, score):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # test our message, not the shape checker's
+    x = random(1, 2, 4)
+    for call in (lambda: attend(x, x, x, score=score), lambda: weights(x, x, score=score)):
+        with pytest.raises(RegardError, match=r"A score is an object such as Cosine.*make_score"):
+            call()
 
 
 def test_score_without_build_is_named(monkeypatch):

@@ -14,8 +14,7 @@ from regard.data import read_pairs
 from regard.models import FAMILIES, TransformerConfig
 from regard.pipelines import load
 from regard.training import recipe_from_dict
-from regard.training.recipe import DERIVED
-from regard.training.registry import TASKS, families_for
+from regard.training.recipe import DERIVED, TASKS, families_for
 
 SMALL = [
     "--train.workers",

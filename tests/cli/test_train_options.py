@@ -15,13 +15,11 @@ from regard.cli.train_options import (
     chosen_keys,
     every_option,
     key_options,
-    parse_words,
     recipe_keys,
 )
 from regard.models import FAMILIES, family_name
 from regard.training import DataConfig, Recipe
-from regard.training.recipe import SECTIONS
-from regard.training.registry import TASKS, families_for
+from regard.training.recipe import SECTIONS, TASKS, families_for
 from tests.training import toy_images, toy_tasks
 from tests.training.helpers import plan
 
@@ -94,13 +92,13 @@ def test_invalid_arguments_write_nothing(words, message, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("words", [["--train.steps", "5"], ["--steps", "5"], ["--steps=5"], ["--train.steps=5"]])
 def test_spellings_of_an_option(words):
-    assert parse_words(words) == ([], {"train.steps": "5"})
+    assert parse_arguments(words).options == {"train.steps": "5"}
 
 
 def test_values_are_converted():
     words = ["--data=-", "--lr", "1", "--model.tied", "False", "--tokenizer.target_kind", "none", "--device=cpu"]
     words += ["--data.weights", "1", "0.5", "--train.r-drop", "-1", "--task=text2text", "--model.family=transformer"]
-    _, values = parse_words(words)
+    values = parse_arguments(words).options
     assert recipe_keys(values, "transformer") == {
         "data": {"files": ("-",), "weights": (1.0, 0.5)},
         "train": {"lr": 1.0, "r_drop": -1.0, "device": "cpu"},

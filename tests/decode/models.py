@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS
-from regard.decode import DecodeConfig, Request, decode_all
+from regard.decode import DecodeConfig, LexicalConstraints, Request, TokenTexts, decode_all
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
@@ -21,6 +21,48 @@ CONFIGS = {
     "samples": DecodeConfig("sample", n_best=2, max_len=10),
     "top-k sample": DecodeConfig("sample", max_len=10, top_k=5, temperature=0.7),
 }
+# Options of the search, each of which works whatever computes the steps.
+OPTIONS = {
+    "coverage": {"coverage_penalty": 0.3},
+    "repetition": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "greedy, repetition": {"method": "greedy", "n_best": 1, "repetition_penalty": 1.3},
+    "sequences": {"method": "greedy", "n_best": 1, "begin_suppress_tokens": (7, 9), "suppress_sequences": ((5, 6),)},
+    "samples": {"method": "sample", "top_p": 0.9},
+    "samples, repetition": {"method": "sample", "no_repeat_ngram_size": 1},
+    "phrases": {},
+    "greedy, forbidden phrases": {"method": "greedy", "n_best": 1},
+    "several end tokens": {},
+    "greedy, several end tokens": {"method": "greedy", "n_best": 1},
+    "history": {},
+    "greedy, history": {"method": "greedy", "n_best": 1},
+}
+
+
+def with_option(option, model, count, vocab=VOCAB, **settings):
+    """A config with an option of the search, and the other options of `Request` that belong to it."""
+    config = DecodeConfig(**({"beam": 3, "n_best": 2, "max_len": 9} | OPTIONS[option] | settings))
+    special, request = special_options(model)["special"], {}
+    if "phrases" in option:
+        texts, first = TokenTexts([f" {i}".encode() for i in range(vocab)]), vocab // 2
+        required = [[str(first + i)] * (config.method == "beam" and i % 2) for i in range(count)]
+        request["lexical"] = [LexicalConstraints(texts, one, ["7", str(8 + i)]) for i, one in enumerate(required)]
+    if "several end tokens" in option:
+        special = replace(special, other_eos=tuple(range(vocab // 30, vocab // 2)))
+    return config, request | {"special": special, "history": "history" in option}
+
+
+def assert_equal_histories(ours, theirs):
+    for a, b in zip(ours, theirs):
+        assert (a.history is None) == (b.history is None)
+        if a.history is not None:
+            kept_tokens = [
+                [
+                    sorted(i for i, status in zip(step.tokens, step.statuses) if status != "pruned")
+                    for step in history.steps
+                ]
+                for history in (a.history, b.history)
+            ]
+            assert kept_tokens[0] == kept_tokens[1]
 
 
 def transformer(seed=0, **options) -> Transformer:

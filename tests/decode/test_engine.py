@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.attention import use
-from regard.decode import DecodeConfig, Ensemble, Request, decode_all, engine, slots
+from regard.decode import DecodeConfig, Ensemble, Request, decode_all, engine, explain, slots
 from regard.decode.engine import model_reason
 from regard.decode.precision import convert_model, convert_to_float8
 from regard.decode.steppers import static
@@ -37,9 +37,11 @@ MODELS = {
     "no attention": (seq2seq, {"attention": "none", "cell": "rnn"}),
     "post-norm, learned positions": (transformer, {"norm": "post", "positions": "learned", "position_offset": 2}),
     "T5": (transformer, {**T5_OPTIONS, "output_scale": True}),
+    "relative positions, cosine": (transformer, {"positions": "relative", "decoder_score": "cosine", "kv_heads": 1}),
     "rotary, grouped heads": (transformer, {"positions": "rotary", "heads": 4, "kv_heads": 2, "qk_norm": True}),
     "embedding norm, output bias": (transformer, {"embedding_norm": True, "output_bias": True, "tied": False}),
     "GPT-2": (gpt, GPT2_OPTIONS),
+    "dynamic rotary scaling": (gpt, {"rotary_factor": 3.0, "rotary_scaling": "dynamic", "rotary_context": 4}),
     **{f"gpt, {name}": (gpt, {"heads": 4} | options) for name, options in VARIANTS.items()},
 }
 
@@ -174,15 +176,22 @@ def test_nan_in_the_weights_is_an_error():
             decode_all(model, Request(make_sources(), config))
 
 
-@pytest.mark.parametrize(
-    ("reason", "config"),
-    [
-        ('engine="plain"', DecodeConfig(engine="plain")),
-        ("the coverage penalty needs the attention weights of every step", DecodeConfig(coverage_penalty=0.1)),
-    ],
-)
-def test_reason_for_the_model_itself(reason, config):
-    assert model_reason(transformer(), config) == reason
+COVERED = {
+    "transformer": transformer,
+    "concat": lambda: transformer(cross_score="concat"),
+    "luong": seq2seq,
+    "ensemble": lambda: Ensemble([transformer(1), transformer(2, decoder_layers=1), seq2seq(3)]).eval(),
+}
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_coverage_equals_plain_search(monkeypatch, name):
+    monkeypatch.setattr(engine, "CPU_ROWS", 9)
+    config = DecodeConfig(beam=3, n_best=2, max_len=9, coverage_penalty=0.4)
+    with explain() as choices:
+        ours, plain = decode_both(COVERED[name](), make_sources(7), config)
+    assert [choice.stepper for choice in choices] == ["static", "model"]
+    assert_equal_search(ours, plain)
 
 
 @pytest.mark.parametrize("change", ["module", "forward"])

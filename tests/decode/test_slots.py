@@ -10,7 +10,18 @@ from regard.decode.engine import LiveDecoder, round_shape
 from regard.decode.slots import LiveSentence, LiveShape, needed_shape
 from regard.decode.steppers import captured
 from regard.models import GPT
-from tests.decode.models import CONFIGS, VOCAB, assert_equal_search, gpt, make_sources, seq2seq, special_options
+from tests.decode.models import (
+    CONFIGS,
+    OPTIONS,
+    VOCAB,
+    assert_equal_histories,
+    assert_equal_search,
+    gpt,
+    make_sources,
+    seq2seq,
+    special_options,
+    with_option,
+)
 from tests.decode.models import transformer as make_transformer
 from tests.decode.steppers import test_captured
 from tests.decode.steppers.test_captured import kernels as kernels  # a fixture
@@ -69,44 +80,25 @@ def test_sentences_that_arrive_later_have_the_same_results(make, config, monkeyp
     assert (decoder.job.sentences, decoder.job.sources) == ({}, {})  # nothing is kept
 
 
-OPTIONS = {
-    "coverage": {"coverage_penalty": 0.3},
-    "repetition": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
-    "the model itself": {"engine": "plain"},
-    "greedy, the model itself": {"method": "greedy", "n_best": 1, "engine": "plain"},
-    "samples of the model itself": {"method": "sample", "engine": "plain"},
-    "sequences": {"method": "greedy", "n_best": 1, "begin_suppress_tokens": (7, 9), "suppress_sequences": ((5, 6),)},
-    "phrases": {},
-    "several end tokens": {},
-    "history": {},
-}
+ENGINES = {"the fastest": {}, "the model itself": {"engine": "plain"}}
 
 
+@pytest.mark.parametrize("choice", ENGINES)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("make", [make_transformer, gpt])
-def test_every_option_works_for_sentences_that_arrive_later(make, option):
+def test_every_option_works_for_sentences_that_arrive_later(make, option, choice):
     if option == "coverage" and make is gpt:
         pytest.skip("a language model has no cross-attention")
     model, sources = make(), make_sources(6)
-    config = DecodeConfig(**({"beam": 3, "n_best": 2, "max_len": 9} | OPTIONS[option]))
-    live, alone = {}, {}
+    config, options = with_option(option, model, 6, **ENGINES[choice])
+    phrases, special = options.get("lexical"), options["special"]
+    arrivals = [0, 0, 1, 3, 3, 20]
+    results, _, _ = decode_live(model, sources, config, arrivals, (), special, phrases, options["history"])
+    results, expected = [results[i] for i in range(6)], decode_alone(model, sources, config, **options)
+    assert_equal_search(results, expected)
+    assert_equal_histories(results, expected)
     if option == "phrases":
-        texts = TokenTexts([f" {i}".encode() for i in range(VOCAB)])
-        phrases = [LexicalConstraints(texts, [str(20 + i)] * (i % 2), ["7", str(30 + i)]) for i in range(6)]
-        live, alone = {"phrases": phrases}, {"lexical": phrases}
-    elif option == "several end tokens":
-        special = replace(special_options(model)["special"], other_eos=tuple(range(20, 300)))
-        live = alone = {"special": special}
-    elif option == "history":
-        live = alone = {"history": True}
-    results, _, _ = decode_live(model, sources, config, [0, 0, 1, 3, 3, 20], **live)
-    expected = decode_alone(model, sources, config, **alone)
-    assert_equal_search([results[i] for i in range(6)], expected)
-    for i, n_best in enumerate(expected):
-        steps = None if results[i].history is None else [step.tokens for step in results[i].history.steps]
-        assert steps == (None if n_best.history is None else [step.tokens for step in n_best.history.steps])
-    if option == "phrases":
-        assert all(20 + i in one.ids for i in (1, 3, 5) for one in results[i])
+        assert all(300 + i in one.ids for i in (1, 3, 5) for one in results[i])
 
 
 def test_a_sentence_without_output_fails_alone():

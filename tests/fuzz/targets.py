@@ -21,15 +21,20 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import read_links
 from regard.interop import import_huggingface, import_llama2c
-from regard.pipelines import ImageModel, TextEncoder, TextGenerator, load, pipeline_kind
+from regard.pipelines import ImageModel, TextEncoder, TextGenerator, load, pipeline_class
 from regard.pipelines.resumable_file import ResumableFile
 from regard.training import TASKS, read_toml, recipe_from_dict
-from regard.training.checkpoint import CheckpointStore, restore_state, unique_parameters
+from regard.training.checkpoint import (
+    CheckpointStore,
+    load_like,
+    read_state,
+    read_stored_recipe,
+    restore_state,
+    unique_parameters,
+)
 from regard.training.log import RunLog, plot_losses, read_metrics
 from regard.training.pretrained_embeddings import read_word_vectors
-from regard.training.resume import read_state, read_stored_recipe
 from regard.training.run import add_shards_task
-from regard.training.saving import load_like
 from regard.training.tasks import read_dataset, suggest_recipe
 from regard.training.tasks.task import BatchShape
 from tests.fuzz import engine_calls, http_requests, valid_files
@@ -121,10 +126,14 @@ def _encode_shards(folder: Path) -> None:
     dataset = read_dataset(recipe.task, recipe.data, quiet=True)
     suggest_recipe(recipe.task, dataset)
     dataset.describe()
-    kind = pipeline_kind(recipe.model)
     model = TASKS[recipe.task].complete_config(recipe.model, dataset, dataset.tokenizers)
     encoded = TASKS[recipe.task].encode(
-        dataset, dataset.tokenizers, kind.special, recipe, model, BatchShape(64, 0, constant=False)
+        dataset,
+        dataset.tokenizers,
+        pipeline_class(recipe.model).special,
+        recipe,
+        model,
+        BatchShape(64, 0, constant=False),
     )
     for batch, _ in zip(encoded.batches.epoch(0), range(20)):
         del batch

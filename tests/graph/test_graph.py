@@ -57,7 +57,7 @@ def test_steps_have_module_and_source():
     graph = forward_graph(model_of("sinusoidal, scaled dot"))
     weights = [step for step in graph if step.op == "softmax"]
     assert [step.module for step in weights] == ["encoder.0.attention", "decoder.0.attention", "decoder.0.cross"]
-    assert {step.source for step in weights} == {"regard/layers/multihead.py · forward"}
+    assert {step.source for step in weights} == {"regard/layers/attention.py · forward"}
     assert [str(size) for size in weights[-1].shape] == ["1", "2", "target", "source"]
 
 

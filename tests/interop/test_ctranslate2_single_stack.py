@@ -120,7 +120,7 @@ def test_unsupported_options_are_named(tmp_path, config, message):
 
 def test_image_models_are_an_error(tmp_path):
     model: Any = ImageModel(ViT(vit_pico(layers=1, image_height=16, image_width=16, labels=("cat", "dog"))))
-    with pytest.raises(RegardError, match="does not support image models"):
+    with pytest.raises(RegardError, match="does not support an image model"):
         export_ctranslate2(model, tmp_path)
 
 

@@ -10,11 +10,11 @@ from torch import nn
 from regard.attention import Offsets, ScaledDot
 from regard.attention.reference import reference
 from regard.errors import RegardError
+from regard.layers.attention import CrossAttention
 from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.kv_cache import KVCache
-from regard.layers.multihead import MultiHead
 from regard.layers.norms import make_norm
 from regard.layers.positions import Rotary, Sinusoidal
 
@@ -85,6 +85,13 @@ def test_dropout_is_reproducible_and_off_in_eval_mode():
     assert torch.equal(layer.eval()(torch.ones(99)), torch.ones(99))
 
 
+def test_dropout_under_transforms_of_torch_func():
+    layer, x = Dropout(0.5), torch.ones(3, 400)
+    gradient = torch.func.vmap(torch.func.grad(lambda row: layer(row).sum()), randomness="different")(x)
+    assert gradient.unique().tolist() == [0.0, 2.0]
+    assert not torch.equal(gradient[0], gradient[1])
+
+
 def test_layer_norm_gives_each_token_mean_0_and_variance_1():
     y = make_norm("layer", 64)(3 + 5 * torch.randn(7, 64))
     torch.testing.assert_close(y.mean(-1), torch.zeros(7), atol=1e-5, rtol=0)
@@ -130,7 +137,7 @@ def test_parameter_names_of_blocks():
 
 def test_multi_head_attention_matches_its_formula():
     torch.manual_seed(0)
-    attention = MultiHead(12, heads=3, kind="cross")
+    attention = CrossAttention(12, heads=3)
     x, memory = torch.randn(4, 12), torch.randn(6, 12)
     output = attention(
         x,
@@ -145,12 +152,13 @@ def test_multi_head_attention_matches_its_formula():
 
 
 def test_growing_cache_keeps_its_keys_and_values():
-    cache, rows = KVCache(), [torch.randn(2, 1, 1, 4) for _ in range(40)]
+    cache, rows = KVCache(), [torch.randn(2, 1, 3, 4) for _ in range(40)]
     for row in rows:
-        keys, values = cache.append(row, -row)
-    assert torch.equal(keys, torch.cat(rows, dim=2))
+        keys, values, mask = cache.update(row, -row)
+    assert mask is None
+    assert torch.equal(keys, torch.cat(rows, dim=1))
     assert torch.equal(values, -keys)
-    assert torch.equal(cache.reorder(torch.tensor([1])).append(rows[0][:1], rows[0][:1])[0][:, :, :40], keys[1:])
+    assert torch.equal(cache.reorder(torch.tensor([1])).update(rows[0][:1], rows[0][:1]).k[:, :40], keys[1:])
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

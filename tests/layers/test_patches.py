@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from regard.attention import Offsets
+from regard.attention import Offsets, causal
 from regard.errors import RegardError
+from regard.layers.attention import MultiHeadAttention
 from regard.layers.blocks import BlockConfig, EncoderBlock, first_tokens
 from regard.layers.dropout import DropPath
 from regard.layers.embeddings import ImageEmbedding
 from regard.layers.heads import AttentionPooling, SegmentationDecoder
-from regard.layers.multihead import MultiHead
 from regard.layers.patches import (
     PackedImages,
     PatchEmbedding,
@@ -279,10 +279,11 @@ def test_stem_does_not_see_masked_patches():
 # -- blocks over (B, T, E) ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["self", "masked"])
-def test_sequences_of_one_length_need_no_offsets(kind):
+@pytest.mark.parametrize("mask", [None, causal()])
+def test_sequences_of_one_length_need_no_offsets(mask):
     torch.manual_seed(0)
-    attention, x = MultiHead(16, heads=4, kind=kind, qk_norm_eps=1e-5, qk_norm_kind="layer"), torch.randn(3, 5, 16)
+    norms = {"query_norm": nn.LayerNorm(4), "key_norm": nn.LayerNorm(4)}
+    attention, x = MultiHeadAttention(16, heads=4, mask=mask, **norms), torch.randn(3, 5, 16)
     packed = attention(x.flatten(0, 1), Offsets.from_starts(torch.arange(4) * 5))
     torch.testing.assert_close(attention(x), packed.view(3, 5, 16))
 

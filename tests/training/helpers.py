@@ -26,9 +26,8 @@ from regard.training import (
     run_recipe,
     suggest_recipe,
 )
-from regard.training.checkpoint import TENSORS, CheckpointStore
+from regard.training.checkpoint import METRICS, TENSORS, CheckpointStore
 from regard.training.log import read_metrics
-from regard.training.resume import METRICS
 from regard.training.tasks import restrict_recipe
 
 SMALL = Recipe(

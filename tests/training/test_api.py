@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.models import Seq2SeqConfig
 from regard.training import TASKS, Recipe, TrainConfig, loop, read_toml, recipe_from_dict, run
 from regard.training import recipe as recipe_module
-from regard.training.resume import read_stored_recipe
+from regard.training.checkpoint import read_stored_recipe
 from regard.training.run import complete_recipe, run_recipe
 from tests.training.helpers import bit_equal, saved_tensors
 

@@ -6,8 +6,8 @@ import pytest
 
 from regard.errors import RegardError
 from regard.training import loop, run_recipe
+from regard.training.checkpoint import METRICS
 from regard.training.log import read_metrics
-from regard.training.resume import METRICS
 from tests.training.helpers import (
     bit_equal,
     interrupt_and_resume,

@@ -19,10 +19,9 @@ from regard.data.batching.sequences import Sequences
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.pipelines import load
 from regard.training import guards, list_step_folders, log, loop, run_recipe
-from regard.training.checkpoint import TENSORS, CheckpointStore, read_checkpoint_facts
+from regard.training.checkpoint import METRICS, TENSORS, CheckpointStore, read_checkpoint_facts
 from regard.training.log import read_metrics
 from regard.training.loop import Trainer
-from regard.training.resume import METRICS
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate import TranslateTask
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe

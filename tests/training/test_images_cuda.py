@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from regard.training import run_recipe
+from regard.training.checkpoint import METRICS
 from regard.training.cuda_graphs import GraphedUpdate
 from regard.training.log import read_metrics
-from regard.training.resume import METRICS
 from tests.training.helpers import bit_equal, saved_tensors
 from tests.training.toy_images import EXTRA_METRICS, toy, toy_ragged
 

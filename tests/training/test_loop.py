@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from regard.errors import RegardError
 from regard.pipelines import Translator, load
-from regard.training import list_step_folders, loop, run_recipe, saving
+from regard.training import checkpoint, list_step_folders, loop, run_recipe
+from regard.training.checkpoint import METRICS
 from regard.training.log import read_metrics
-from regard.training.resume import METRICS
 from regard.training.tasks import translate
 from tests.training.helpers import STOCHASTIC, bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
@@ -180,8 +180,8 @@ def test_resumed_run_has_the_same_weights(stochastic, tmp_path, monkeypatch, ste
 def test_crash_between_saving_the_model_and_the_checkpoint_is_resumed(plain, tmp_path, monkeypatch):
     """The folder holds a model of this run that is newer than the checkpoint."""
     with monkeypatch.context() as patch:
-        write_model = saving.write_model
-        patch.setattr(saving, "write_model", lambda *arguments: (write_model(*arguments), crash()))
+        write_model = checkpoint.write_model
+        patch.setattr(checkpoint, "write_model", lambda *arguments: (write_model(*arguments), crash()))
         with pytest.raises(CrashError):
             run(small_recipe(train={"save_every": 100}), tmp_path)
     assert (tmp_path / "config.json").exists()

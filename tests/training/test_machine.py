@@ -10,10 +10,9 @@ from regard.errors import RegardError
 from regard.models import FAMILIES, BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.models.parameters import count_parameters
 from regard.training import Recipe, TrainConfig, machine, run_recipe
-from regard.training.checkpoint import Checkpoint
+from regard.training.checkpoint import METRICS, Checkpoint
 from regard.training.log import read_metrics
 from regard.training.machine import check_memory, is_bfloat16_safe, make_autocast, resolve_precision
-from regard.training.resume import METRICS
 from tests.training.helpers import last_checkpoint, small_dataset, small_recipe
 
 WIDE = TransformerConfig(width=256)

@@ -10,9 +10,8 @@ import torch
 
 from regard.errors import Interrupted, RegardError
 from regard.training import loop, run_recipe
-from regard.training.checkpoint import CheckpointStore, is_sharded, read_checkpoint_facts
+from regard.training.checkpoint import METRICS, CheckpointStore, is_sharded, read_checkpoint_facts
 from regard.training.log import read_metrics
-from regard.training.resume import METRICS
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate import TranslateTask
 from tests.training.helpers import small_dataset, small_recipe

@@ -7,8 +7,7 @@ import pytest
 from regard.errors import RegardError
 from regard.models import FAMILIES, Seq2SeqConfig, TransformerConfig
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, read_toml, recipe_from_dict
-from regard.training.recipe import recipe_to_dict
-from regard.training.registry import TASKS, families_for
+from regard.training.recipe import TASKS, families_for, recipe_to_dict
 from tests.training.helpers import as_toml
 
 TEXT = """

@@ -14,9 +14,8 @@ import pytest
 from regard.errors import Interrupted, RegardError
 from regard.pipelines import load
 from regard.training import DataConfig, loop, read_dataset, run_recipe
-from regard.training.checkpoint import Checkpoint, CheckpointStore, TrainState
+from regard.training.checkpoint import LOCK, METRICS, Checkpoint, CheckpointStore, TrainState, lock_folder
 from regard.training.log import read_metrics
-from regard.training.resume import LOCK, METRICS, lock_folder
 from tests.training.helpers import bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 
@@ -76,7 +75,7 @@ def test_run_killed_before_it_locked_the_folder_starts_again(tmp_path):
 
 def test_second_run_in_a_folder_is_an_error(tmp_path):
     code = (
-        "import sys, pathlib\nfrom regard.training.resume import lock_folder\n"
+        "import sys, pathlib\nfrom regard.training.checkpoint import lock_folder\n"
         "with lock_folder(pathlib.Path(sys.argv[1])):\n    print('ready', flush=True)\n    sys.stdin.read()\n"
     )
     other = subprocess.Popen(

@@ -16,17 +16,17 @@ from regard.models import GPTConfig, make_model
 from regard.training.checkpoint import (
     CHECKSUMS,
     FACTS,
+    AsyncSaver,
     Checkpoint,
     CheckpointStore,
     gather_state,
+    load_like,
     read_checkpoint_facts,
     restore_state,
     unique_parameters,
 )
-from regard.training.distributed import shard
+from regard.training.distributed import join_torchrun, shard
 from regard.training.optimizers import make_optimizer
-from regard.training.saving import AsyncSaver, load_like
-from regard.training.workers import join_torchrun
 from tests.training.ranks import run_ranks
 
 CONFIG = GPTConfig(width=18, heads=1, layers=2, feedforward=37, vocab=11, positions="learned", bias="all", max_len=8)

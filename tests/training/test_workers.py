@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from benchmarks import kill_test
 from regard.cli import main
 from regard.errors import RegardError
-from regard.training import loop, run_recipe, workers
-from regard.training.resume import METRICS
+from regard.training import distributed, loop, run_recipe
+from regard.training.checkpoint import METRICS
 from tests.training.helpers import bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 # The `regard` command on one core.
@@ -74,7 +74,7 @@ def test_two_workers_match_one_and_resume_exactly(tmp_path, monkeypatch):
 
 COUNTING = """
 import os
-from regard.training import run
+from regard.training import fine_tuning, loop
 from regard.training.tasks import TASKS
 
 def count(owner, name):
@@ -84,7 +84,8 @@ def count(owner, name):
         return original(*arguments, **options)
     setattr(owner, name, counted)
 
-count(run, "load")
+count(fine_tuning, "load")
+count(loop, "load")
 count(TASKS["translate"], "read")
 count(TASKS["translate"], "encode")
 """
@@ -96,19 +97,18 @@ def test_data_and_origin_are_loaded_once_for_all_workers(tmp_path, monkeypatch):
     counting = COUNTING.replace("os.write({fd}, ", f"os.write(os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND), ")
     run(small_recipe(train={"steps": 2}), tmp_path / "first")
     log.touch()
-    program = counting + "\nfrom regard.cli import main; import sys; from regard.training import workers\n"
-    program += f"workers._PROGRAM = {counting!r} + workers._PROGRAM\nsys.exit(main())"
+    program = counting + "\nfrom regard.cli import main; import sys; from regard.training import distributed\n"
+    program += f"distributed._PROGRAM = {counting!r} + distributed._PROGRAM\nsys.exit(main())"
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 2\nsteps = 2\nvalidate_every = 2\n", encoding="utf-8")
     arguments = ["train", str(recipe), "--from", str(tmp_path / "first"), "--out", str(tmp_path / "out"), "--quiet"]
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # The second load returns the finished model.
-    assert log.read_text(encoding="utf-8").split() == ["read", "load", "encode", "load"]
+    assert log.read_text(encoding="utf-8").split() == ["load", "read", "encode"]
 
 
 def test_dead_worker_is_an_error(tmp_path, monkeypatch):
-    sum_over_workers = workers.Workers.sum
+    sum_over_workers = distributed.Workers.sum
 
     def kill_first(self, tensors):
         if self.processes:
@@ -116,14 +116,14 @@ def test_dead_worker_is_an_error(tmp_path, monkeypatch):
             self.processes[0].wait()
         sum_over_workers(self, tensors)
 
-    monkeypatch.setattr(workers.Workers, "sum", kill_first)
+    monkeypatch.setattr(distributed.Workers, "sum", kill_first)
     with pytest.raises(RegardError, match=r"A worker process died .* same command to resume"):
         run(small_recipe(train={"workers": 2}), tmp_path)
     assert last_checkpoint(tmp_path).exists()
 
 
 def start_and_connect(size):
-    with workers.start_workers(size) as started:
+    with distributed.start_workers(size) as started:
         started.connect({})
 
 
@@ -140,18 +140,18 @@ STARTED = "import os, pickle, sys; pickle.load(sys.stdin.buffer); os.write(1, b'
     ],
 )
 def test_worker_that_ends_during_startup_is_an_error(monkeypatch, program, status):
-    monkeypatch.setattr(workers, "_PROGRAM", program)
+    monkeypatch.setattr(distributed, "_PROGRAM", program)
     with pytest.raises(RegardError, match=rf"A worker process ended during startup \({status}\).*--train.workers 1"):
         start_and_connect(3)
 
 
 def test_workers_connect_after_a_failed_startup():
     program = (
-        "from regard.errors import RegardError; from regard.training import workers\n"
-        "original = workers._PROGRAM\n"
+        "from regard.errors import RegardError; from regard.training import distributed\n"
+        "original = distributed._PROGRAM\n"
         "def start_and_connect(program):\n"
-        "    workers._PROGRAM = program\n"
-        "    with workers.start_workers(2) as started: started.connect({})\n"
+        "    distributed._PROGRAM = program\n"
+        "    with distributed.start_workers(2) as started: started.connect({})\n"
         f"try: start_and_connect({STARTED + 'os._exit(4)'!r})\n"
         "except RegardError: start_and_connect(original); print('connected')"
     )
@@ -163,16 +163,16 @@ def test_workers_that_cannot_connect_are_an_error(monkeypatch):
     def fail(*_):
         raise RuntimeError("[enforce fail] Unable to find address for: lo\nand more")
 
-    monkeypatch.setattr(workers, "_PROGRAM", STARTED + "import time; time.sleep(600)")
-    monkeypatch.setattr(workers, "_join", fail)
+    monkeypatch.setattr(distributed, "_PROGRAM", STARTED + "import time; time.sleep(600)")
+    monkeypatch.setattr(distributed, "_join", fail)
     with pytest.raises(RegardError, match=r"could not connect .*Unable to find address for: lo.* --train.workers 1"):
         start_and_connect(2)
 
 
 def test_without_loopback_one_worker_is_used(monkeypatch, capsys):
-    assert workers.usable_workers(4) == 4
-    monkeypatch.setattr(workers, "has_loopback", lambda: False)
-    assert workers.usable_workers(4) == workers.usable_workers(1) == 1
+    assert distributed.usable_workers(4) == 4
+    monkeypatch.setattr(distributed, "has_loopback", lambda: False)
+    assert distributed.usable_workers(4) == distributed.usable_workers(1) == 1
     assert capsys.readouterr().err == "regard: no loopback network interface; training with 1 worker.\n"
     with pytest.raises(RegardError, match="There is no loopback network interface, so 2 workers cannot connect"):
         start_and_connect(2)  # as in a resumed run, which keeps its number of workers
@@ -183,11 +183,11 @@ def test_has_loopback_tries_a_connection(monkeypatch):
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert workers.has_loopback()
-    monkeypatch.setattr(workers.socket, "create_connection", unreachable)
-    assert not workers.has_loopback()
+    assert distributed.has_loopback()
+    monkeypatch.setattr(distributed.socket, "create_connection", unreachable)
+    assert not distributed.has_loopback()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert workers.has_loopback()
+    assert distributed.has_loopback()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -195,8 +195,8 @@ def test_has_loopback_tries_a_connection(monkeypatch):
 def test_ctrl_c_during_startup_ends_all_workers(worker):
     """While rank 0 waits for their first reply, and while it waits for them to join the process group."""
     program = (
-        f"from regard.training import workers; workers._PROGRAM = {worker!r}; print('ready', flush=True)\n"
-        "with workers.start_workers(3) as started: started.connect({})"
+        f"from regard.training import distributed; distributed._PROGRAM = {worker!r}; print('ready', flush=True)\n"
+        "with distributed.start_workers(3) as started: started.connect({})"
     )
     rank_0 = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -213,7 +213,7 @@ def test_ctrl_c_during_startup_ends_all_workers(worker):
 
 
 def test_worker_without_rank_0_ends_silently():
-    worker = subprocess.run([sys.executable, "-c", workers._PROGRAM], input=b"", capture_output=True)
+    worker = subprocess.run([sys.executable, "-c", distributed._PROGRAM], input=b"", capture_output=True)
     assert worker.returncode == 1
     assert worker.stderr == b""
 

@@ -13,7 +13,7 @@ from regard.attention.recording import KINDS
 from regard.data import Tokenizer
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.layers.multihead import MultiHead
+from regard.layers.attention import MultiHeadAttention
 from regard.layers.packed import pack
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
 from regard.models.transformer import t5_small
@@ -334,7 +334,7 @@ def test_gradients_flow_through_interventions():
 
 def test_compiled_models_run_eagerly_under_interventions():
     torch.manual_seed(0)
-    model, x = nn.Sequential(MultiHead(8, heads=2, kind="self")).eval(), torch.randn(1, 3, 8)
+    model, x = nn.Sequential(MultiHeadAttention(8, heads=2)).eval(), torch.randn(1, 3, 8)
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         before = compiled(x)  # compiles the model

@@ -37,7 +37,7 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
     # Scale the scores, not q: they have fewer elements, and mask and bias are added in the same pass.
     bias = None if call.bias is None else call.bias(p, s).to(scores.dtype)
     if mask is not None:
-        allowed = mask.block(p, s)
+        allowed = mask(p, s)
         bias = torch.zeros((), dtype=scores.dtype, device=q.device) if bias is None else bias
         bias = bias.masked_fill(~allowed, torch.finfo(scores.dtype).min / 2)
     if bias is not None:

@@ -58,7 +58,7 @@ def block_weights(
     if bias is not None:
         scores = scores + bias(p, s)
     mask = parts.mask
-    return masked_softmax(scores, None if mask is None else mask.block(p, s))
+    return masked_softmax(scores, None if mask is None else mask(p, s))
 
 
 class _ScoreSettings(NamedTuple):

@@ -20,7 +20,7 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
 
     def block_mask(b: slice, p: Tensor, s: Tensor) -> Bool[Tensor, "..."] | None:
         mask = parts.select_sequences(b).mask
-        return None if mask is None else mask.block(p, s)
+        return None if mask is None else mask(p, s)
 
     q, k, _ = call.transform(repeat_heads(call.k, H))
     v, w = repeat_heads(call.v, H), call.score.weight_a.to(q.dtype)

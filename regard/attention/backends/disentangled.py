@@ -35,7 +35,7 @@ def run(call: Call) -> Float[Tensor, "B H T Dv"]:
         keys = torch.arange(s.start, s.stop, device=q.device)
         rows, columns = score.select_positions(of_query[b, :, t], of_key[b, :, s], p, keys)
         positions = rows.add_(columns)
-        allowed = None if parts.mask is None else parts.select_sequences(b).mask.block(p, keys)  # type: ignore[union-attr]
+        allowed = None if parts.mask is None else parts.select_sequences(b).mask(p, keys)  # type: ignore[union-attr]
         if allowed is not None:
             positions.masked_fill_(~allowed, torch.finfo(positions.dtype).min / 2)
         block = scaled_dot_product_attention(q[b, :, t], k[b, :, s], v[b, :, s], attn_mask=positions, scale=scale)

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from regard.cli.common import NO_HINT, DeviceOption, Empty, Model, Quiet, check_utf8, open_model, parse, print_note
+from regard.cli.common import DeviceOption, Empty, Model, Quiet, check_utf8, open_model, parse, print_note
+from regard.cli.options import Arg
 from regard.config_reader import json_bytes
 from regard.data.text.questions import Question, read_squad
 from regard.errors import RegardError
@@ -23,13 +22,13 @@ class Options:
     """
 
     model: Model
-    question: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint=NO_HINT)] = ""
+    question: str = ""
     """the question"""
-    context: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint=NO_HINT)] = ""
+    context: str = ""
     """text that contains the answer"""
-    data: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint=NO_HINT)] = ""
+    data: Annotated[str, Arg("FILE")] = ""
     """file of questions in SQuAD format, plain or compressed"""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: standard output)")] = None
+    out: Annotated[Path | None, Arg(default="standard output")] = None
     """output file: a JSON object of answers by question id"""
     empty: Empty = False
     device: DeviceOption = "auto"

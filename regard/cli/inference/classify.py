@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from regard.cli.common import (
     Devices,
-    Flag,
     Input,
     Model,
     Output,
@@ -26,7 +25,7 @@ from regard.cli.common import (
     suggest_input,
 )
 from regard.errors import RegardError
-from regard.pipelines import Classification, ImageModel, TextEncoder, pipeline_kind, read_config
+from regard.pipelines import Classification, ImageModel, ModelFolder, TextEncoder
 from regard.pipelines.files import BlockOutput, ProcessItems, process_file
 from regard.pipelines.scoring import format_classification
 from regard.pipelines.text_encoder import split_pair
@@ -49,7 +48,7 @@ class Options:
     input: Input = None
     output: Output = None
     overwrite: Overwrite = False
-    all: Flag = False
+    all: bool = False
     """print the probabilities of all labels"""
     truncate: Truncate = False
     device: Devices = "auto"
@@ -59,7 +58,7 @@ class Options:
 def run(argv: list[str]) -> int:
     options = parse(Options, "classify", argv)
     check_file_options(options.output, options.overwrite, [options.input])
-    if pipeline_kind(read_config(options.model)[0]).pipeline_class is ImageModel:
+    if ModelFolder.open(options.model).pipeline_class is ImageModel:
         _classify_images(options)
     else:
         _classify_texts(options)

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from regard.cli.common import (
     ClusterOption,
     Devices,
@@ -27,6 +25,7 @@ from regard.cli.common import (
     read_blocks,
     suggest_input,
 )
+from regard.cli.options import Arg
 from regard.data.text.readers import uncompressed_suffix
 from regard.errors import RegardError
 from regard.pipelines import TextEncoder
@@ -49,10 +48,7 @@ class Options:
     text: Texts = ()
     """texts"""
     input: InputShards = None
-    output: Annotated[
-        Path | None,
-        tyro.conf.arg(metavar="FILE", aliases=["--out"], help_behavior_hint="(default: JSON lines on standard output)"),
-    ] = None
+    output: Annotated[Path | None, Arg(default="JSON lines on standard output", names=("output", "out"))] = None
     """output file, .npy (one row per text) or .jsonl, which may be compressed (.jsonl.gz); with several input files, a
     folder of .npy files"""
     overwrite: Overwrite = False

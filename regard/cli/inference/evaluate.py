@@ -1,16 +1,16 @@
 """`regard evaluate`: metrics of a model on test data."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
 import numpy as np
-import tyro
 
 from regard.cli.common import (
     Columns,
     Data,
+    Decoding,
     DeviceOption,
     Empty,
     Ensemble,
@@ -19,9 +19,9 @@ from regard.cli.common import (
     Truncate,
     open_model,
     parse,
-    parse_decoding,
     plot_format,
 )
+from regard.cli.options import Arg
 from regard.config_reader import json_bytes
 from regard.data.images.files import LABEL_COLUMN
 from regard.decode import DecodeConfig
@@ -29,7 +29,7 @@ from regard.errors import RegardError
 from regard.evaluation.evaluators import BleuTokenizer, evaluate
 from regard.evaluation.text_metrics import METRIC_FORMATS
 from regard.files import STDOUT, check_output_file, write_output
-from regard.pipelines import Translator, pipeline_kind, read_config
+from regard.pipelines import ModelFolder, Translator
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,12 @@ class Options:
     model: Model
     data: Data
     columns: Columns = ()
-    languages: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PAIR", help_behavior_hint="")] = ()
+    languages: Annotated[tuple[str, ...], Arg("PAIR")] = ()
     """multilingual translators: language pair of each file, such as en-de en-fr"""
-    alignments: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    alignments: Path | None = None
     """gold word alignments in Pharaoh format (0-0 1-2) of whitespace-separated words, one line per pair; by default
     those of the third column of the data, if it has them"""
-    layer: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="NAME",
-            help_behavior_hint="(default: the sharpest)",
-        ),
-    ] = None
+    layer: Annotated[str | None, Arg("NAME", default="the sharpest")] = None
     """cross-attention to take alignments from"""
     ensemble: Ensemble = ()
     language: Literal["en", "de", "fr"] = "en"
@@ -66,36 +60,35 @@ class Options:
     """images: column or array of the labels"""
     bleu_tokenizer: BleuTokenizer = "auto"
     """translations: tokenizer of sacreBLEU; auto: 13a, or one for references without spaces"""
-    confusion: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    confusion: Path | None = None
     """labels: output file of a confusion matrix plot, .png, .svg or .pdf; its counts are in --json"""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    json: Path | None = None
     """output file of the metrics as JSON; "-": standard output, with the table on standard error"""
     truncate: Truncate = False
     device: DeviceOption = "auto"
     quiet: Quiet = False
-    decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
+    decode: Decoding = field(default_factory=dict)
 
 
 def run(argv: list[str]) -> int:
     options = parse(Options, "evaluate", argv)
-    config, _ = read_config(options.model)
+    folder = ModelFolder.open(options.model)
     if options.confusion is not None:
-        if getattr(config, "head", None) not in ("classify", "segment"):
+        if getattr(folder.config, "head", None) not in ("classify", "segment"):
             raise RegardError("--confusion requires a classification or segmentation model.", "Leave it out.")
         plot_format(options.confusion)
     for output in (options.confusion, options.json):
         if output is not None:  # checked before the evaluation, which may take minutes
             check_output_file(output, [*options.data, options.alignments])
-    expect = Translator if options.ensemble else pipeline_kind(config).pipeline_class
+    expect = Translator if options.ensemble else folder.pipeline_class
     pipeline: Any = open_model(options.model, options.device, expect, options.ensemble)
-    if isinstance(pipeline, Translator):
-        options = parse_decoding(options, "evaluate", argv, pipeline.decoding)
+    decoding = pipeline.decoding if isinstance(pipeline, Translator) else DecodeConfig()
     results = evaluate(
         pipeline,
         options.data,
         columns=options.columns,
         languages=options.languages,
-        decode=options.decode,
+        decode=replace(decoding, **options.decode),
         bleu_tokenizer=options.bleu_tokenizer,
         alignments=options.alignments,
         layer=options.layer,

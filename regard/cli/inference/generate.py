@@ -3,15 +3,11 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-import tyro
-
 from regard.cli.common import (
-    NO_HINT,
     DeviceOption,
-    Flag,
     Input,
     Model,
     Quiet,
@@ -20,12 +16,12 @@ from regard.cli.common import (
     delayed_warnings,
     open_model,
     parse,
-    parse_decoding,
     print_note,
     read_texts,
     streaming_progress,
     suggest_input,
 )
+from regard.cli.options import Arg
 from regard.decode import DecodeConfig
 from regard.pipelines import Continuation, TextGenerator
 
@@ -42,22 +38,15 @@ class Options:
     text: Texts = ()
     """prompts"""
     input: Input = None
-    truncate: Annotated[
-        bool,
-        tyro.conf.arg(
-            help="truncate prompts to the training length (model.max_len), keeping their end",
-            help_behavior_hint=NO_HINT,
-        ),
-    ] = False
-    chat: Flag = False
+    truncate: bool = False
+    """truncate prompts to the training length (model.max_len), keeping their end"""
+    chat: bool = False
     """format each prompt as a message with the chat template of the model, and print the answer only"""
-    special_tokens: Flag = False
+    special_tokens: bool = False
     """read names of special tokens in prompts, such as <|im_end|>, as these tokens instead of as text"""
     device: DeviceOption = "auto"
     quiet: Quiet = False
-    decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: DecodeConfig(method="sample")
-    )
+    decode: Annotated[dict[str, Any], Arg(section=DecodeConfig(method="sample"))] = field(default_factory=dict)
 
 
 def run(argv: list[str]) -> int:
@@ -65,49 +54,52 @@ def run(argv: list[str]) -> int:
     suggest_input(options.text)
     named = list(read_texts(options.text, options.input, "Type messages" if options.chat else "Type prompts"))
     generator = open_model(options.model, options.device, TextGenerator)
-    options = parse_decoding(options, "generate", argv, generator.decoding)
+    config = replace(generator.decoding, **options.decode)
     unknown = UnknownCharacters(generator.tokenizer, generator.special.unk)
-    inputs = _prompt_options(options)
+    inputs: dict[str, Any] = {
+        "truncate": options.truncate,
+        "special_tokens": options.special_tokens or options.chat,
+    }
     prompts = []
     for name, text in named:  # before generation, and with the line number in errors
         unknown.check(text, name)
         prompts.append(generator.chat_prompt([{"role": "user", "content": text}]) if options.chat else text)
         generator.encode_prompt(prompts[-1], name=name, **inputs)
-    if len(prompts) == 1 and options.decode.n_best == 1:
+    if len(prompts) == 1 and config.n_best == 1:
         if not options.chat:
             print(prompts[0], end="", flush=True)
-        streams = options.decode.method != "beam"
+        streams = config.method != "beam"
 
         def on_text(_: int, text: str) -> None:
             print(text, end="", flush=True)
 
         with delayed_warnings():
-            results = generator.generate(prompts, options.decode, **inputs, on_text=on_text if streams else None)
+            results = generator.generate(prompts, config, **inputs, on_text=on_text if streams else None)
             print("" if streams else results[0][0].text, flush=True)
-        _note_length_limit(generator, prompts, results, options)
+        _note_length_limit(generator, prompts, results, config, inputs)
         return 0
     with streaming_progress("generating") as on_progress:
-        results = generator.generate(prompts, options.decode, **inputs, progress=on_progress)
+        results = generator.generate(prompts, config, **inputs, progress=on_progress)
     for (_, prompt), continuations in zip(named, results):
         for continuation in continuations:
             row = {"prompt": prompt, "text": continuation.text, "score": round(continuation.score, 6)}
             print(json.dumps(row, ensure_ascii=False))
     sys.stdout.flush()
-    _note_length_limit(generator, prompts, results, options)
+    _note_length_limit(generator, prompts, results, config, inputs)
     return 0
 
 
-def _prompt_options(options: Options) -> dict[str, Any]:
-    return {"truncate": options.truncate, "special_tokens": options.special_tokens or options.chat}
-
-
 def _note_length_limit(
-    generator: TextGenerator, prompts: Sequence[str], results: Sequence[Sequence[Continuation]], options: Options
+    generator: TextGenerator,
+    prompts: Sequence[str],
+    results: Sequence[Sequence[Continuation]],
+    config: DecodeConfig,
+    inputs: dict[str, Any],
 ) -> None:
     """Print a note if a limit ended a text: --max-len, --max-total-len or the length limit of the model."""
-    limit, max_len, max_total_len = generator.length_limit, options.decode.max_len, options.decode.max_total_len
+    limit, max_len, max_total_len = generator.length_limit, config.max_len, config.max_total_len
     lengths = [
-        (len(generator.encode_prompt(prompt, **_prompt_options(options))), len(continuation.hypothesis.ids))
+        (len(generator.encode_prompt(prompt, **inputs)), len(continuation.hypothesis.ids))
         for prompt, continuations in zip(prompts, results)
         for continuation in continuations
     ]

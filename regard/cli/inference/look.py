@@ -9,11 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from regard.cli.common import (
     DeviceOption,
-    Flag,
     Model,
     Quiet,
     SourceLanguage,
@@ -24,11 +21,12 @@ from regard.cli.common import (
     print_note,
 )
 from regard.cli.inference.look_comparison import comparison_handler, load_for_look
+from regard.cli.options import Arg
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.files import check_output_file
 from regard.pipelines import ImageModel, Translator
-from regard.ranges import Port, check_value
+from regard.ranges import Port
 from regard.viewer import look
 from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.live_server import LiveServer
@@ -60,59 +58,53 @@ class Options:
     """
 
     model: Model
-    text: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    text: Annotated[str | None, Arg(is_positional=True)] = None
     """sentence or image file; optional with --live"""
-    more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE", help_behavior_hint="")] = ()
+    more: Annotated[tuple[str, ...], Arg("IMAGE", is_positional=True)] = ()
     """further image files to choose from in a live page"""
-    target: Annotated[
-        str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(default: the model's translation)")
-    ] = None
+    target: Annotated[str | None, Arg(default="the model's translation")] = None
     """target text for teacher forcing"""
     to: TargetLanguage = None
     source_language: SourceLanguage = None
-    context: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    context: str | None = None
     """question answering models: text that the question is about"""
-    beam: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 5)")] = None
+    beam: Annotated[int | None, Arg(default="5")] = None
     """beam width of the search shown in the page"""
-    prefix: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    prefix: str | None = None
     """forced beginning of the translation"""
-    out: Annotated[
-        Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: page.html, for image models map.png)")
-    ] = None
+    out: Annotated[Path | None, Arg(default="page.html, for image models map.png")] = None
     """output file: a page (.html) or an image (.png, .svg, .pdf)"""
-    attention: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: the sharpest)")] = None
+    attention: Annotated[str | None, Arg("NAME", default="the sharpest")] = None
     """attention to show first, by its name in regard info"""
-    head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: mean of all heads)")] = None
+    head: Annotated[int | None, Arg(default="mean of all heads")] = None
     """head of that attention, from 0"""
-    all: Flag = False
+    all: bool = False
     """show all heads of all attentions as small maps"""
-    trace: Flag = False
+    trace: bool = False
     """include the step-by-step view of all intermediate values, even for a large model or a long text"""
-    explain: Flag = False
+    explain: bool = False
     """include the effect of every head, the logit lens and attributions in the page, however long they take"""
-    with_model: Flag = False
+    with_model: bool = False
     """include the model in the page, which then runs new input offline (default for models of at most 4 MB)"""
-    no_with_model: Flag = False
+    no_with_model: bool = False
     """never include the model in the page"""
-    layers: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: all)")] = None
+    layers: Annotated[str | None, Arg("NAME", default="all")] = None
     """pattern (* and ?) of the attentions to record, for texts too long to record all"""
-    patch: Annotated[str | None, tyro.conf.arg(metavar="ROW,COLUMN", help_behavior_hint="(default: class token)")] = (
-        None
-    )
+    patch: Annotated[str | None, Arg("ROW,COLUMN", default="class token")] = None
     """images: query patch, from 0,0"""
-    rollout: Flag = False
+    rollout: bool = False
     """images: attention rollout through all layers"""
-    label: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    label: Annotated[str | None, Arg("NAME")] = None
     """images: relevance of the patches for this label; for query-based segmentation, attention of its query"""
-    beside: Annotated[str | None, tyro.conf.arg(metavar="MODEL|TEXT", help_behavior_hint="")] = None
+    beside: Annotated[str | None, Arg("MODEL|TEXT")] = None
     """model folder or sentence to compare with, in one page"""
-    steps: Flag = False
+    steps: bool = False
     """compare the saved steps of a training run (train.keep_every), in one page with a slider"""
-    live: Flag = False
+    live: bool = False
     """serve an interactive page on localhost until Ctrl-C"""
-    port: Annotated[int, tyro.conf.arg(metavar="N", help_behavior_hint="(default: a free one)")] = 0
+    port: Annotated[Port, Arg(default="a free one")] = 0
     """port of the live page"""
-    no_browser: Flag = False
+    no_browser: bool = False
     """print the address of the live page without opening a browser"""
     truncate: Truncate = False
     device: DeviceOption = "auto"
@@ -129,7 +121,6 @@ def run(argv: list[str]) -> int:
         raise RegardError("--live and --out cannot be combined.", "Leave out one of them.")
     if not options.live and (options.port or options.no_browser):
         raise RegardError("--port and --no-browser require --live.", "Add --live, or leave them out.")
-    check_value(Port, options.port, "--port")
     if options.text is None and (not options.live or options.target is not None):
         raise RegardError("The input text is missing.", "Pass a sentence, or use --live and type it in the page.")
     if options.text is None and (options.beam is not None or options.prefix is not None):

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import tyro
 
 from regard.cli.common import DeviceOption, Model, Quiet, open_model, parse, plot_format, print_note
+from regard.cli.options import Arg
 from regard.data import read_image
 from regard.errors import RegardError
 from regard.files import check_output_file, write_atomically
@@ -24,11 +24,11 @@ class Options:
     """
 
     model: Model
-    image: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")]
+    image: Annotated[Path, Arg("IMAGE", is_positional=True)]
     """image file"""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("mask.png")
+    out: Path = Path("mask.png")
     """output file of the mask, .png"""
-    overlay: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    overlay: Path | None = None
     """output file of the image overlaid with label colors and names, .png, .svg or .pdf"""
     device: DeviceOption = "auto"
     quiet: Quiet = False

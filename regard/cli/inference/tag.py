@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from regard.cli.common import (
     DeviceOption,
-    Flag,
     Input,
     Model,
     Output,
@@ -44,7 +43,7 @@ class Options:
     input: Input = None
     output: Output = None
     overwrite: Overwrite = False
-    entities: Flag = False
+    entities: bool = False
     """print one line per entity of BIO tags: its text, tab, label"""
     device: DeviceOption = "auto"
     quiet: Quiet = False

@@ -1,20 +1,17 @@
 """`regard translate`: translate lines of text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from regard.cli.common import (
     BLOCK_SIZE,
-    NO_HINT,
     ClusterOption,
+    Decoding,
     Devices,
     Ensemble,
-    Flag,
     InputShards,
     Model,
     Output,
@@ -34,12 +31,12 @@ from regard.cli.common import (
     open_models,
     open_stream,
     parse,
-    parse_decoding,
     print_note,
     read_blocks,
     streaming_progress,
     suggest_input,
 )
+from regard.cli.options import Arg
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.interop.onnx_runner import is_onnx_folder
@@ -49,9 +46,7 @@ from regard.pipelines.translation import Split, format_translations
 
 PROMPT = "Type lines to translate"
 
-PhraseOption = tyro.conf.UseAppendAction[
-    Annotated[tuple[str, ...], tyro.conf.arg(metavar="PHRASE", help_behavior_hint=NO_HINT)]
-]
+Phrases = Annotated[tuple[str, ...], Arg("PHRASE", is_repeated=True)]
 
 
 @dataclass(frozen=True)
@@ -73,15 +68,15 @@ class Options:
     output: Output = None
     overwrite: Overwrite = False
     ensemble: Ensemble = ()
-    scores: Flag = False
+    scores: bool = False
     """print the score of each translation: its log-probability with length and coverage penalty"""
-    alignments: Flag = False
+    alignments: bool = False
     """print word alignments (source-target, from 0) from the sharpest cross-attention of the first model"""
-    prefix: Annotated[str, tyro.conf.arg(help_behavior_hint=NO_HINT)] = ""
+    prefix: str = ""
     """forced beginning of every translation"""
-    require: PhraseOption = ()
+    require: Phrases = ()
     """phrase that every translation must contain, as whole words; can be repeated"""
-    forbid: PhraseOption = ()
+    forbid: Phrases = ()
     """phrase that no translation may contain, as whole words; can be repeated"""
     truncate: Truncate = False
     split: Split = "auto"
@@ -89,7 +84,7 @@ class Options:
     device: Devices = "auto"
     cluster: ClusterOption = None
     quiet: Quiet = False
-    decode: Annotated[DecodeConfig, tyro.conf.arg(name="")] = field(default_factory=DecodeConfig)
+    decode: Decoding = field(default_factory=dict)
 
 
 def run(argv: list[str]) -> int:
@@ -118,30 +113,30 @@ def run(argv: list[str]) -> int:
     device = options.device if options.cluster is None else "cpu"
     translators = open_models(options.model, device, Translator, options.ensemble, parallel=not to_stream)
     translators = [translator.with_target(options.to, options.source_language) for translator in translators]
-    options = parse_decoding(options, "translate", argv, translators[0].decoding)
+    config = replace(translators[0].decoding, **options.decode)
     if options.alignments:
         from regard.evaluation.teacher_forcing import require_attention
 
         require_attention(translators[0])
-    limit, max_len = translators[0].max_output_len, options.decode.max_len
-    if limit is not None and max_len != translators[0].decoding.max_len and max_len > limit:
+    limit = translators[0].max_output_len
+    if limit is not None and options.decode.get("max_len", 0) > limit:
         print_note(
-            f"--max-len {max_len}: the length limit of the model is {limit} tokens. "
+            f"--max-len {config.max_len}: the length limit of the model is {limit} tokens. "
             "For longer translations, train with a larger --model.max-len."
         )
     if to_stream:
-        _translate_stream(options, split, translators[0])
+        _translate_stream(options, config, split, translators[0])
     else:
-        _translate_file(options, split, translators)
+        _translate_file(options, config, split, translators)
     return 0
 
 
-def _translate_stream(options: Options, split: Split, translator: Translator) -> None:
+def _translate_stream(options: Options, config: DecodeConfig, split: Split, translator: Translator) -> None:
     """Print translations as the lines arrive."""
     unknown = UnknownCharacters(translator.source_tokenizer, translator.special.unk)
 
     def check(line: str, name: str) -> None:
-        sentence_split = split if options.decode.n_best == 1 else "never"
+        sentence_split = split if config.n_best == 1 else "never"
         translator.check_line(line, name, truncate=options.truncate, split=sentence_split)
         unknown.check(line, name)
 
@@ -151,19 +146,19 @@ def _translate_stream(options: Options, split: Split, translator: Translator) ->
             texts = [line for _, line in block]
             inputs: dict[str, Any] = {"truncate": options.truncate, "split": split, **_phrases(options)}
             prefixes = [options.prefix] * len(texts) if options.prefix else None
-            results = translator.translate(texts, options.decode, prefixes=prefixes, **inputs, first_index=done)
+            results = translator.translate(texts, config, prefixes=prefixes, **inputs, first_index=done)
             column = None
             if options.alignments:
                 layer = layer or _sharpest_layer(translator, texts, results)
                 column = _alignments(translator, texts, results, layer)
-            for line in format_translations(results, options.decode, done, scores=options.scores, column=column):
+            for line in format_translations(results, config, done, scores=options.scores, column=column):
                 print(line, file=stream)
             stream.flush()
             done += len(block)
             on_progress(done, None)
 
 
-def _translate_file(options: Options, split: Split, translators: list[Translator]) -> None:
+def _translate_file(options: Options, config: DecodeConfig, split: Split, translators: list[Translator]) -> None:
     """Write the translations to a file, or resume it."""
     assert options.output is not None
     first, *replicas = translators
@@ -171,14 +166,14 @@ def _translate_file(options: Options, split: Split, translators: list[Translator
     source = input_shards(options.text, options.input, PROMPT, unknown)
     extra: dict[str, Any] = {}
     if options.alignments:
-        layer = _alignment_layer(first, source, options)
+        layer = _alignment_layer(first, source, options.output, config)
         extra["settings"] = {"alignments": layer}
         extra["add_column"] = lambda translator, lines, results: _alignments(translator, lines, results, layer)
     with file_progress("translating") as on_progress:
         summary = first.translate_file(
             source,
             options.output,
-            options.decode,
+            config,
             prefix=options.prefix,
             **_phrases(options),
             truncate=options.truncate,
@@ -193,14 +188,13 @@ def _translate_file(options: Options, split: Split, translators: list[Translator
     note_file(summary, options.output)
 
 
-def _alignment_layer(translator: Translator, source: InputItems[str] | Path, options: Options) -> str:
+def _alignment_layer(translator: Translator, source: InputItems[str] | Path, output: Path, config: DecodeConfig) -> str:
     """The sharpest cross-attention on the first lines, which is the same when a file is resumed."""
-    assert options.output is not None
-    source, _ = find_shards(source, options.output)[0]
+    source, _ = find_shards(source, output)[0]
     if not source.is_rereadable:
         raise RegardError("--alignments with --output cannot read standard input.", "Pass --input FILE.")
     lines = list(islice(source, BLOCK_SIZE))
-    results = translator.translate(lines, options.decode, truncate=True)
+    results = translator.translate(lines, config, truncate=True)
     return _sharpest_layer(translator, lines, results)
 
 

@@ -289,7 +289,7 @@ class CudaDecoder(StaticDecoder):
         rotary = None
         if attention.rotary is not None:
             rotary = torch.cat(attention.rotary.tables(torch.arange(self.capacity, device=self.device)), dim=-1)[:, 0]
-        has_norm = not isinstance(attention.query_norm, nn.Identity)
+        has_norm = attention.query_norm is not None
         options: dict[str, Any] = {"heads": attention.heads, "scale": cached.scale, "rotary": rotary}
         if cached.distance_bias is not None:
             options["bias"] = cached.distance_bias.float().contiguous()
@@ -319,7 +319,7 @@ class CudaDecoder(StaticDecoder):
 
         def run(x: Tensor, norm: RowNorm | None, residual: Tensor | None, residual_norm: RowNorm | None) -> Tensor:
             q = self._linear(x, query, norm)
-            if not isinstance(attention.query_norm, nn.Identity):
+            if attention.query_norm is not None:
                 q = attention.query_norm(q.view(len(q), -1, attention.head_width)).flatten(1)
             out = decode_cross_attention(q, k, v, self.source_lengths, heads=attention.heads, scale=cross.scale)
             return self._linear(out, outer, None, "none", residual, residual_norm)

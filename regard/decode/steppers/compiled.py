@@ -10,12 +10,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.decode.protocol import StepPositions
 from regard.decode.rules import check_no_nan
 from regard.decode.search import BeamSearch
-from regard.decode.slots import SlotDecoder
+from regard.decode.slots import DecodingJob, SlotDecoder
 from regard.decode.steppers.packed_weights import (
     EMPTY_TABLE,
     OUTPUT_COLUMNS,
@@ -54,16 +55,24 @@ class CpuSlotDecoder(SlotDecoder):
 
     model: "CpuDecoder"
 
+    def __init__(self, model: "CpuDecoder", job: DecodingJob, *sizes: Any, **options: Any) -> None:
+        super().__init__(model, job, *sizes, **options)
+        self.needs_logits = job.needs_logits
+
     def run(self) -> None:
         super().run()
         _return_memory(self.model.model, self.model.memory)
 
     def step(self) -> None:
-        self.model.advance(self.state, self.offsets.numpy(), self.constraints)
+        """A step of kernels that also choose the tokens, or of the search with the logits of the kernels."""
+        if self.needs_logits:
+            super().step()
+        else:
+            self.model.advance(self.state, self.offsets.numpy(), self.constraints)
 
 
 class CpuDecoder(StaticDecoder):
-    """A `StaticDecoder` whose step runs compiled kernels, for greedy decoding and beam search."""
+    """A `StaticDecoder` whose step runs compiled kernels."""
 
     def __init__(self, model: Any, slots: int, hypotheses: int, capacity: int, source_capacity: int) -> None:
         self.packed = packed = packed_decoder(model)
@@ -133,6 +142,26 @@ class CpuDecoder(StaticDecoder):
         if rows > len(self.x):
             self.x = np.zeros((rows, self.x.shape[1]), np.float32)
         self._take_views()
+
+    def step(
+        self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None
+    ) -> Float[Tensor, "B K V"]:
+        """The logits of the token after the last token of each hypothesis, which enters the caches."""
+        assert ancestors is not None
+        self.positions[:] = at.positions.numpy()
+        x = self.x[: last.numel()]
+        decode_rows.embed_rows(last.numpy(), self.positions, *self.embedding_arguments, x)
+        inputs, logits, first = (
+            self._run_layers(x, ancestors.numpy()),
+            torch.empty(len(x), self.output_layer.outputs),
+            0,
+        )
+        for part in self.output_parts or [self.output_layer]:
+            y = self.workspace.multiply(inputs, part)
+            scaled = y * self.workspace.scales[: len(x), None] * part.scale + part.bias
+            logits[:, first : first + part.outputs] = torch.from_numpy(scaled)
+            first += part.outputs
+        return logits.view(*last.shape, -1)
 
     def advance(self, state: Any, offsets: Array, constraints: Any) -> None:
         """One step of all slots: embeddings, layers, the choice of tokens, and the bookkeeping of the search."""

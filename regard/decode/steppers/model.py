@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode.coverage import step_with_attention
+from regard.decode.coverage import with_attention
 from regard.decode.protocol import Decodable, SourceBatch, continues_source
 from regard.decode.steppers.static import StepPositions
 
@@ -43,9 +44,6 @@ class ModelStepper:
     `start`, `step` and `reorder`.
     """
 
-    attention: Float[Tensor, "B K S"] | None = None
-    """the cross-attention of the last step, averaged over layers and heads, with a coverage penalty"""
-
     def __init__(
         self,
         model: Decodable,
@@ -56,13 +54,16 @@ class ModelStepper:
         *,
         attention_capacity: int = 0,
     ) -> None:
+        """`attention_capacity`: the longest source if the cross-attention is needed."""
         self.model, self.slots, self.hypotheses, self.pack, self.device = model, slots, hypotheses, pack, device
         self.groups: list[Group] = []
         self.tokens: Int[Tensor, "U"] | None = None
         self.parents: Int[Tensor, "B K"] | None = None
         """parents of the hypotheses, which are selected before the next step, when finished sentences are known"""
+        self.attention: list[Float[Tensor, "B K S"]] = []
+        """the cross-attention of the last step, averaged over layers and heads, if it is needed"""
         if attention_capacity:
-            self.attention = torch.zeros((slots, hypotheses, attention_capacity), device=device)
+            self.attention = [torch.zeros((slots, hypotheses, attention_capacity), device=device)]
 
     def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
         """Return the logits of these tokens only."""
@@ -86,20 +87,22 @@ class ModelStepper:
         logits: Tensor | None = None
         for group in self.groups:
             rows = torch.tensor(group.slots, device=self.device)
-            attention = None
+            layers: list[Tensor] = []
             with run_model():
                 tokens = last[rows, : group.beams].clone()
-                if self.attention is None:
-                    group_logits, group.state = self.model.step(group.state, tokens)
+                if self.attention:
+                    step = partial(self.model.step, group.state, tokens)
+                    (group_logits, group.state), layers = with_attention(self.model, step)
                 else:
-                    group_logits, group.state, attention = step_with_attention(self.model, group.state, tokens)
+                    group_logits, group.state = self.model.step(group.state, tokens)
             if logits is None:
                 logits = group_logits.new_zeros((self.slots, self.hypotheses, group_logits.shape[-1]))
             used = group.used
             logits[rows[used]] = group_logits[used]
-            if self.attention is not None and attention is not None:
-                self.attention[rows[used]] = 0.0
-                self.attention[rows[used], :, : attention.shape[-1]] = attention[used].float()
+            for mean in self.attention:
+                attention = torch.stack(layers).mean(0)[used].float()
+                mean[rows[used]] = 0.0
+                mean[rows[used], :, : attention.shape[-1]] = attention
         assert logits is not None
         return logits if self.tokens is None else logits[..., self.tokens]
 
@@ -143,8 +146,7 @@ class ModelStepper:
         for group in self.groups:
             group.slots = [new.get(slot, -1) for slot in group.slots]
         self.slots = len(slots)
-        if self.attention is not None:
-            self.attention = self.attention[slots]
+        self.attention = [attention[slots] for attention in self.attention]
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from regard.decode.precision import iterate_modules, weight_versions
 from regard.decode.steppers.static import kernels_support
 from regard.kernels.cpu.decode_rows import ACTIVATIONS
 from regard.kernels.cpu.packed_product import pack_weight, packing_available
+from regard.layers.attention import MultiHeadAttention
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import FeedForward
 from regard.layers.int8_linear import Int8Linear
-from regard.layers.multihead import MultiHead
 from regard.layers.norms import RMSNorm
 from regard.layers.positions import Learned, Sinusoidal
 from regard.models.decoder import Decoder
@@ -145,13 +145,13 @@ class PackedAttention:
         return self.inputs.arguments, self.out.arguments, norm.arguments, heads
 
     @staticmethod
-    def from_module(attention: MultiHead, norm: nn.Module) -> "PackedAttention":
+    def from_module(attention: MultiHeadAttention, norm: nn.Module) -> "PackedAttention":
         is_cross = attention.kind == "cross"
         inputs = [attention.query] if is_cross else [attention.query, attention.key_value]
         score = attention.score
         factor = score.scale(attention.head_width) if isinstance(score, ScaledDot) else 1.0
         gains, eps = (EMPTY, EMPTY), 0.0
-        if not isinstance(attention.query_norm, nn.Identity):
+        if attention.query_norm is not None and attention.key_norm is not None:
             norms = PackedNorm.from_module(attention.query_norm), PackedNorm.from_module(attention.key_norm)
             gains, eps = (norms[0].gain, norms[1].gain), norms[0].eps
         return PackedAttention(
@@ -378,7 +378,7 @@ def supports(model: Any) -> bool:
 def _supports_block(block: Any) -> bool:
     attentions = [block.attention, *([block.cross] if hasattr(block, "cross") else [])]
     has_dot = all(type(attention.score) in (Dot, ScaledDot) for attention in attentions)
-    has_norm = all(isinstance(attention.query_norm, nn.Identity | RMSNorm) for attention in attentions)
+    has_norm = all(type(attention.query_norm) in (type(None), RMSNorm) for attention in attentions)
     return has_dot and has_norm and block.feedforward.activation in ACTIVATIONS
 
 
@@ -393,7 +393,6 @@ def _supports_encoder(model: Any) -> bool:
     if isinstance(model.encoder_norm, nn.Identity) == model.encoder[0].norm_first:
         return False
     has_plain_heads = all(
-        block.attention.rotary is None and isinstance(block.attention.query_norm, nn.Identity)
-        for block in model.encoder
+        block.attention.rotary is None and block.attention.query_norm is None for block in model.encoder
     )
     return has_plain_heads and _supports_embedding(model.source_embedding) and all(map(_supports_block, model.encoder))

@@ -4,7 +4,7 @@ A step processes one new token per hypothesis, without the overhead of calling m
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,14 +12,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from regard.attention import Dot, ScaledDot, attend, padding
+from regard.attention import Dot, ScaledDot, attend, padding, weights
+from regard.attention.reference import reference
+from regard.decode.coverage import no_cross_attention, with_attention
 from regard.decode.protocol import StepPositions
 from regard.kernels.cpu.int8_linear import int8_linear
+from regard.layers.attention import MultiHeadAttention
 from regard.layers.feedforward import FeedForward, activate
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.int8_linear import Int8Linear
 from regard.layers.kv_cache import CrossAttentionCache
-from regard.layers.multihead import MultiHead
 from regard.layers.norms import RMSNorm
 from regard.layers.packed import Packed, pack
 from regard.models.decoder import Decoder
@@ -46,13 +48,17 @@ class TreeMask:
 class _HeadAttention:
     """Attention of K queries per slot over flat keys and values of each key/value head."""
 
-    def __init__(self, attention: MultiHead) -> None:
+    keeps_weights = False
+    """whether the weights of a step are kept, averaged over heads"""
+    weights: Float[Tensor, "B K S"]
+
+    def __init__(self, attention: MultiHeadAttention) -> None:
         self.attention = attention
         self.heads, self.kv_heads, self.head_width = attention.heads, attention.kv_heads, attention.head_width
         self.is_dot = type(attention.score) in (Dot, ScaledDot)
         score = attention.score
         self.scale = score.scale(attention.head_width) if isinstance(score, ScaledDot) else 1.0
-        self.transforms_queries = attention.rotary is not None or not isinstance(attention.query_norm, nn.Identity)
+        self.transforms_queries = attention.rotary is not None or attention.query_norm is not None
         # Scores of the first batch of products are never read (beta=0): an uninitialized tensor that broadcasts.
         self.unused = torch.empty((1, 1, 1), dtype=self.dtype, device=attention.out.weight.device)
 
@@ -83,7 +89,10 @@ class _HeadAttention:
         scores = torch.baddbmm(self.unused, queries, k.mT, beta=0, alpha=self.scale)
         if bias is not None:
             scores = bias(scores.view(B, H, K, S)).view(B * G, -1, S)
-        out = torch.bmm(scores.softmax(-1), v)
+        weights = scores.softmax(-1)
+        if self.keeps_weights:
+            self.weights = weights.view(B, H, K, S).mean(1).float()
+        out = torch.bmm(weights, v)
         if K > 1:
             out = out.view(B, G, H // G, K, D).permute(0, 3, 1, 2, 4)
         return self.out(out.reshape(B * K, H * D))
@@ -96,7 +105,7 @@ class CachedAttention(_HeadAttention):
 
     def __init__(
         self,
-        attention: MultiHead,
+        attention: MultiHeadAttention,
         slots: int,
         capacity: int,
         columns: int,
@@ -107,7 +116,7 @@ class CachedAttention(_HeadAttention):
         size = (2, slots, attention.kv_heads, capacity, columns, attention.head_width)
         # Zeros: masked keys and values take part in matrix products, where 0 * NaN would be NaN.
         self.cache = allocate(size, dtype=self.dtype, device=attention.out.weight.device)
-        self.distance_bias = distance_bias
+        self.distance_bias, self.window = distance_bias, attention.window
 
     @cached_property
     def qkv(self) -> Callable[[Tensor], Any]:
@@ -133,11 +142,11 @@ class CachedAttention(_HeadAttention):
 
     def _transform(self, q: Tensor, kv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Norms and rotation of queries and keys."""
-        attention = self.attention
-        q = attention.normalize(q, attention.query_norm)
-        k = attention.normalize(kv.select(-3, 0), attention.key_norm)
+        attention, k = self.attention, kv.select(-3, 0)
+        if attention.query_norm is not None and attention.key_norm is not None:
+            q, k = attention.query_norm(q), attention.key_norm(k)
         if attention.rotary is not None:
-            q, k = (attention.rotary(x, positions, positions + 1) for x in (q, k))
+            q, k = (attention.rotary(x, positions) for x in (q, k))
         return q, torch.stack((k, kv.select(-3, 1)), dim=-3)
 
     def _attend(self, q: Float[Tensor, "B K H D"], mask: TreeMask) -> Float[Tensor, "R E"]:
@@ -152,22 +161,25 @@ class CachedAttention(_HeadAttention):
 
     def _add_bias(self, scores: Float[Tensor, "B H K S"], mask: TreeMask) -> Float[Tensor, "B H K S"]:
         if self.distance_bias is not None:
-            columns = self.cache.shape[4]
-            distance = mask.at.positions[:, None] - torch.arange(mask.at.longest, device=scores.device)
-            bias = self.distance_bias[:, distance.clamp(min=0)].transpose(0, 1)[:, :, None]  # (B, H, 1, S)
-            scores += bias.repeat_interleave(columns, dim=-1)
+            scores += self._row_bias(mask).repeat_interleave(self.cache.shape[4], dim=-1)
         if mask.bias is not None:
             scores += mask.bias
         if self._hides_keys(mask.at.longest):
             positions = torch.arange(mask.at.longest, device=scores.device)
-            is_hidden = positions <= mask.at.positions[:, None] - self.attention.sliding_window
+            is_hidden = positions <= mask.at.positions[:, None] - self.window
             is_hidden = is_hidden.repeat_interleave(self.cache.shape[4], dim=-1)
             scores.masked_fill_(is_hidden[:, None, None], -torch.inf)
         return scores
 
+    def _row_bias(self, mask: TreeMask) -> Float[Tensor, "B H 1 S"]:
+        """The bias of the last token of each slot."""
+        assert self.distance_bias is not None
+        distance = mask.at.positions[:, None] - torch.arange(mask.at.longest, device=self.distance_bias.device)
+        return self.distance_bias[:, distance.clamp(min=0)].transpose(0, 1)[:, :, None]
+
     def _hides_keys(self, keys: int) -> bool:
         """Whether some of the keys are before the sliding window."""
-        return 0 < self.attention.sliding_window < keys
+        return 0 < self.window < keys
 
     def _attend_gathered(self, q: Float[Tensor, "B K H D"], mask: TreeMask) -> Float[Tensor, "R E"]:
         """Any score: the keys and values of each hypothesis are gathered from the columns of its ancestors."""
@@ -178,11 +190,17 @@ class CachedAttention(_HeadAttention):
             columns = mask.ancestors[..., :S].long().mT[None, :, None, :, :, None]
             cache = cache.gather(4, columns.expand(cache.shape))
         k, v = cache.permute(0, 1, 4, 2, 3, 5).flatten(1, 2)
+        queries = q.reshape(B * K, H, 1, D)
         lengths = (mask.at.positions + 1).repeat_interleave(K)
         allowed = None if mask.at.shared is not None else padding(lengths)
         if self._hides_keys(S):
-            allowed = padding(lengths) & ~padding(lengths - self.attention.sliding_window)
-        out = attend(q.reshape(B * K, H, 1, D), k, v, score=self.attention.score, mask=allowed)
+            allowed = padding(lengths) & ~padding(lengths - self.window)
+        if self.distance_bias is None:
+            out = attend(queries, k, v, score=self.attention.score, mask=allowed)
+        else:
+            rows = self._row_bias(mask).repeat_interleave(K, dim=0)
+            bias: Any = lambda p, s: rows  # noqa: E731
+            out = reference(queries, k, v, self.attention.score, allowed, bias)
         return self.out(out.view(B * K, H * D))
 
     def prefill(
@@ -192,14 +210,16 @@ class CachedAttention(_HeadAttention):
         slots: Int[Tensor, "N"],
         positions: Int[Tensor, "N"],
         start: int,
+        lengths: Int[Tensor, "N"] | None = None,
     ) -> Float[Tensor, "N E"]:
         """Self-attention of packed prompts, whose keys and values enter column 0 of their slots.
 
-        With `start` > 0 it is one prompt, whose first tokens are in the cache already.
+        With `start` > 0 it is one prompt, whose first tokens are in the cache already. `lengths` are those of the
+        prompts, for dynamic rotary scaling.
         """
         attention = self.attention
-        q = attention.queries(x, positions)
-        k, v = attention.keys_values(x, positions)
+        q = attention.queries(x, positions, lengths)
+        k, v = attention.keys_values(x, positions, lengths)
         self.cache[:, slots, :, positions, 0] = torch.stack((k, v), dim=1)
         if start:
             keys, values = self.cache[:, slots[:1], :, : start + len(x), 0]
@@ -217,7 +237,7 @@ class StaticCrossAttention(_HeadAttention):
     """Cross-attention of one layer; the keys and values of the source exist once per slot."""
 
     def __init__(
-        self, attention: MultiHead, slots: int, capacity: int, allocate: Callable[..., Tensor] = torch.zeros
+        self, attention: MultiHeadAttention, slots: int, capacity: int, allocate: Callable[..., Tensor] = torch.zeros
     ) -> None:
         super().__init__(attention)
         size = (2, slots, attention.kv_heads, capacity, attention.head_width)
@@ -230,7 +250,7 @@ class StaticCrossAttention(_HeadAttention):
 
     def load(self, slots: Int[Tensor, "n"], memory: Float[Tensor, "M E"], source: Packed) -> None:
         """Compute the keys and values of new sentences."""
-        for cache, new in zip(self.cache, self.attention.keys_values(memory, None)):
+        for cache, new in zip(self.cache, self.attention.keys_values(memory)):
             cache[slots, :, : source.max_len] = new[source.offsets.rows[: len(slots)]].transpose(1, 2)
 
     def __call__(
@@ -242,11 +262,13 @@ class StaticCrossAttention(_HeadAttention):
     ) -> Float[Tensor, "R E"]:
         B, K = self.cache.shape[1], len(x) // self.cache.shape[1]
         q = self.query(x).view(B, K, self.heads, -1)
-        if self.transforms_queries:
+        if self.attention.query_norm is not None:
             q = self.attention.query_norm(q)
         k, v = self.cache[:, :, :, :longest]
         if not self.is_dot:
             mask = None if bias is None else padding(lengths)
+            if self.keeps_weights:
+                self.weights = weights(q.transpose(1, 2), k, score=self.attention.score, mask=mask).mean(1).float()
             out = attend(q.transpose(1, 2), k, v, score=self.attention.score, mask=mask).transpose(1, 2)
             return self.out(out.reshape(B * K, -1))
         k, v = (y.reshape(B * self.kv_heads, longest, self.head_width) for y in (k, v))
@@ -292,6 +314,18 @@ class StaticDecoder:
         self.prepare_layers()
         self.source_lengths = torch.ones(slots, dtype=torch.long, device=self.device)
         self.host_lengths = [1] * slots
+
+    @property
+    def attention(self) -> list[Float[Tensor, "B K S"]]:
+        """The cross-attention of the last step, if it was asked for."""
+        return [attention.weights for attention in self.cross_attention]
+
+    def keep_attention(self) -> None:
+        """Keep the cross-attention of every step."""
+        if not self.cross_attention:
+            raise no_cross_attention()
+        for attention in self.cross_attention:
+            attention.keeps_weights = True
 
     def prepare_layers(self) -> None:
         """Make the functions of the layers. Weights are copied, which must not happen in a captured step."""
@@ -342,27 +376,43 @@ class StaticDecoder:
             starts = range(0, len(prompt), PREFILL_CHUNK)
             if len(starts) > 1:
                 for start in starts:
-                    self._prefill_chunk([(slot, prompt[start : start + PREFILL_CHUNK])], start)
+                    self._prefill_chunk([(slot, prompt[start : start + PREFILL_CHUNK])], start, len(prompt))
             elif prompt:
                 if sum(len(ids) for _, ids in group) + len(prompt) > PREFILL_CHUNK:
-                    self._prefill_chunk(group, 0)
+                    self._prefill_chunk(group)
                     group = []
                 group.append((slot, prompt))
         if group:
-            self._prefill_chunk(group, 0)
+            self._prefill_chunk(group)
 
-    def _prefill_chunk(self, group: list[tuple[int, list[int]]], start: int) -> None:
-        """Process parts of prompts that begin at position `start`."""
+    def _prefill_chunk(self, group: list[tuple[int, list[int]]], start: int = 0, length: int = 0) -> None:
+        """Process prompts, or the part of a prompt of this length that begins at position `start`."""
         tokens = pack([ids for _, ids in group]).to(self.device)
         positions = tokens.positions + start
-        slots = torch.tensor([slot for slot, _ in group], device=self.device)[tokens.offsets.sequences]
-        self.prefill_tokens(tokens, slots, positions, start)
+        slots, lengths = (
+            torch.tensor(column, device=self.device)[tokens.offsets.sequences]
+            for column in zip(*((slot, 1 + (length or len(ids))) for slot, ids in group))
+        )
+        self.prefill_tokens(tokens, slots, positions, start, lengths)
 
-    def prefill_tokens(self, tokens: Packed, slots: Int[Tensor, "N"], positions: Int[Tensor, "N"], start: int) -> None:
-        """Compute the keys and values of packed prompts; `slots` and `positions` are those of each token."""
+    def prefill_tokens(
+        self,
+        tokens: Packed,
+        slots: Int[Tensor, "N"],
+        positions: Int[Tensor, "N"],
+        start: int,
+        lengths: Int[Tensor, "N"] | None = None,
+    ) -> None:
+        """Compute the keys and values of packed prompts; `slots`, `positions` and `lengths` are those of each token.
+
+        `lengths` are those of the prompts with their last tokens, which `step` processes.
+        """
         x = self.embedding(tokens.ids, positions, start + tokens.max_len)
         for block, attention in zip(self.blocks, self.self_attention):
-            x = block.sublayers(x, lambda h, attention=attention: attention.prefill(h, tokens, slots, positions, start))
+            prefill = partial(
+                attention.prefill, tokens=tokens, slots=slots, positions=positions, start=start, lengths=lengths
+            )
+            x = block.sublayers(x, prefill)
 
     def step(
         self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None
@@ -438,6 +488,15 @@ class StaticSeq2Seq:
         if decoder.variant != "none":
             self.memory = torch.zeros(slots, 1, source_capacity, config.width, **options)
 
+        self.attention: list[Float[Tensor, "B K S"]] = []
+        self.keeps_attention = False
+
+    def keep_attention(self) -> None:
+        """Keep the cross-attention of every step."""
+        if self.memory is None:
+            raise no_cross_attention()
+        self.keeps_attention = True
+
     def set_output_tokens(self, tokens: Int[Tensor, "U"]) -> None:
         """Compute the logits of these tokens only."""
         self.output = make_projection(self.model.output, tokens)
@@ -459,7 +518,8 @@ class StaticSeq2Seq:
         if self.memory is not None:
             memory = CrossAttentionCache(self.memory, self.memory, self.lengths)
         y = self.model.target_embedding(last, torch.zeros_like(last))
-        features, cells = self.model.decoder.step(y, self.cells, memory)
+        step = partial(self.model.decoder.step, y, self.cells, memory)
+        (features, cells), self.attention = with_attention(self.model, step) if self.keeps_attention else (step(), [])
         self.cells.copy_(cells)
         return self.output(features.flatten(0, 1)).view(*last.shape, -1)
 
@@ -478,8 +538,8 @@ class StaticSeq2Seq:
 def kernels_support(model: Any) -> bool:
     """Whether the specialized kernels can run the blocks of a model; otherwise torch code does.
 
-    They have no norms of outputs, parallel sublayers, sliding windows, soft-capping, layers of different kinds, or
-    rotation of some channels only.
+    They have no norms of outputs, parallel sublayers, sliding windows, soft-capping, layers of different kinds,
+    rotation of some channels only, or rotation that depends on the length of the text.
     """
     stack: Decoder = model.stack
     attentions = [block.attention for block in stack.blocks]
@@ -489,9 +549,12 @@ def kernels_support(model: Any) -> bool:
 
 def _kernels_support_block(block: Any) -> bool:
     attention = block.attention
-    has_norms = isinstance(block.attention_norm, nn.LayerNorm | RMSNorm) and getattr(block, "is_plain", True)
-    is_simple = not attention.sliding_window and not attention.qk_norm_joint
-    return has_norms and is_simple and (attention.rotary is None or attention.rotary.width == attention.head_width)
+    is_simple = getattr(block, "is_plain", True) and not attention.window
+    has_norms = isinstance(block.attention_norm, nn.LayerNorm | RMSNorm)
+    has_head_norms = type(attention.query_norm) in (type(None), nn.LayerNorm, RMSNorm)
+    rotary = attention.rotary
+    rotates_all = rotary is None or (rotary.width == attention.head_width and not rotary.is_dynamic)
+    return is_simple and has_norms and has_head_norms and rotates_all
 
 
 def make_projection(module: Any, channels: Int[Tensor, "U"] | None = None) -> Projection:

@@ -23,7 +23,7 @@ from regard.interop.huggingface.single_stack import (
     write_problem_type,
 )
 from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, weight_and_bias
-from regard.models.bert import BertConfig, Head
+from regard.models.bert import TEXT_HEADS, BertConfig, Head
 
 # -- mapping tables ---------------------------------------------------------------------------------------------------
 
@@ -162,26 +162,28 @@ def read_bert_config(
     settings.require("is_decoder", False)
     settings.require("add_cross_attention", False)
     settings.require("pruned_heads", {})
-    if head == "mask":
+    if TEXT_HEADS[head].shares_embedding:
         settings.require("tie_word_embeddings", True)
-    labels = read_labels(settings) if head in ("classify", "tag") else ()
     has_pooler = head == "none" and pooler == "tanh" and settings.get_bool("add_pooling_layer", True)
     return BertConfig(
         **read_fields(keys, settings),
         **fixed,
+        **read_label_fields(settings, head),
         head=head,
-        pooler=pooler if head == "classify" or has_pooler else "none",
-        labels=labels,
-        problem_type=read_problem_type(settings, labels) if head == "classify" else "single_label",
+        pooler=pooler if TEXT_HEADS[head].is_per_text or has_pooler else "none",
     )
 
 
+def read_label_fields(settings: ForeignConfig, head: Head) -> dict[str, Any]:
+    """The labels of a head, and what the outputs of a classifier are."""
+    labels = read_labels(settings) if TEXT_HEADS[head].has_labels else ()
+    problem_type = read_problem_type(settings, labels) if TEXT_HEADS[head].is_per_text else "single_label"
+    return {"labels": labels, "problem_type": problem_type}
+
+
 def write_label_keys(config: BertConfig, head: Head) -> dict[str, Any]:
-    if head == "tag":
-        return write_labels(config.labels)
-    if head != "classify":
-        return {}
-    return write_labels(config.labels) | write_problem_type(config.problem_type, config.labels)
+    keys = write_labels(config.labels) if TEXT_HEADS[head].has_labels else {}
+    return keys | (write_problem_type(config.problem_type, config.labels) if TEXT_HEADS[head].is_per_text else {})
 
 
 def write_bert_config(config: BertConfig, head: Head, keys: ConfigKeys = BERT_KEYS) -> dict[str, Any]:
@@ -194,9 +196,13 @@ def write_bert_config(config: BertConfig, head: Head, keys: ConfigKeys = BERT_KE
     }
 
 
+# The activation of this head does not depend on the config.
+MASK_ACTIVATION: dict[Head, dict[str, Any]] = {"mask": {"hidden_act": "gelu"}}
+
+
 def require_mask_activation(settings: ForeignConfig, head: Head) -> None:
-    if head == "mask":
-        settings.require("hidden_act", "gelu")  # the activation of this head does not depend on the config
+    for key, value in MASK_ACTIVATION.get(head, {}).items():
+        settings.require(key, value)
 
 
 def _read_roberta(settings: ForeignConfig, head: Head) -> BertConfig:
@@ -217,9 +223,7 @@ def _write_roberta(config: BertConfig, head: Head) -> dict[str, Any]:
         "pad_token_id": offset - 1,
         "max_position_embeddings": config.max_len + offset,
     }
-    if head == "mask":
-        overrides["hidden_act"] = "gelu"
-    return write_bert_config(config, head) | overrides
+    return write_bert_config(config, head) | overrides | MASK_ACTIVATION.get(head, {})
 
 
 _read_distilbert = partial(read_bert_config, keys=_DISTILBERT_KEYS, pooler="relu", norm_eps=1e-12, segments=0)
@@ -257,9 +261,7 @@ def _read_electra(settings: ForeignConfig, head: Head) -> BertConfig:
 
 def _write_electra(config: BertConfig, head: Head) -> dict[str, Any]:
     overrides = {"model_type": "electra", "embedding_size": config.embedding_width or config.width}
-    if head == "mask":
-        overrides["hidden_act"] = "gelu"
-    return write_bert_config(config, head) | overrides
+    return write_bert_config(config, head) | overrides | MASK_ACTIVATION.get(head, {})
 
 
 # -- classes ----------------------------------------------------------------------------------------------------------

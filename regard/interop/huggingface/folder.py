@@ -17,6 +17,7 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import singledispatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from regard.data.images.decoding import Resizing
 from regard.data.text.languages import LanguagePair, LanguageTokens, format_language_pairs, parse_language_pairs
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, Tokenizer
+from regard.decode.protocol import continues_source
 from regard.errors import RegardError
 from regard.files import check_output_folder, write_atomically
 from regard.interop.foreign_config import ForeignConfig
@@ -68,7 +70,7 @@ from regard.interop.tokenizer_files import (
     write_marian_tokenizers,
     write_tokenizer,
 )
-from regard.models import BertConfig, GPTConfig, ViTConfig, family_name
+from regard.models import ViTConfig, family_name
 from regard.pipelines import (
     ImageModel,
     Pipeline,
@@ -78,6 +80,7 @@ from regard.pipelines import (
     check_storable,
     make_pipeline,
     model_from_weights,
+    pipeline_class,
     vocab_sizes,
 )
 
@@ -101,11 +104,13 @@ class Architecture(NamedTuple):
     family: str
     read: Callable[..., tuple[Any, SpecialTokens, dict]]
     write: Callable[..., tuple[dict[str, Any], dict[str, Any], dict]]
+    optional_roles: tuple[str, ...] = ()
+    """roles of special tokens that a model need not have"""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     **dict.fromkeys(ENCODER_CLASSES, Architecture("bert", read_encoder_model, write_encoder_model)),
-    **dict.fromkeys(GPT_CLASSES, Architecture("gpt", read_gpt_model, write_gpt_model)),
+    **dict.fromkeys(GPT_CLASSES, Architecture("gpt", read_gpt_model, write_gpt_model, ("bos", "pad"))),
     **dict.fromkeys(ENCODER_DECODER_CLASSES, Architecture("transformer", read_encoder_decoder, write_encoder_decoder)),
 }
 
@@ -150,7 +155,9 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
         imported = ImportedTokenizer(library, library, special_ids(library, folder))
     tokens, other_eos = read_special_tokens(table, imported)
     config, special, weights = ARCHITECTURES[name].read(name, table, tokens, read_merged_tensors(folder), str(path))
-    if not isinstance(config, BertConfig):
+    # The default options of decoding, if the model decodes.
+    base = getattr(pipeline_class(config), "decoding", None)
+    if base is not None:
         special = dataclasses.replace(special, other_eos=other_eos)
     languages = imported.languages
     if languages is not None:
@@ -173,28 +180,39 @@ def import_huggingface(folder: str | Path, tokenizer: Tokenizer | None = None) -
     if (template := read_chat_template(folder)) is not None:
         provenance["chat_template"] = template
     settings = None
-    if not isinstance(config, BertConfig):
-        is_causal = isinstance(config, GPTConfig)
-        base = TextGenerator.decoding if is_causal else Translator.decoding
+    if base is not None:
         settings = read_generation_settings(
-            table, special, vocab_sizes(config)[-1], path, base=base, continues_source=is_causal
+            table, special, vocab_sizes(config)[-1], path, base=base, continues_source=continues_source(model)
         )
         provenance["generation"] = settings.stored
     pipeline = make_pipeline(model.eval(), (source, target), {"imported": provenance})
-    if isinstance(pipeline, Translator):
-        pipeline.language_tokens = languages
-        source_language, target_language = (tokenizer_config.get(key) for key in _LANGUAGE_KEYS)
-        if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
-            pipeline.language_pairs = (LanguagePair(source_language, target_language),)
-        if isinstance(pairs := tokenizer_config.get(_PAIRS_KEY), list):
-            pipeline.language_pairs = parse_language_pairs(
-                list(map(str, pairs)), f"{folder / 'tokenizer_config.json'}: {_PAIRS_KEY}"
-            )
-    if isinstance(pipeline, TextEncoder):
-        pipeline.sentence = read_sentence_modules(top_folder, config.width, config.max_len) or pipeline.sentence
+    read_own_settings(pipeline, top_folder, languages)
     if settings is not None:
         pipeline.decoding = settings.decoding
     return dataclasses.replace(pipeline, special=special)
+
+
+@singledispatch
+def read_own_settings(pipeline: Any, folder: Path, languages: LanguageTokens | None) -> None:
+    """Set what a folder contains for this class of pipelines beside model, tokenizers and settings of generation."""
+
+
+@read_own_settings.register
+def read_languages(translator: Translator, folder: Path, languages: LanguageTokens | None) -> None:
+    translator.language_tokens = languages
+    path = folder / "tokenizer_config.json"
+    config = read_json(path)
+    source_language, target_language = (config.get(key) for key in _LANGUAGE_KEYS)
+    if isinstance(source_language, str) and isinstance(target_language, str) and source_language:
+        translator.language_pairs = (LanguagePair(source_language, target_language),)
+    if isinstance(pairs := config.get(_PAIRS_KEY), list):
+        translator.language_pairs = parse_language_pairs(list(map(str, pairs)), f"{path}: {_PAIRS_KEY}")
+
+
+@read_own_settings.register
+def read_sentence_embedding(encoder: TextEncoder, folder: Path, languages: LanguageTokens | None) -> None:
+    config = encoder.model.config
+    encoder.sentence = read_sentence_modules(folder, config.width, config.max_len) or encoder.sentence
 
 
 def describe_special_tokens(
@@ -242,25 +260,32 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
     folder = Path(folder)
     check_storable(pipeline)
     check_output_folder(folder)
+    return _write_pipeline(pipeline, folder)
+
+
+@singledispatch
+def _write_pipeline(pipeline: Any, folder: Path) -> str:
+    """Write a model and return the name of its class; most text models are written in the same way."""
+    return _write_text_model(pipeline, folder)
+
+
+@_write_pipeline.register
+def _write_translator(translator: Translator, folder: Path) -> str:
+    return _write_text_model(with_default_languages(translator), folder)
+
+
+def _write_text_model(pipeline: Any, folder: Path) -> str:
     config: Any = pipeline.model.config
-    tokens = pipeline.language_tokens if isinstance(pipeline, Translator) else None
-    if isinstance(pipeline, Translator) and tokens is not None:
-        pipeline = with_default_languages(pipeline)
     special = pipeline.special
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()}
-    if isinstance(pipeline, ImageModel):
-        table, preprocessor, tensors = write_vit_model(pipeline.model.config, weights)
-        preprocessor |= write_resizing(pipeline.resizing, pipeline.model.config)
-        write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
-        return _write_model(pipeline, folder, table, tensors)
     source, target = pipeline.tokenizers
     imported = pipeline.training.get("imported")
     imported = imported if isinstance(imported, dict) else {}
     names = imported.get("special_tokens")
     family = family_name(config)
-    writers = {architecture.family: architecture.write for architecture in ARCHITECTURES.values()}
-    if family not in writers:
-        supported = ", ".join([*writers, "vit"])
+    architectures = {architecture.family: architecture for architecture in ARCHITECTURES.values()}
+    if family not in architectures:
+        supported = ", ".join([*architectures, "vit"])
         raise RegardError(
             f"transformers has no class for models of the family {family}.", f"Supported families: {supported}."
         )
@@ -271,49 +296,88 @@ def export_huggingface(pipeline: Pipeline, folder: str | Path) -> str:
         special, weights = join_special(special, config.source_vocab), join_weights(config, weights)
         config = join_config(config)
     # Of several classes that compute the same, a model keeps the one that it was imported from.
-    table, generation, tensors = writers[family](config, special, weights, imported.get("class", ""))
+    architecture = architectures[family]
+    table, generation, tensors = architecture.write(config, special, weights, imported.get("class", ""))
     if special.other_eos:
         for written in (table, generation):
             written["eos_token_id"] = list(special.ends)
-    if isinstance(config, GPTConfig) and "token_ids" in imported:
-        for key in ("bos_token_id", "pad_token_id"):
-            if key.removesuffix("_token_id") not in imported["token_ids"]:
-                table[key] = generation[key] = None
-    settings = _tokenizer_settings(pipeline, imported) | {"model_max_length": config.max_len}
+    for role in architecture.optional_roles if "token_ids" in imported else ():
+        if role not in imported["token_ids"]:
+            table[f"{role}_token_id"] = generation[f"{role}_token_id"] = None
+    settings = _tokenizer_settings(pipeline, _imported_settings(imported)) | {"model_max_length": config.max_len}
     if is_marian:
         write_marian_tokenizers(source, target, folder, special, settings)
-    elif isinstance(pipeline, Translator) and tokens is not None:
-        write_language_tokenizer(pipeline, folder, tokens)
-    else:
+    elif not write_language_tokenizer(pipeline, folder):
         has_segments = getattr(config, "segments", 0) > 1 and special.between is None
         write_tokenizer(source, folder, special, segments=has_segments, names=names, settings=settings)
     if "generation" in imported:  # as it was, instead of the defaults for models trained with Regard
         generation = {key: value for key, value in generation.items() if key.endswith("token_id")}
         generation |= imported["generation"]
-    if isinstance(pipeline, TextEncoder) and config.head in ("none", "mask"):
-        write_sentence_modules(folder, pipeline.sentence, config.width, config.max_len)
+    _write_own_files(pipeline, folder)
     if generation:
         write_atomically(folder / "generation_config.json", json_bytes(generation))
     return _write_model(pipeline, folder, table, tensors)
 
 
-def _tokenizer_settings(pipeline: Pipeline, imported: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of tokenizer_config.json that depend on the kind of model, or that an imported one had."""
+@_write_pipeline.register
+def _write_image_model(pipeline: ImageModel, folder: Path) -> str:
+    config = pipeline.model.config
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in pipeline.model.named_parameters()}
+    table, preprocessor, tensors = write_vit_model(config, weights)
+    preprocessor |= write_resizing(pipeline.resizing, config)
+    write_atomically(folder / PREPROCESSOR_FILE, json_bytes(preprocessor))
+    return _write_model(pipeline, folder, table, tensors)
+
+
+def _imported_settings(imported: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of tokenizer_config.json that an imported model had."""
     settings: dict[str, Any] = {}
-    if isinstance(pipeline, TextGenerator):  # padding on the right would be continued
-        settings["padding_side"] = "left"
-    if isinstance(pipeline, TextEncoder) and pipeline.model.config.head == "mask":
-        settings["split_special_tokens"] = False  # texts contain the name of the mask
     if "split_special_tokens" in imported:
         settings["split_special_tokens"] = imported["split_special_tokens"]
     if "chat_template" in imported:  # it writes special tokens
         settings |= {"chat_template": imported["chat_template"], "split_special_tokens": False}
-    if isinstance(pipeline, Translator) and len(pipeline.language_pairs) == 1:
-        settings |= dict(zip(_LANGUAGE_KEYS, pipeline.languages))
-    elif isinstance(pipeline, Translator) and pipeline.language_pairs:
-        # The tag of the target language is written before a text: <2fr> The cat sleeps.
-        settings |= {_PAIRS_KEY: format_language_pairs(pipeline.language_pairs), "split_special_tokens": False}
     return settings
+
+
+@singledispatch
+def _tokenizer_settings(pipeline: Any, imported: dict[str, Any]) -> dict[str, Any]:
+    """Keys of tokenizer_config.json: those of the imported model, and others of this class of pipelines."""
+    return imported
+
+
+@_tokenizer_settings.register
+def _generator_settings(generator: TextGenerator, imported: dict[str, Any]) -> dict[str, Any]:
+    return {"padding_side": "left"} | imported  # padding on the right would be continued
+
+
+@_tokenizer_settings.register
+def _encoder_settings(encoder: TextEncoder, imported: dict[str, Any]) -> dict[str, Any]:
+    if not encoder.head.shares_embedding:
+        return imported
+    return {"split_special_tokens": False} | imported  # texts contain the name of the mask
+
+
+@_tokenizer_settings.register
+def _translator_settings(translator: Translator, imported: dict[str, Any]) -> dict[str, Any]:
+    if len(translator.language_pairs) == 1:
+        return imported | dict(zip(_LANGUAGE_KEYS, translator.languages))
+    if translator.language_pairs:
+        # The tag of the target language is written before a text: <2fr> The cat sleeps.
+        pairs = format_language_pairs(translator.language_pairs)
+        return imported | {_PAIRS_KEY: pairs, "split_special_tokens": False}
+    return imported
+
+
+@singledispatch
+def _write_own_files(pipeline: Any, folder: Path) -> None:
+    """Write the files of this class of pipelines, if it has any."""
+
+
+@_write_own_files.register
+def _write_sentence_embedding(encoder: TextEncoder, folder: Path) -> None:
+    config = encoder.model.config
+    if config.head in ("none", "mask"):
+        write_sentence_modules(folder, encoder.sentence, config.width, config.max_len)
 
 
 def _write_model(pipeline: Pipeline, folder: Path, table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
@@ -440,19 +504,29 @@ def with_default_languages(translator: Translator) -> Translator:
     return dataclasses.replace(translator, special=special, source_language=source, target_language=target)
 
 
-def write_language_tokenizer(translator: Translator, folder: Path, tokens: LanguageTokens) -> None:
+@singledispatch
+def write_language_tokenizer(pipeline: Any, folder: Path) -> bool:
+    """Write the tokenizer of a translator with language tokens; False for others."""
+    return False
+
+
+@write_language_tokenizer.register
+def _write_language_tokenizer(translator: Translator, folder: Path) -> bool:
     """Write the tokenizer for its class in transformers, whose `src_lang` selects the source language.
 
     The names of the language tokens determine the class: a fine-tuned NLLB may be exported as another model class.
     A tokenizer that the files of M2M100Tokenizer cannot express is written for the class of any tokenizer.json.
     """
+    tokens = translator.language_tokens
+    if tokens is None:
+        return False
     source = translator.source_language or tokens.default_source
     languages: dict[str, Any] = {"src_lang": source, "tgt_lang": translator.target_language or tokens.default_target}
     tokenizer, max_len = translator.source_tokenizer, translator.model.config.max_len
     names = [tokenizer.entry(index) for index in tokens.ids.values()]
     has_m2m100_names = names == [f"__{code}__" for code in tokens.ids]
     if has_m2m100_names and _write_m2m100_files(translator, folder, tokens, languages | {"model_max_length": max_len}):
-        return
+        return True
     write_tokenizer(tokenizer, folder, translator.special, settings={"model_max_length": max_len})
     path = folder / "tokenizer_config.json"
     config = read_json(path) | languages | {"extra_special_tokens": names}
@@ -466,6 +540,7 @@ def write_language_tokenizer(translator: Translator, folder: Path, tokens: Langu
             config |= {"tokenizer_class": "NllbTokenizer", "legacy_behaviour": is_last}
         (folder / "special_tokens_map.json").unlink()
     write_atomically(path, json_bytes(config))
+    return True
 
 
 def _write_m2m100_files(translator: Translator, folder: Path, tokens: LanguageTokens, settings: dict[str, Any]) -> bool:

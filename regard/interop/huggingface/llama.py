@@ -17,7 +17,7 @@ from regard.interop.huggingface.rope import (
 )
 from regard.interop.huggingface.single_stack import GATED_ACTIVATIONS, ForeignClass
 from regard.interop.weight_mapping import SWAPPED_HALVES, MappingRow, MappingTable, block_rows, stacked_rows
-from regard.layers.multihead import BiasPlacement
+from regard.layers.blocks import BiasPlacement
 from regard.models.gpt import GPTConfig
 from regard.ranges import MAX_INT
 

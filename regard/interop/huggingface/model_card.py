@@ -2,15 +2,15 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import singledispatch
 from pathlib import PurePath
 from typing import Any
 
 from regard.pipelines import ImageModel, Pipeline, TextEncoder, TextGenerator, Translator
 
-# Tasks in the names of the Hugging Face Hub, by the head of the model.
+# Tasks in the names of the Hugging Face Hub, by the method of the pipeline that runs the head of an encoder.
 _ENCODER_TASKS = {
-    "none": "feature-extraction",
-    "mask": "fill-mask",
+    "fill": "fill-mask",
     "classify": "text-classification",
     "answer": "question-answering",
     "tag": "token-classification",
@@ -33,7 +33,7 @@ def make_model_card(pipeline: Pipeline, class_name: str, name: str) -> str:
     lines = ["---", *_front_matter(pipeline), "---", "", f"# {name}", ""]
     lines.append(f"`{class_name}` with {parameters / 1e6:.1f} M parameters, exported with Regard.")
     sections = {
-        "Usage": _usage(class_name, isinstance(pipeline, ImageModel)),
+        "Usage": _usage(class_name, has_processor=not pipeline.tokenizers),
         "Data": _data(training),
         "Training": _table(_recipe(training), ("setting", "value")),
         "Scores on the validation split": _table(_scores(training), ("score", "value")),
@@ -48,10 +48,10 @@ def make_model_card(pipeline: Pipeline, class_name: str, name: str) -> str:
 def _front_matter(pipeline: Pipeline) -> Iterator[str]:
     yield "library_name: transformers"
     yield f"pipeline_tag: {_task(pipeline)}"
-    if isinstance(pipeline, Translator) and pipeline.languages:
+    # The Hub knows languages, not regions.
+    codes = dict.fromkeys(code.replace("_", "-").partition("-")[0] for code in getattr(pipeline, "languages", ()))
+    if codes:
         yield "language:"
-        # The Hub knows languages, not regions.
-        codes = dict.fromkeys(code.replace("_", "-").partition("-")[0] for code in pipeline.languages)
         yield from (f"- {json.dumps(code, ensure_ascii=False)}" for code in codes)
     base = pipeline.training.get("start_from")
     if isinstance(base, str) and base:
@@ -61,25 +61,40 @@ def _front_matter(pipeline: Pipeline) -> Iterator[str]:
     yield "# license: apache-2.0"
 
 
-def _task(pipeline: Pipeline) -> str:
-    if isinstance(pipeline, Translator):
-        return "translation"
-    if isinstance(pipeline, TextGenerator):
-        return "text-generation"
-    head = pipeline.model.config.head
-    if isinstance(pipeline, TextEncoder):
-        return _ENCODER_TASKS.get(head, "feature-extraction")
-    return _IMAGE_TASKS.get(head, "image-feature-extraction")
+@singledispatch
+def _task(pipeline: Any) -> str:
+    """The task in the names of the Hub."""
+    return "other"
 
 
-def _usage(class_name: str, is_image_model: bool) -> list[str]:
-    reader = "AutoImageProcessor" if is_image_model else "AutoTokenizer"
+@_task.register
+def _translator_task(translator: Translator) -> str:
+    return "translation"
+
+
+@_task.register
+def _generator_task(generator: TextGenerator) -> str:
+    return "text-generation"
+
+
+@_task.register
+def _encoder_task(encoder: TextEncoder) -> str:
+    return _ENCODER_TASKS.get(encoder.head.method, "feature-extraction")
+
+
+@_task.register
+def _image_task(model: ImageModel) -> str:
+    return _IMAGE_TASKS.get(model.head.method, "image-feature-extraction")
+
+
+def _usage(class_name: str, has_processor: bool) -> list[str]:
+    reader = "AutoImageProcessor" if has_processor else "AutoTokenizer"
     return [
         "```python",
         f"from transformers import {reader}, {class_name}",
         "",
         f'model = {class_name}.from_pretrained("FOLDER")',
-        f'{"processor" if is_image_model else "tokenizer"} = {reader}.from_pretrained("FOLDER")',
+        f'{"processor" if has_processor else "tokenizer"} = {reader}.from_pretrained("FOLDER")',
         "```",
     ]
 

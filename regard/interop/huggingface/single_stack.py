@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from regard.errors import RegardError
 from regard.interop.foreign_config import ConfigKey, ForeignConfig, describe_unsupported, foreign_value
 from regard.interop.huggingface.rope import layer_windows, rotary_fields
 from regard.interop.weight_mapping import MappingTable, parameter_shapes, read_model_weights, write_weights
-from regard.models.bert import BertConfig, ProblemType
+from regard.models.bert import TEXT_HEADS, BertConfig, ProblemType
 from regard.models.gpt import GPTConfig
 
 logger = logging.getLogger("regard")
@@ -196,7 +197,13 @@ def _differences(foreign_class: ForeignClass, config: Any) -> dict[str, tuple]:
     return {field: (after[field],) for field in before if before[field] != after.get(field, before[field])}
 
 
-def _fill_layer_fields(config: GPTConfig, fields: dict[str, Any]) -> None:
+@singledispatch
+def complete_fields(config: Any, fields: dict[str, Any]) -> None:
+    """Fill in implicit values of the fields of a family, and drop those without an effect."""
+
+
+@complete_fields.register
+def _complete_decoder_fields(config: GPTConfig, fields: dict[str, Any]) -> None:
     """Fill in implicit values of fields that differ among layers, and drop those without an effect."""
     if config.positions == "rotary":
         fields["unrotated_layers"] = tuple(sorted({i for i in config.unrotated_layers if i < config.layers}))
@@ -207,16 +214,16 @@ def _fill_layer_fields(config: GPTConfig, fields: dict[str, Any]) -> None:
         del fields["qk_norm_joint"]
 
 
-def _drop_unused_encoder_fields(config: BertConfig, fields: dict[str, Any]) -> None:
+@complete_fields.register
+def _complete_encoder_fields(config: BertConfig, fields: dict[str, Any]) -> None:
     """Drop fields without an effect, given the others."""
     if config.relative == "none":
         del fields["relative_buckets"], fields["relative_distance"]
     if config.norm == "post":
         del fields["first_norm"]
-    if config.head in ("none", "mask"):
-        del fields["head_transform"], fields["pooling"]
-    if config.head == "none" or not (config.head == "mask" or config.head_transform):
-        del fields["head_bias"]
+    for name in TEXT_HEADS[config.head].unused_fields(config):
+        del fields[name]
+    fields["groups"] = config.groups or config.layers
 
 
 def _computation_fields(config: Any) -> dict[str, Any]:
@@ -237,16 +244,5 @@ def _computation_fields(config: Any) -> dict[str, Any]:
             fields["window_rotary_base"] = 0.0
         elif not config.window_rotary_base and fields.get("rotary_factor", 1.0) == 1.0:
             fields["window_rotary_base"] = config.rotary_base
-    if isinstance(config, GPTConfig):
-        _fill_layer_fields(config, fields)
-    if isinstance(config, BertConfig):
-        _drop_unused_encoder_fields(config, fields)
-    if "groups" in fields:
-        fields["groups"] = config.groups or config.layers
-        if config.head != "classify":
-            del fields["problem_type"]
-        if config.head not in ("classify", "tag"):
-            del fields["labels"]
-        if config.head in ("mask", "answer", "tag"):  # their output does not depend on the pooler
-            del fields["pooler"]
+    complete_fields(config, fields)
     return fields

@@ -22,11 +22,13 @@ from regard.interop.huggingface.bert import (
     CLASSIFIER,
     EMBEDDINGS,
     IGNORED,
+    MASK_ACTIVATION,
     POOLER,
     TWO_LAYERS,
     encoder_classes,
     head_tables,
     read_bert_config,
+    read_label_fields,
     require_mask_activation,
     with_mask_head,
     write_bert_config,
@@ -41,8 +43,6 @@ from regard.interop.huggingface.rope import (
 from regard.interop.huggingface.single_stack import (
     ACTIVATIONS,
     Weights,
-    read_labels,
-    read_problem_type,
     read_single_stack,
     write_single_stack,
 )
@@ -54,7 +54,7 @@ from regard.interop.weight_mapping import (
     block_rows,
     weight_and_bias,
 )
-from regard.models.bert import BertConfig, Head
+from regard.models.bert import TEXT_HEADS, BertConfig, Head
 
 # -- ModernBERT -------------------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ def _read_modernbert(settings: ForeignConfig, head: Head) -> BertConfig:
     hidden = settings.get_choice("hidden_activation", ACTIVATIONS, "gelu")
     if head != "none" and settings.get_choice("classifier_activation", ACTIVATIONS, "gelu") != hidden:
         raise settings.unsupported("classifier_activation", "it must be the same as hidden_activation")
-    if head == "mask":
+    if TEXT_HEADS[head].shares_embedding:
         settings.require("tie_word_embeddings", True)
         settings.require("decoder_bias", True)
     biases = settings.get_bool("attention_bias", False), settings.get_bool("mlp_bias", False)
@@ -130,10 +130,10 @@ def _read_modernbert(settings: ForeignConfig, head: Head) -> BertConfig:
     rope = read_rope_by_layer_type(settings, *_MODERNBERT_ROPE_DEFAULTS)
     if len(rope) > 2:
         raise settings.unsupported("rope_parameters", "expected rope_type default")
-    labels = read_labels(settings) if head in ("classify", "tag") else ()
     return BertConfig(
         **fields,
         **rope,
+        **read_label_fields(settings, head),
         norm="pre",
         norm_kind="layer" if settings.get_bool("norm_bias", False) else "layer_without_bias",
         first_norm=False,
@@ -143,12 +143,10 @@ def _read_modernbert(settings: ForeignConfig, head: Head) -> BertConfig:
         segments=0,
         head=head,
         pooling=settings.get_choice("classifier_pooling", _MODERNBERT_POOLING, "cls")  # type: ignore[arg-type]
-        if head == "classify"
+        if TEXT_HEADS[head].is_per_text
         else "first",
         head_transform=head not in ("none", "mask"),
         head_bias=settings.get_bool("classifier_bias", False),
-        labels=labels,
-        problem_type=read_problem_type(settings, labels) if head == "classify" else "single_label",
     )
 
 
@@ -225,7 +223,7 @@ def _write_mpnet(config: BertConfig, head: Head) -> dict[str, Any]:
     del table["type_vocab_size"]
     table |= {"model_type": "mpnet", "pad_token_id": _MPNET_PAD, "relative_attention_num_buckets": _MPNET_BUCKETS}
     table["max_position_embeddings"] = config.max_len + _MPNET_PAD + 1
-    return table | ({"hidden_act": "gelu"} if head == "mask" else {})
+    return table | MASK_ACTIVATION.get(head, {})
 
 
 # -- DeBERTa-v2 -------------------------------------------------------------------------------------------------------
@@ -275,7 +273,7 @@ def _read_deberta(settings: ForeignConfig, head: Head) -> BertConfig:
     settings.require("embedding_size", width)
     settings.require("pooler_hidden_size", width)
     settings.require("attention_head_size", width // heads)
-    if head == "mask":
+    if TEXT_HEADS[head].shares_embedding:
         settings.require("legacy", True)
     limit = settings.get("max_relative_positions", -1)
     limit = limit if type(limit) is int and limit >= 1 else settings.get_count("max_position_embeddings", 512)
@@ -295,7 +293,7 @@ def _read_deberta(settings: ForeignConfig, head: Head) -> BertConfig:
         relative_buckets=2 * (buckets if has_buckets else limit),
         relative_distance=limit if has_buckets else 0,
     )
-    return replace(config, pooler=pooler if head == "classify" else "none")
+    return replace(config, pooler=pooler if TEXT_HEADS[head].is_per_text else "none")
 
 
 def _write_deberta(config: BertConfig, head: Head) -> dict[str, Any]:

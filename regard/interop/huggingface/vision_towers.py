@@ -22,7 +22,7 @@ from regard.interop.weight_mapping import (
     token_sequence,
     weight_and_bias,
 )
-from regard.models.vit import VisionHead, ViTConfig
+from regard.models.vit import IMAGE_HEADS, VisionHead, ViTConfig
 
 # -- DINOv2 -----------------------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ def _dinov2_table(config: ViTConfig, family: str) -> MappingTable:
         *weight_and_bias("norm", "layernorm"),
     ]
     table = MappingTable(rows, {"blocks": layer}, unused=_UNUSED, prefix=f"{family}.")
-    return table.with_head(*weight_and_bias("output", "classifier")) if config.head == "classify" else table
+    return table.with_head(*weight_and_bias("output", "classifier")) if IMAGE_HEADS[config.head].has_labels else table
 
 
 _DINOV2_KEYS = [
@@ -89,9 +89,9 @@ def _read_dinov2(settings: ForeignConfig, head: VisionHead, family: str) -> ViTC
         **_read_sizes(settings, 16),
         registers=settings.get_count("num_register_tokens", 4) if has_registers else 0,
         register_positions=not has_registers,
-        pooling="class_mean" if head == "classify" else "class",
+        pooling="class_mean" if IMAGE_HEADS[head].has_labels else "class",
         head=head,
-        labels=read_exclusive_labels(settings) if head == "classify" else (),
+        labels=read_exclusive_labels(settings) if IMAGE_HEADS[head].has_labels else (),
     )
 
 
@@ -114,7 +114,7 @@ def _write_dinov2(config: ViTConfig, head: VisionHead, family: str) -> dict[str,
         "image_size": config.image_height,
         "patch_size": config.patch,
         **({"num_register_tokens": max(1, config.registers)} if has_registers else {"use_mask_token": False}),
-        **(write_labels(config.labels) if head == "classify" else {}),
+        **(write_labels(config.labels) if IMAGE_HEADS[head].has_labels else {}),
     }
 
 

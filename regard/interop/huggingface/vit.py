@@ -24,7 +24,7 @@ from regard.interop.huggingface.single_stack import (
 )
 from regard.interop.huggingface.vision_towers import DINOV2_MASK_TOKEN, TOWER_CLASSES
 from regard.interop.weight_mapping import MappingRow, MappingTable, block_rows, token_sequence, weight_and_bias
-from regard.models.vit import VisionHead, ViTConfig
+from regard.models.vit import IMAGE_HEADS, VisionHead, ViTConfig
 
 logger = logging.getLogger("regard")
 
@@ -103,7 +103,7 @@ def _read(settings: ForeignConfig, head: VisionHead, registers: int = 0, distill
         pooled_map=has_pooler,
         distilled=distilled,
         head=head,
-        labels=read_exclusive_labels(settings) if head == "classify" else (),
+        labels=read_exclusive_labels(settings) if IMAGE_HEADS[head].has_labels else (),
     )
 
 
@@ -116,7 +116,7 @@ def _write(config: ViTConfig, head: VisionHead, family: str) -> dict[str, Any]:
         "image_size": sides[0] if sides[0] == sides[1] else sides,
         "patch_size": config.patch,
         **({"add_pooling_layer": config.pooled_map} if head == "none" else {}),
-        **(write_labels(config.labels) if head == "classify" else {}),
+        **(write_labels(config.labels) if IMAGE_HEADS[head].has_labels else {}),
     }
 
 
@@ -172,10 +172,7 @@ def exported_config(config: ViTConfig) -> ViTConfig:
     ignored: dict[str, Any] = dict(drop_path=0.0, mean=default.mean, std=default.std)
     if config.patches == "linear":
         ignored |= dict(patches="convolution")
-    if config.head != "segment":
-        ignored |= dict(segmenter=default.segmenter, segmenter_layers=default.segmenter_layers)
-    if config.head != "pixels":
-        ignored |= dict(decoder_width=default.decoder_width, decoder_layers=default.decoder_layers)
+    ignored |= {name: getattr(default, name) for name in config.unused_head_fields}
     if config.head == "none":
         ignored |= dict(labels=())
     return replace(config, **ignored)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -118,7 +119,12 @@ class DecodeOptions(StrictObject):
         >>> config.beam, config.length_penalty
         (2, 0.6)
         """
-        return dataclasses.replace(defaults, **self.model_dump(exclude_none=True))
+        return _make_config(defaults, tuple(self.model_dump(exclude_none=True).items()))
+
+
+@lru_cache  # requests repeat their options, and each check takes time
+def _make_config(defaults: DecodeConfig, options: tuple[tuple[str, Any], ...]) -> DecodeConfig:
+    return dataclasses.replace(defaults, **dict(options))
 
 
 class TranslateBody(Body):

@@ -26,7 +26,7 @@ from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.pipelines import pipeline_kind, read_config, read_tokenizers, write_tokenizers
+from regard.pipelines import ModelFolder, pipeline_class, read_tokenizers, write_tokenizers
 from regard.progress import show_progress, show_status
 from regard.training.datasets import Dataset, find_rows, too_few_examples
 from regard.training.recipe import DataConfig, TokenizerConfig, recipe_from_dict
@@ -335,10 +335,10 @@ class _Preparation:
             kind = tokenizers[0].kind if tokenizers[0].kind in TOKENIZER_KINDS else TokenizerConfig.kind
             size, shared = tokenizers[0].vocab_size, tokenizers[0] is tokenizers[-1]
             settings = TokenizerConfig(kind=kind, vocab_size=size, shared=shared)  # type: ignore[arg-type]
-            return tokenizers, special or pipeline_kind(suggested.model).special, settings
+            return tokenizers, special or pipeline_class(suggested.model).special, settings
         settings = recipe_from_dict(self.settings, suggested, "regard.prepare").tokenizer
         texts = Dataset(self._tokenizer_sample(reader, is_training), [], self.corpus.unit)
-        return task.make_tokenizers(texts, settings), pipeline_kind(suggested.model).special, settings
+        return task.make_tokenizers(texts, settings), pipeline_class(suggested.model).special, settings
 
     def _tokenizer_sample(self, reader: RowReader, is_training: Bool[np.ndarray, "rows"]) -> list[Any]:
         """Training examples of at most about TOKENIZER_BYTES: all, or those with the smallest digests."""
@@ -401,7 +401,7 @@ def read_tokenizer_folder(folder: Path) -> tuple[Any, SpecialTokens | None]:
         manifest = read_manifest(folder)
         return read_tokenizers(folder, foreign=manifest.is_foreign), manifest.special
     if (folder / "config.json").exists():
-        _, special = read_config(folder)
+        special = ModelFolder.open(folder).special
         return read_tokenizers(folder, foreign=special is not None), special
     return read_tokenizers(folder), None
 

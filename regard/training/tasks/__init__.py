@@ -4,15 +4,12 @@ import dataclasses
 from typing import Any
 
 from regard.interop.export_targets import ExportTarget, check_exportable, unsupported_settings
-from regard.models import TransformerConfig, ViTConfig
 from regard.progress import show_progress
-from regard.training.recipe import DataConfig, Recipe
-from regard.training.registry import TASKS, TaskName, register_task
+from regard.training.recipe import TASKS, DataConfig, Recipe, TaskName, register_task
 from regard.training.shards.dataset import check_no_folder, read_shards
 from regard.training.tasks.answer import AnswerTask
 from regard.training.tasks.classify import ClassifyTask
 from regard.training.tasks.classify_images import ClassifyImagesTask
-from regard.training.tasks.images import ImageTask
 from regard.training.tasks.language import LanguageTask
 from regard.training.tasks.mask import MaskTask
 from regard.training.tasks.mask_images import MaskImagesTask
@@ -42,12 +39,12 @@ def read_dataset(task: TaskName, data: DataConfig, *, quiet: bool = False) -> An
     >>> len(read_dataset("translate", DataConfig(limit=100)).training)
     100
     """
-    entry = TASKS[task]
+    entry: Any = TASKS[task]
     if (shards := read_shards(task, data)) is not None:
         return shards
-    if not isinstance(entry, ImageTask):
-        if not isinstance(entry, LanguageTask | MaskTask):
-            check_no_folder(data.files)
+    if not entry.reads_folders:
+        check_no_folder(data.files)
+    if not entry.is_image_task:
         return entry.read(data)
     with show_progress("decoding", silent=quiet) as on_progress:
         return entry.read(data, on_progress)
@@ -69,7 +66,7 @@ def restrict_recipe(recipe: Recipe, target: ExportTarget) -> Recipe:
     >>> restrict_recipe(Recipe(model=TransformerConfig(qk_norm=True)), "ctranslate2").model.qk_norm
     False
     """
-    changes = unsupported_settings(_completed_model(recipe), target)
+    changes = unsupported_settings(TASKS[recipe.task].expected_config(recipe), target)
     if "head" in changes:  # which the task needs
         check_recipe(recipe, target)
     model: Any = recipe.model
@@ -85,12 +82,4 @@ def check_recipe(recipe: Recipe, target: ExportTarget) -> None:
     Traceback (most recent call last):
     regard.errors.RegardError: ...
     """
-    check_exportable(_completed_model(recipe), target)
-
-
-def _completed_model(recipe: Recipe) -> Any:
-    """The model config with the fields set that depend on the task, the tokenizer and the data, as after training."""
-    config = TASKS[recipe.task].with_head(recipe.model)
-    if isinstance(config, TransformerConfig):
-        return dataclasses.replace(config, shared_vocab=recipe.tokenizer.shared)
-    return dataclasses.replace(config, longest_side=recipe.data.longest) if isinstance(config, ViTConfig) else config
+    check_exportable(TASKS[recipe.task].expected_config(recipe), target)

@@ -19,8 +19,7 @@ from regard.errors import RegardError
 from regard.models import ViTConfig
 from regard.progress import OnProgress
 from regard.training.datasets import Dataset, Images, ImageSplit, count_units, too_few_examples
-from regard.training.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
-from regard.training.registry import TaskName
+from regard.training.recipe import DataConfig, Recipe, TaskName, TokenizerConfig, TrainConfig
 from regard.training.tasks.task import (
     BatchShape,
     EncodedDataset,
@@ -113,7 +112,7 @@ class ImageTask(Task):
 
     pipeline = "image_model"
     unit = "image"
-    is_image_task = True
+    is_image_task = reads_folders = True
     annotation: ClassVar[Annotation]
     """the annotation of the images that the task needs"""
 

@@ -33,6 +33,7 @@ class LanguageTask(Task):
     """Language modeling by a decoder."""
 
     pipeline = "text_generator"
+    reads_folders = True
     unit = "token"
     usage_hint = 'regard generate {out} "…"'
 

@@ -39,6 +39,7 @@ class MaskTask(Task):
     """Masked language modeling by an encoder."""
 
     pipeline = "text_encoder"
+    reads_folders = True
     unit = "token"
     head: ClassVar = {"head": "mask", "labels": ()}
     usage_hint = 'regard embed {out} "…"'

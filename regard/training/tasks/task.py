@@ -67,6 +67,8 @@ class Task(ABC):
     unit: ClassVar[str]
     """singular noun: the loss is averaged over these"""
     is_image_task: ClassVar[bool] = False
+    reads_folders: ClassVar[bool] = False
+    """whether the data may be folders of files"""
     head: ClassVar[Mapping[str, Any]] = {}
     """fields of the model config that the task sets"""
     usage_hint: ClassVar[str]
@@ -92,6 +94,14 @@ class Task(ABC):
     def with_head(self, config: Any) -> Any:
         """The model config with the head of the task."""
         return dataclasses.replace(config, **self.head)
+
+    def expected_config(self, recipe: Recipe) -> Any:
+        """The model config of a recipe with the fields that depend on the task, the tokenizer and the data."""
+        return self.with_head(recipe.model)
+
+    def adapt_origin(self, origin: Any, data: DataConfig) -> Any:
+        """The pipeline to fine-tune, prepared for these data."""
+        return origin
 
     @abstractmethod
     def complete_config(self, config: Any, dataset: Any, tokenizers: Tokenizers) -> ModelConfig:

@@ -16,6 +16,7 @@ from regard.training.multilingual import (
     MultilingualDataset,
     language_tags,
     read_multilingual_dataset,
+    select_training_languages,
     source_tags,
     training_pairs,
 )
@@ -61,6 +62,12 @@ class TranslateTask(Task):
             Tokenizer.train(sources, config.kind, config.vocab_size, config.lowercase, tags=tags),
             Tokenizer.train(targets, target_kind, config.vocab_size, config.lowercase),
         )
+
+    def expected_config(self, recipe: Recipe) -> Any:
+        return dataclasses.replace(super().expected_config(recipe), shared_vocab=recipe.tokenizer.shared)
+
+    def adapt_origin(self, origin: Translator, data: DataConfig) -> Translator:
+        return select_training_languages(origin, data)
 
     def complete_config(self, config: Any, dataset: Dataset[Pairs], tokenizers: Tokenizers) -> Any:
         source, target = tokenizers

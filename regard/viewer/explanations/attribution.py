@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.models import ViT
-from regard.pipelines import TextGenerator, Translator
+from regard.layers.embeddings import Embedding
 from regard.viewer.explanations.output import (
     ExplainedOutput,
     ExplainedStep,
@@ -74,7 +73,7 @@ def attribution_values(
     look: Look, output: ExplainedOutput, method: str = "gradient"
 ) -> dict[str, Float[np.ndarray, "steps T"]]:
     """The values of an attribution, which depend only on the model of the look."""
-    sides = ["source", "target"] if isinstance(look.pipeline, Translator) else ["text"]
+    sides = look.pipeline.sides
     values = {
         side: np.zeros((len(output.steps), max(len(one[i]) for one in output.inputs))) for i, side in enumerate(sides)
     }
@@ -92,10 +91,9 @@ def compute_image_attribution(
     (14, 14)
     """
     check_method(method)
-    model = look.model
-    if look.label is None or not isinstance(model, ViT):
+    if look.label is None:
         raise RegardError(
-            f"Attribution needs an image classifier with labels; this model has the head {model.config.head}.",
+            f"Attribution needs an image classifier with labels; this model has the head {look.model.config.head}.",
             "Use a model with labels.",
         )
     step = ExplainedStep(0, 0, look.label_index(look.label if label is None else label))
@@ -224,8 +222,8 @@ def _run_scaled(
     if isinstance(look, ImageLook):
         modules = [model.embedding.patches]
     else:
-        names = ("source_embedding", "target_embedding") if isinstance(look.pipeline, Translator) else ("embedding",)
-        modules = list({id(one): one for one in (getattr(model, name).tokens for name in names)}.values())
+        tables = [module.tokens for module in model.modules() if isinstance(module, Embedding)]
+        modules = list({id(table): table for table in tables}.values())
     with torch.inference_mode(False), torch.set_grad_enabled(needs_grad), ExitStack() as stack:
         for module in modules:
             stack.callback(module.register_forward_hook(make_leaf).remove)
@@ -234,12 +232,12 @@ def _run_scaled(
 
 
 def _input_labels(look: Look, output: ExplainedOutput, sides: list[str]) -> dict[str, list[str]]:
-    if isinstance(look.pipeline, Translator):
-        axes = {axis.name: axis.tokens for one in look.maps.values() for axis in (one.queries, one.keys)}
-        names = [one.vocabulary for one in look.pipeline.tokenizers]
-        return {
-            side: axes.get(side) or [vocabulary[i] for i in ids]
-            for side, vocabulary, ids in zip(sides, (names[0], names[-1]), output.inputs[0])
-        }
-    added = output.tokens[:-1] if isinstance(look.pipeline, TextGenerator) else []
-    return {"text": [*look.source_pieces, *added]}
+    if len(sides) == 1:
+        added = output.tokens[:-1] if look.pipeline.continues_source else []
+        return {sides[0]: [*look.source_pieces, *added]}
+    axes = {axis.name: axis.tokens for one in look.maps.values() for axis in (one.queries, one.keys)}
+    vocabularies = [tokenizer.vocabulary for tokenizer in look.pipeline.tokenizers]
+    return {
+        side: axes.get(side) or [vocabulary[i] for i in ids]
+        for side, vocabulary, ids in zip(sides, vocabularies, output.inputs[0])
+    }

@@ -10,8 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.models import Bert, ViT
-from regard.pipelines import TextGenerator
 from regard.viewer.explanations.output import (
     ExplainedOutput,
     ExplainedStep,
@@ -81,7 +79,7 @@ def compute_logit_lens(
         inputs = output.inputs[first : first + size]
         arguments = model_inputs(look, inputs)
         for layer, stream in enumerate(_streams(look, inputs, arguments)):
-            logits = split_logits(look, inputs, unembed(model, stream, arguments[-1]))
+            logits = split_logits(look, inputs, model.unembed(stream, arguments[-1]))
             if layer == len(per_layer):
                 per_layer.append([])
             per_layer[layer] += [
@@ -105,13 +103,13 @@ def _streams(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]], ar
     model = model_of(look)
     with record_streams(model) as streams:
         # The forward of an image classifier skips the patches in the last block.
-        model.encode(*arguments) if isinstance(model, ViT) else model(*arguments)
+        model.encode(*arguments) if isinstance(look, ImageLook) else model(*arguments)
     return streams
 
 
 def lens_steps(look: Look | ImageLook, output: ExplainedOutput) -> tuple[list[ExplainedStep], list[str]]:
     """Positions of the lens: those of the output; of a language model, also those of the text before it."""
-    if isinstance(look, ImageLook) or not isinstance(look.pipeline, TextGenerator):
+    if isinstance(look, ImageLook) or not look.pipeline.continues_source:
         return output.steps, output.tokens
     ((ids,),) = output.inputs
     first = output.steps[0].row
@@ -121,19 +119,9 @@ def lens_steps(look: Look | ImageLook, output: ExplainedOutput) -> tuple[list[Ex
 
 def check_has_lens(model: nn.Module) -> None:
     """Raise an error unless the model has layers with a residual stream that ends in an output layer."""
-    is_residual = hasattr(model, "stack") or isinstance(model, Bert | ViT)
-    if not is_residual or getattr(model, "output", None) is None or getattr(model.config, "head", "") == "segment":
+    has_output = getattr(model, "output", None) is not None and getattr(model.config, "head", "") != "segment"
+    if not hasattr(model, "unembed") or not has_output:
         raise RegardError(
             f"The logit lens needs a residual stream and an output layer; {type(model).__name__} has none.",
             "Use a Transformer with an output layer.",
         )
-
-
-def unembed(model: Any, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
-    """Final norm, head and output layer on a residual stream."""
-    match model:
-        case ViT():
-            return model.logits(model.pool(stream if model.norm_is_last else model.norm(stream), inputs))
-        case Bert():
-            return model.output(model.head_features(model.norm(stream), inputs))
-    return model.stack.logits(model.stack.final_norm(stream))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.models.bert import MaskedTokenHead, TextHead, TextLabelHead
 from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.viewer.image_look import ImageLook
 from regard.viewer.model_run import ModelRun
@@ -53,34 +55,60 @@ def explain_output(look: Look | ImageLook, outcome: Outcome | None = None) -> Ex
         if look.label is None:
             raise _nothing_to_explain(look.run.model.config.head)
         return ExplainedOutput([()], [ExplainedStep(0, 0, look.label_index(look.label))], [look.label])
-    pipeline = look.pipeline
-    if pipeline is None:
+    if look.pipeline is None:
         raise RegardError("This look has no model.", "Create it with regard.look.")
-    outcome = outcome or compute_outcome(look)
-    tokens = [one.token for one in outcome.steps]
-    if isinstance(pipeline, Translator):
-        source, target = look.ids
-        columns = [*target[1:], pipeline.special.eos]
-        return ExplainedOutput([(source, target)], _steps(0, 0, columns), tokens)
+    return explain_text(look.pipeline, look, outcome or compute_outcome(look))
+
+
+@singledispatch
+def explain_text(pipeline: Any, look: Look, outcome: Outcome) -> ExplainedOutput:
+    """The explained output of a text model; each class of pipelines registers a function."""
+    raise _nothing_to_explain(getattr(pipeline.model.config, "head", "none"))
+
+
+@explain_text.register
+def explain_translation(translator: Translator, look: Look, outcome: Outcome) -> ExplainedOutput:
+    source, target = look.ids
+    columns = [*target[1:], translator.special.eos]
+    return ExplainedOutput([(source, target)], _steps(0, 0, columns), [step.token for step in outcome.steps])
+
+
+@explain_text.register
+def explain_continuation(generator: TextGenerator, look: Look, outcome: Outcome) -> ExplainedOutput:
     (ids,) = look.ids
-    if isinstance(pipeline, TextGenerator):
-        added = outcome.generated
-        if added:
-            return ExplainedOutput([([*ids, *added[:-1]],)], _steps(0, len(ids) - 1, added), tokens)
-        best = _best_columns(look, ids)[-1]
-        return ExplainedOutput([(ids,)], _steps(0, len(ids) - 1, [best]), [column_name(look, best)])
-    head = pipeline.model.config.head
-    if head == "classify":
-        labels = pipeline.model.config.labels
-        best = labels.index(outcome.text)
-        return ExplainedOutput([(ids,)], [ExplainedStep(0, 0, best)], [outcome.text])
-    if head != "mask":
-        raise _nothing_to_explain(head)
-    texts = masked_inputs(pipeline, ids)
+    added = outcome.generated
+    if added:
+        tokens = [step.token for step in outcome.steps]
+        return ExplainedOutput([([*ids, *added[:-1]],)], _steps(0, len(ids) - 1, added), tokens)
+    best = _best_columns(look, ids)[-1]
+    return ExplainedOutput([(ids,)], _steps(0, len(ids) - 1, [best]), [column_name(look, best)])
+
+
+@explain_text.register
+def explain_encoder(encoder: TextEncoder, look: Look, outcome: Outcome) -> ExplainedOutput:
+    return explain_head(encoder.head, encoder, look, outcome)
+
+
+@singledispatch
+def explain_head(head: TextHead, encoder: TextEncoder, look: Look, outcome: Outcome) -> ExplainedOutput:
+    """The explained output of an encoder; each class of heads that predicts tokens or a label registers a function."""
+    raise _nothing_to_explain(encoder.model.config.head)
+
+
+@explain_head.register
+def explain_label(head: TextLabelHead, encoder: TextEncoder, look: Look, outcome: Outcome) -> ExplainedOutput:
+    best = encoder.model.config.labels.index(outcome.text)
+    return ExplainedOutput([(look.ids[0],)], [ExplainedStep(0, 0, best)], [outcome.text])
+
+
+@explain_head.register
+def explain_masked_tokens(head: MaskedTokenHead, encoder: TextEncoder, look: Look, outcome: Outcome) -> ExplainedOutput:
+    (ids,) = look.ids
+    texts = masked_inputs(encoder, ids)
     if texts != [ids]:
         steps = [ExplainedStep(i, i, column) for i, column in enumerate(ids)]
-        return ExplainedOutput([(one,) for one in texts], steps, tokens)
-    masked = [i for i, token in enumerate(ids) if token == pipeline.special.mask] or list(range(len(ids)))
+        return ExplainedOutput([(one,) for one in texts], steps, [step.token for step in outcome.steps])
+    masked = [i for i, token in enumerate(ids) if token == encoder.special.mask] or list(range(len(ids)))
     best_ids = _best_columns(look, ids)
     steps = [ExplainedStep(0, i, best_ids[i]) for i in masked]
     return ExplainedOutput([(ids,)], steps, [column_name(look, step.column) for step in steps])
@@ -133,10 +161,12 @@ def split_logits(
     look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]], logits: Float[Tensor, "rows V"]
 ) -> list[Float[Tensor, "_ V"]]:
     """The logits of each input: one row per token, or a single row of labels."""
-    is_label = isinstance(look, ImageLook) or (
-        isinstance(look.pipeline, TextEncoder) and look.pipeline.model.config.head == "classify"
-    )
-    return list(logits.float().split([1 if is_label else len(one[-1]) for one in inputs]))
+    return list(logits.float().split([1 if has_label_row(look) else len(one[-1]) for one in inputs]))
+
+
+def has_label_row(look: Look | ImageLook) -> bool:
+    """Whether the logits have a single row of labels, not one row per token."""
+    return isinstance(look, ImageLook) or look.pipeline.is_per_text
 
 
 def recorded_run(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> ModelRun | None:

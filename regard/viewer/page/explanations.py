@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
-from regard.pipelines import Translator
+from regard.pipelines import vocab_sizes
 from regard.viewer.explanations.attribution import attribution_values, check_method
 from regard.viewer.explanations.head_effects import compute_head_effects, module_name
 from regard.viewer.explanations.logit_lens import (
@@ -22,6 +22,7 @@ from regard.viewer.explanations.output import (
     ExplainedStep,
     column_name,
     explain_output,
+    has_label_row,
     model_of,
 )
 from regard.viewer.image_look import ImageLook
@@ -156,10 +157,9 @@ def _read_output(look: Look | ImageLook, request: Mapping[str, Any]) -> Explaine
     config = model_of(look).config
     if isinstance(look, ImageLook):
         sides, columns = [], len(config.labels)
-    elif isinstance(look.pipeline, Translator):
-        sides, columns = [config.source_vocab, config.target_vocab], config.target_vocab
     else:
-        sides, columns = [config.vocab], len(getattr(config, "labels", ())) or config.vocab
+        sides = list(vocab_sizes(config))
+        columns = len(getattr(config, "labels", ())) or sides[-1]
     limit = None if isinstance(look, ImageLook) else look.pipeline.length_limit
     for one in inputs:
         valid = len(one) == len(sides) and all(_is_list(ids, int) and ids for ids in one)
@@ -169,7 +169,7 @@ def _read_output(look: Look | ImageLook, request: Mapping[str, Any]) -> Explaine
             raise error
     if sum(len(ids) for one in inputs for ids in one) > MAX_REQUESTED_TOKENS or len(steps) > MAX_REQUESTED_TOKENS:
         raise error
-    is_label = isinstance(look, ImageLook) or getattr(config, "head", "") == "classify"
+    is_label = has_label_row(look)
     for step in steps:
         if not _is_list(step, int) or len(step) != 3 or min(step) < 0 or step[0] >= len(inputs) or step[2] >= columns:
             raise error

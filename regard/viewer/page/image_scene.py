@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
 from regard.models import family_name
+from regard.models.vit import IMAGE_HEADS
 from regard.version import __version__
 from regard.viewer.image_look import (
     BLOCKS,
@@ -143,7 +144,7 @@ def _sharpest_head(look: ImageLook, default: PatchMap) -> tuple[PatchMap, int]:
 
 
 def _has_mask(look: ImageLook) -> bool:
-    return look.run.model.config.head == "segment"
+    return IMAGE_HEADS[look.run.model.config.head].is_per_pixel
 
 
 def _image_header(look: ImageLook, label: str | None, blobs: list[bytes]) -> dict[str, Any]:
@@ -157,7 +158,7 @@ def _image_header(look: ImageLook, label: str | None, blobs: list[bytes]) -> dic
         "first": {"patches": 0, **{AXIS_NAMES[prefix][0]: first for prefix, first in first_patches.items()}},
         "single_query": {name: 0 if look.has_single_query(one) else None for name, one in look.maps.items()},
         # For rollout: the tokens of the last block from which the label is predicted; None: see "single_query".
-        "read": list(range(1 + config.distilled)) if config.has_class_token and config.head != "segment" else None,
+        "read": list(range(1 + config.distilled)) if config.reads_class_token else None,
         "answer": "" if look.label is None else f"{look.label}, {100 * look.probabilities[look.label]:.1f} %",
         "labels": _label_headers(look, label, blobs),
         "mask": _mask_header(look, blobs) if _has_mask(look) else None,

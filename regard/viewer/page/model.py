@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import singledispatch
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -85,13 +86,13 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
     if isinstance(look, ImageLook):
         model = look.run.model
         images = look.run.images
-        if model.config.head not in ("classify", "segment", "none") or not isinstance(images, Tensor):
+        if not look.pipeline.head.runs_on_page or not isinstance(images, Tensor):
             raise RegardError("A page cannot contain a model that reconstructs images.", "Use --no-with-model.")
         graphs = {"forward": NamedGraph(forward_graph(model, images, forward_output), ("output",))}
         maps: Mapping[str, AttentionMap] = {name: with_axes(one) for name, one in look.maps.items()}
     else:
         model = look.pipeline.model
-        if getattr(model.config, "head", "") == "tag":
+        if not getattr(look.pipeline.head, "runs_on_page", True):
             raise RegardError("A page cannot contain a tagging model.", "Use --no-with-model.")
         if not look.maps:
             raise RegardError("A page cannot contain a model without attention.", "Use --no-with-model.")
@@ -106,7 +107,7 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         "precision": precision,
         "change": None if precision == "float32" else _largest_change(look, weights),
         "graphs": written,
-        "head": getattr(model.config, "head", ""),
+        "head": getattr(look.pipeline.head, "name", ""),
         "labels": list(getattr(model.config, "labels", ())),
         "problem_type": getattr(model.config, "problem_type", "single_label"),
         "attentions": [{name: one[name] for name in names} for one in attention_headers(maps, [])],
@@ -118,21 +119,29 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
 
 
 def _text_input(look: Look) -> dict[str, Any]:
-    pipeline, config = look.pipeline, look.pipeline.model.config
-    header: dict[str, Any] = {}
-    if isinstance(pipeline, TextEncoder):
-        header["sentence"] = asdict(pipeline.sentence.config)
-        if config.head == "none" and any(layer != "normalize" for layer in pipeline.sentence.config.layers):
-            raise RegardError("A page cannot contain embeddings with linear layers.", "Use --no-with-model.")
-    # Longer contexts would be split into windows.
-    limit = config.max_len if header and config.head == "answer" else pipeline.length_limit
-    return header | {
+    pipeline = look.pipeline
+    return own_header(pipeline) | {
         "fields": TextRequestHandler(pipeline).fields,
         "tokenizers": [tokenizer_header(one) for one in dict.fromkeys(pipeline.tokenizers)],
         "special": asdict(pipeline.special),
-        "length_limit": limit,
         "search": _search_options(look),
     }
+
+
+@singledispatch
+def own_header(pipeline: Any) -> dict[str, Any]:
+    """The keys of a page's model that differ among classes of pipelines."""
+    return {"length_limit": pipeline.length_limit}
+
+
+@own_header.register
+def _encoder_header(encoder: TextEncoder) -> dict[str, Any]:
+    sentence = encoder.sentence.config
+    if not encoder.head.method and any(layer != "normalize" for layer in sentence.layers):
+        raise RegardError("A page cannot contain embeddings with linear layers.", "Use --no-with-model.")
+    # Longer contexts would be split into windows.
+    limit = encoder.model.config.max_len if "context" in encoder.fields else encoder.length_limit
+    return {"sentence": asdict(sentence), "length_limit": limit}
 
 
 def _image_input(look: ImageLook, weights: "PageWeights") -> dict[str, Any]:
@@ -322,7 +331,8 @@ def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
     for name, parameter in rounded.named_parameters():
         if id(originals[name]) in weights.rounded:
             parameter.copy_(weights.rounded[id(originals[name])])
-    if isinstance(look, Look) and isinstance(look.pipeline, TextEncoder) and model.config.head == "none":
+    head, problem = look.pipeline.head, getattr(model.config, "problem_type", "")
+    if isinstance(look, Look) and head is not None and not head.method:
         encoders = look.pipeline, replace(look.pipeline, model=rounded)  # type: ignore[arg-type]
         first, second = (one.embed(look.source, truncate=True) for one in encoders)
         return float(abs(first - second).max())
@@ -335,13 +345,11 @@ def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
         inputs = model_inputs(look.pipeline, look.ids, look.segments)
         before, after = look.run.output, rounded.eval()(*inputs)
     before, after = before.float(), after.float()
-    head, problem = (getattr(model.config, name, "") for name in ("head", "problem_type"))
-    if head == "none" or problem == "regression":
+    if (head is not None and not head.method) or problem == "regression":
         return float((before - after).abs().max())
     if problem == "multi_label":
         return float((F.logsigmoid(before) - F.logsigmoid(after)).abs().max())
-    # Labels of a segmenter come before the pixels; start and end of an answer are distributions over its tokens.
-    axis = 1 if isinstance(look, ImageLook) else 0 if head == "answer" else -1
+    axis = -1 if head is None else head.label_axis
     before, after = before.log_softmax(axis), after.log_softmax(axis)
     likeliest = before.topk(min(TOP_K, before.shape[axis]), dim=axis).indices
     return float((before - after).abs().gather(axis, likeliest).max())

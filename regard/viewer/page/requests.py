@@ -45,10 +45,7 @@ class TextRequestHandler:
     @property
     def fields(self) -> list[str]:
         """Names of the texts in a request."""
-        if isinstance(self.pipeline, Translator):
-            return ["source", "target"]
-        needs_context = isinstance(self.pipeline, TextEncoder) and self.pipeline.model.config.head == "answer"
-        return ["source", "context"] if needs_context else ["source"]
+        return list(self.pipeline.fields)
 
     def look(self, texts: dict[str, str]) -> Scene:
         """The scene of a look at these texts, by field name."""

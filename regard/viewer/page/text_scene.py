@@ -27,7 +27,6 @@ from regard.attention.reference import repeat_heads
 from regard.attention.scores import DotLike, is_computed_as
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import mutual_information
-from regard.pipelines import Translator
 from regard.version import __version__
 from regard.viewer.outcomes import compute_outcome, output_header
 from regard.viewer.page.explanations import explanation_header
@@ -136,8 +135,7 @@ def length_warning(look: Look) -> str | None:
     trained, special, longest = look.pipeline.trained_length, look.pipeline.special, max(map(len, look.ids))
     if longest > trained:
         return f"The text has {longest} tokens, more than any in training ({trained}): the output may be worse."
-    is_translator = isinstance(look.pipeline, Translator)
-    added = [*special.prefix, *special.suffix] if is_translator else special.add_special_tokens([])
+    added = special.add_special_tokens([])
     tokens, read = len(look.pipeline.tokenizers[0].encode(look.source)), len(look.ids[0]) - len(added)
     if len(look.ids[0]) == trained and tokens > read:
         return f"The text has {tokens} tokens; the model reads only {read} of them."

@@ -1,6 +1,7 @@
 """Builds the trace of a look at a text, a translation or an image, and decides whether a page includes it."""
 
 from collections.abc import Mapping
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.graph import forward_graph
-from regard.models import Bert, Seq2Seq, ViT
-from regard.pipelines import Translator
+from regard.models import ViT
+from regard.models.bert import AnswerHead, MaskedTokenHead, TextHead, TextLabelHead, TokenLabelHead
+from regard.models.vit import ImageLabelHead, PixelLabelHead
 from regard.viewer import model_run
 from regard.viewer.image_look import BLOCKS, ImageLook
 from regard.viewer.model_run import ModelRun, is_small, run_model
@@ -107,50 +109,28 @@ class TextTraceBuilder:
 
     def add_output_steps(self) -> str:
         """Add the steps after the model's forward: probabilities or the embedding of the text. Returns their title."""
-        model, computation, side = self.model, self.computation, self.side
-        head = model.config.head if isinstance(model, Bert) else "mask"
-        if head == "none":
-            x, axes = computation.output.name, ("channels",)
-            if side in computation.output.sizes:
-                label = StepLabel("mean", "Mean of all tokens", "m = Σ x / T")
-                x = computation.add("pooled", "mean", [x], axes, label, dim=[1])
-            length = computation.add("length", "linalg_vector_norm", [x], axes, None, ord=2, dim=[-1], keepdim=True)
-            length = computation.add("clamped", "clamp_min", [length], axes, None, min=1e-12)
-            computation.add(
-                "vector", "div", [x, length], axes, StepLabel("vector", "L2-normalized vector", "y = m / |m|")
-            )
-            return "Embedding of the text"
-        if head == "answer":
-            self.names = dict(enumerate(("start", "end")))
-            for index, end in self.names.items():
-                output = computation.output.name
-                logits = computation.add(f"{end}_logits", "select", [output], (), None, dim=2, index=index)
-                label = StepLabel(
-                    f"p_{end}", f"Softmax: probability per token as {end} of the answer", PROBABILITIES.formula
-                )
-                computation.add(f"{end}_probabilities", "softmax", [logits], (side,), label, dim=-1)
-            return "Start and end of the answer"
-        if head == "classify":
-            columns = computation.add_softmax(("vocabulary",), "label")
-            self.names = {i: model.config.labels[column] for i, column in enumerate(columns) if column is not None}
-            return "Label"
-        if head == "tag":
-            columns = computation.add_softmax((side, "vocabulary"), "tag")
-            self.names = {i: model.config.labels[column] for i, column in enumerate(columns) if column is not None}
-            return "Tag of each token"
+        return add_head_steps(self.pipeline.head, self)
+
+    def add_labels(self, axes: tuple[str, ...], name: str) -> None:
+        """Add the probabilities of labels."""
+        columns, labels = self.computation.add_softmax(axes, name), self.model.config.labels
+        self.names = {i: labels[column] for i, column in enumerate(columns) if column is not None}
+
+    def add_tokens(self) -> None:
+        """Add the probabilities of the most likely tokens."""
+        computation = self.computation
         top = computation.top_columns(computation.values[computation.output.name])
-        columns = computation.add_softmax((side, "vocabulary"))
+        columns = computation.add_softmax((self.side, "vocabulary"))
         names = self.pipeline.tokenizers[-1].distinct_names(top, strip=True)
         self.names = {i: names[column] for i, column in enumerate(columns) if column in top}
         if None in columns:
             self.names[len(columns) - 1] = "all others"
-        return "Token at each position" if isinstance(model, Bert) else "Next token"
 
     def sides(self) -> dict[str, TokenAxis]:
         """The tokens of each axis; row t of the target predicts the next token."""
         axes = {axis.name: axis for one in self.look.maps.values() for axis in (one.queries, one.keys)}
-        if not isinstance(self.pipeline, Translator):
-            return {"text": axes["text"]}
+        if len(self.pipeline.sides) == 1:
+            return {side: axes[side] for side in self.pipeline.sides}
         if "target" not in axes and "predicted" in axes:
             forced = [self.pipeline.target_tokenizer.label(i) for i in self.pipeline.special.make_decoder_input([])]
             _, tokens, words, _ = axes["predicted"]
@@ -184,7 +164,7 @@ class TextTraceBuilder:
     def note(self, block: str | None) -> str | None:
         if block is None:
             return None
-        if isinstance(self.model, Seq2Seq):
+        if getattr(self.model.config, "is_recurrent", False):
             return (
                 "The model is large: only its attention and output are shown. The states of its layers are precomputed."
             )
@@ -194,6 +174,58 @@ class TextTraceBuilder:
 def forward_output(model: ViT, image: Tensor) -> Any:
     """The output of the model, computed from all tokens as a look records it."""
     return forward_all_tokens(model, image)[1]
+
+
+@singledispatch
+def add_head_steps(head: Any, builder: TextTraceBuilder) -> str:
+    """Add the steps after the forward of a model with this head, and return their title; None: the next token."""
+    builder.add_tokens()
+    return "Next token"
+
+
+@add_head_steps.register
+def _add_masked_tokens(head: MaskedTokenHead, builder: TextTraceBuilder) -> str:
+    builder.add_tokens()
+    return "Token at each position"
+
+
+@add_head_steps.register
+def _add_text_labels(head: TextLabelHead, builder: TextTraceBuilder) -> str:
+    builder.add_labels(("vocabulary",), "label")
+    return "Label"
+
+
+@add_head_steps.register
+def _add_token_labels(head: TokenLabelHead, builder: TextTraceBuilder) -> str:
+    builder.add_labels((builder.side, "vocabulary"), "tag")
+    return "Tag of each token"
+
+
+@add_head_steps.register
+def _add_answer(head: AnswerHead, builder: TextTraceBuilder) -> str:
+    computation = builder.computation
+    builder.names = dict(enumerate(("start", "end")))
+    for index, end in builder.names.items():
+        output = computation.output.name
+        logits = computation.add(f"{end}_logits", "select", [output], (), None, dim=2, index=index)
+        label = StepLabel(f"p_{end}", f"Softmax: probability per token as {end} of the answer", PROBABILITIES.formula)
+        computation.add(f"{end}_probabilities", "softmax", [logits], (builder.side,), label, dim=-1)
+    return "Start and end of the answer"
+
+
+@add_head_steps.register
+def _add_embedding(head: TextHead, builder: TextTraceBuilder) -> str:
+    if head.method:  # a head of one's own
+        return "Output"
+    computation = builder.computation
+    x, axes = computation.output.name, ("channels",)
+    if builder.side in computation.output.sizes:
+        label = StepLabel("mean", "Mean of all tokens", "m = Σ x / T")
+        x = computation.add("pooled", "mean", [x], axes, label, dim=[1])
+    length = computation.add("length", "linalg_vector_norm", [x], axes, None, ord=2, dim=[-1], keepdim=True)
+    length = computation.add("clamped", "clamp_min", [length], axes, None, min=1e-12)
+    computation.add("vector", "div", [x, length], axes, StepLabel("vector", "L2-normalized vector", "y = m / |m|"))
+    return "Embedding of the text"
 
 
 class ImageTraceBuilder:
@@ -226,7 +258,7 @@ class ImageTraceBuilder:
         title = self.add_output_steps()
         tokens, patches = len(self.tokens), len(self.patches)
         axes = {patches: "patches", tokens: "image", 1: "label"}
-        if self.config.head == "segment":
+        if self.look.pipeline.head.is_per_pixel:
             axes |= {len(self.config.labels) + patches: "labels"}
         block = None if is_small(self.model, 0) else block_path(self.attention.name)
         computation = self.computation
@@ -239,30 +271,12 @@ class ImageTraceBuilder:
 
     def add_output_steps(self) -> str:
         """Add the steps after the model's forward: probabilities of labels. Returns their title."""
-        if self.config.head in ("none", "pixels"):
-            return "Features"
-        computation = self.computation
-        axes: tuple[str, ...] = ("vocabulary",)
+        return add_image_steps(self.look.pipeline.head, self)
+
+    def add_probabilities(self, logits: str, axes: tuple[str, ...]) -> None:
+        """Add the probabilities of the labels."""
         self.names = dict(enumerate(self.config.labels))
-        logits = computation.output.name
-        if self.config.head == "segment":
-            # The pixel below and to the right of the center of each patch.
-            side, axes = self.config.patch, ("patches", "vocabulary")
-            computation.labels[logits] = None
-            for node in computation.nodes:
-                if node.module == "output" and node.op == "linear":
-                    computation.labels[node.name] = StepLabel("l_patch", "Logits per patch", "l = x W + b")
-            for index, dim in enumerate((2, 3)):
-                end = computation.values[logits].shape[dim]
-                logits = computation.add(
-                    f"center_{index}", "slice", [logits], (), None, dim=dim, start=side // 2, end=end, step=side
-                )
-            shape = [1, len(self.config.labels), len(self.patches)]
-            logits = computation.add("centers", "reshape", [logits], (), None, shape=shape)
-            label = StepLabel("l", "Logits of the center pixel of each patch", "l ← Σ weight · l")
-            logits = computation.add("logits", "permute", [logits], axes, label, dims=[0, 2, 1])
-        computation.add("probabilities", "softmax", [logits], axes, PROBABILITIES, dim=-1)
-        return "Label" if self.config.head == "classify" else "Label of each pixel"
+        self.computation.add("probabilities", "softmax", [logits], axes, PROBABILITIES, dim=-1)
 
     def precomputed(self) -> dict[str, str]:
         """The patch embeddings, if pixels and convolutions are too large for a page."""
@@ -318,6 +332,39 @@ class ImageTraceBuilder:
             "head": head,
             "image": self.config.prefix + int(weights[head].argmax()),
         }
+
+
+@singledispatch
+def add_image_steps(head: Any, builder: ImageTraceBuilder) -> str:
+    """Add the steps after the forward of an image model with this head, and return their title."""
+    return "Features"
+
+
+@add_image_steps.register
+def _add_image_labels(head: ImageLabelHead, builder: ImageTraceBuilder) -> str:
+    builder.add_probabilities(builder.computation.output.name, ("vocabulary",))
+    return "Label"
+
+
+@add_image_steps.register
+def _add_pixel_labels(head: PixelLabelHead, builder: ImageTraceBuilder) -> str:
+    # The pixel below and to the right of the center of each patch.
+    computation, side, axes = builder.computation, builder.config.patch, ("patches", "vocabulary")
+    logits = computation.output.name
+    computation.labels[logits] = None
+    for node in computation.nodes:
+        if node.module == "output" and node.op == "linear":
+            computation.labels[node.name] = StepLabel("l_patch", "Logits per patch", "l = x W + b")
+    for index, dim in enumerate((2, 3)):
+        end = computation.values[logits].shape[dim]
+        logits = computation.add(
+            f"center_{index}", "slice", [logits], (), None, dim=dim, start=side // 2, end=end, step=side
+        )
+    shape = [1, len(builder.config.labels), len(builder.patches)]
+    logits = computation.add("centers", "reshape", [logits], (), None, shape=shape)
+    label = StepLabel("l", "Logits of the center pixel of each patch", "l ← Σ weight · l")
+    builder.add_probabilities(computation.add("logits", "permute", [logits], axes, label, dims=[0, 2, 1]), axes)
+    return "Label of each pixel"
 
 
 def _axis(name: str, tokens: list[str]) -> TokenAxis:

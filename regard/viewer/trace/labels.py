@@ -85,7 +85,7 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
         "add": StepLabel("with_position", "Add positional encoding", "x ← x + p"),
         "cat": StepLabel("tokens", "Prepend class token and registers", "x = [c; x]"),
     },
-    "MultiHead": {
+    "MultiHeadAttention": {
         "query.linear": StepLabel("q", "Queries", "q = x W_q + b_q"),
         "select#0": StepLabel("k", "Keys", "k = x W_k + b_k"),
         "select#1": StepLabel("v", "Values", "v = x W_v + b_v"),

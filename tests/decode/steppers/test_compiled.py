@@ -11,18 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from regard.decode import DecodeConfig, Ensemble, Request, Shortlist, decode_all, engine, precision
+from regard.decode import DecodeConfig, Ensemble, Request, Shortlist, decode_all, engine, explain, precision
 from regard.decode.precision import convert_model
 from regard.errors import RegardError
 from tests.decode.models import (
     CONFIGS,
+    OPTIONS,
     VOCAB,
+    assert_equal_histories,
     assert_equal_search,
     decode_both,
     gpt,
     make_sources,
     special_options,
     transformer,
+    with_option,
 )
 from tests.decode.test_engine import GPT2_OPTIONS, T5_OPTIONS
 from tests.decode.test_shortlist import SHORTLIST
@@ -84,6 +87,34 @@ def test_slots_are_refilled_and_dropped(steps, monkeypatch):
         for config in (CONFIGS["greedy"], CONFIGS["beam"]):
             assert_equal_search(*decode_both(make(), make_sources(40, longest=20), config))
     assert steps[0]
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option != "coverage"])
+@pytest.mark.parametrize("name", ["transformer", "rotary, grouped heads", "GPT"])
+def test_every_option_equals_plain_search(monkeypatch, name, option):
+    """With rules the search gets the logits of the kernels, in slots that are refilled and dropped."""
+    monkeypatch.setattr(engine, "COMPILED_SENTENCES", 0)
+    monkeypatch.setattr(engine, "CPU_ROWS", 12)
+    make, options = SUPPORTED[name]
+    model, sources = make(**options), make_sources(9)
+    config, request = with_option(option, model, 9)
+    with explain() as choices:
+        ours, plain = decode_both(model, sources, config, **request)
+    assert [choice.stepper for choice in choices] == ["compiled", "model"]
+    assert_equal_search(ours, plain)
+    assert_equal_histories(ours, plain)
+
+
+@pytest.mark.parametrize("has_panels", [True, False])
+@pytest.mark.parametrize("config", SEARCHES)
+def test_logits_of_int8_weights_are_those_that_kernels_choose_from(monkeypatch, config, has_panels):
+    if not has_panels:
+        monkeypatch.setattr(packed_weights, "packing_available", lambda is_int8: False)
+    monkeypatch.setattr(engine, "COMPILED_SENTENCES", 0)
+    model, sources = transformer(width=32), make_sources()
+    search = replace(CONFIGS[config], precision="int8")
+    recorded = decode_all(model, Request(sources, search, history=True))
+    assert_equal_search(decode_all(model, Request(sources, search)), recorded)
 
 
 @pytest.mark.parametrize("has_panels", [True, False])

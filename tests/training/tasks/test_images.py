@@ -16,12 +16,12 @@ from regard.data.batching.batch import RankSlice
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.models import ViTConfig, make_model
-from regard.pipelines import ImageModel, load, pipeline_kind
-from regard.training import DataConfig, TrainConfig, loop, recipe_from_dict, run_recipe, workers
+from regard.pipelines import ImageModel, load, pipeline_class
+from regard.training import DataConfig, TrainConfig, distributed, loop, recipe_from_dict, run_recipe
+from regard.training.checkpoint import METRICS
 from regard.training.fine_tuning import HEAD_PARAMETERS
 from regard.training.log import read_metrics
 from regard.training.recipe import recipe_to_dict
-from regard.training.resume import METRICS
 from regard.training.tasks import TASKS
 from regard.training.tasks.images import split_by_label, suggest_patch
 from regard.training.tasks.task import BatchShape, evaluate_loss
@@ -130,7 +130,7 @@ def test_workers_map_cached_images_instead_of_receiving_them(tmp_path, cache):
     data = recipe.data if cache else dataclasses.replace(recipe.data, cache="")
     dataset = TASKS["segment"].read(data)
     sent = io.BytesIO()
-    workers._Pickler(sent).dump(dataset)
+    distributed._Pickler(sent).dump(dataset)
     assert (len(sent.getvalue()) < 5000) == cache
     received = pickle.loads(sent.getvalue())
     assert received.fingerprints == dataset.fingerprints
@@ -183,7 +183,7 @@ def encode(task, recipe):
     """The config of the model, and the batches."""
     dataset = TASKS[task].read(recipe.data)
     config = TASKS[task].complete_config(recipe.model, dataset, ())
-    special = pipeline_kind(config).special
+    special = pipeline_class(config).special
     return config, TASKS[task].encode(dataset, (), special, recipe, config, BatchShape(0, 1, True, 16))
 
 

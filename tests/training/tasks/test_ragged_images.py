@@ -14,10 +14,10 @@ from regard.cli import main
 from regard.data import RaggedImages
 from regard.data.batching.images import RaggedImageBatches
 from regard.models import make_model
-from regard.pipelines import ImageModel, load, pipeline_kind
+from regard.pipelines import ImageModel, load, pipeline_class
 from regard.training import TrainConfig, recipe_from_dict, run_recipe
 from regard.training.cuda_graphs import GraphedUpdate
-from regard.training.machine import count_ranks
+from regard.training.distributed import count_ranks
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, evaluate_loss
 from regard.viewer import look
@@ -61,7 +61,7 @@ def test_workers_are_limited_by_the_largest_image(tmp_path, monkeypatch, longest
     recipe = toy_ragged(
         "classify-images", tmp_path, data={"longest": longest}, train={"batch_tokens": 2048, "workers": 0}
     )
-    assert count_ranks(recipe, None) == size
+    assert count_ranks(recipe) == size
 
 
 @every_task
@@ -238,7 +238,7 @@ def test_batches_of_different_image_sizes_are_not_captured(tmp_path):
     encoded = TASKS["classify-images"].encode(
         dataset_of(recipe),
         (),
-        pipeline_kind(config).special,
+        pipeline_class(config).special,
         recipe,
         config,
         BatchShape(128, 1, constant=True),

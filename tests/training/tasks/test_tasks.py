@@ -13,9 +13,9 @@ import torch
 from regard.data.text.special_tokens import SpecialTokens
 from regard.pipelines import load, save
 from regard.training import recipe_from_dict, run_recipe
+from regard.training.checkpoint import METRICS
 from regard.training.log import read_metrics
 from regard.training.recipe import recipe_to_dict
-from regard.training.resume import METRICS
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, evaluate_loss
 from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors

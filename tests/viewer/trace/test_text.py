@@ -89,7 +89,7 @@ def test_names_formulas_and_axes_of_an_attention():
     steps = {step["id"]: step for step in shown(trace)}
     q = steps["decoder.0.attention.q"]
     assert (q["title"], q["formula"]) == ("Queries", "q = x W_q + b_q")
-    assert q["where"] == "regard/layers/multihead.py · MultiHead.forward"
+    assert q["where"] == "regard/layers/attention.py · MultiHeadAttention.forward"
     params = [one for one in q["inputs"] if isinstance(one, dict)]
     assert [one["name"] for one in params] == [f"decoder.0.attention.query.{one}" for one in ("weight", "bias")]
     assert [one["sign"] for one in params] == ["W_q", "b_q"]

@@ -1,5 +1,7 @@
 """A saved page runs its own model in Chromium: offline, from one file, in a worker."""
 
+import base64
+import json
 import re
 from functools import cache
 
@@ -141,6 +143,44 @@ def test_new_image_file(opened, monkeypatch, tmp_path):
     page.set_input_files(".file-form input", {"name": "no.png", "mimeType": "image/png", "buffer": b"no image"})
     page.wait_for_selector(".file-form[data-failed]")
     assert "not an image" in page.locator(".request-status").text_content()
+
+
+DROP = """name => {
+    const data = new DataTransfer();
+    const bytes = Uint8Array.from(atob(%s), (character) => character.charCodeAt(0));
+    data.items.add(new File([bytes], name, { type: "image/png" }));
+    document.querySelector(".file-form").dispatchEvent(new DragEvent("drop", { dataTransfer: data, cancelable: true }));
+}"""
+
+
+def test_last_dropped_image_is_shown(opened, monkeypatch, tmp_path):
+    """An image whose decoding takes longer than that of a later one is not shown instead of it."""
+    seen = cached_image_look("class")
+    model = build_page_model(seen, "float32")
+    monkeypatch.setattr("tests.viewer.conftest.html", lambda scene: render_page(scene, model))
+    page = opened(build_image_scene(seen))
+    page.evaluate(
+        """() => {
+            const decode = createImageBitmap;
+            const released = new Promise((resolve) => (window.release = resolve));
+            window.createImageBitmap = async (file, options) => {
+                if (file.name === "slow.png") await released;
+                return decode(file, options).finally(() => (window.decoded = file.name));
+            };
+            window.titles = [];
+            const note = () => titles.push(document.title.split(":")[0]);
+            new MutationObserver(note).observe(document.querySelector("title"), { childList: true });
+        }"""
+    )
+    drop = DROP % json.dumps(base64.b64encode(photo(tmp_path / "image.png").read_bytes()).decode())
+    for name in ("slow.png", "fast.png"):
+        page.evaluate(drop, name)
+    page.wait_for_function("() => titles.length")
+    page.evaluate("release()")
+    page.wait_for_function("() => decoded === 'slow.png'")
+    page.evaluate(drop, "third.png")
+    page.wait_for_function("() => titles.includes('third.png')")
+    assert page.evaluate("titles") == ["fast.png", "third.png"]
 
 
 def run_axe(page) -> list[str]:

@@ -33,7 +33,7 @@ def test_steps_view_opens_at_the_clearest_token_and_all_steps_agree(opened):
         assert chosen.get_attribute("data-token") == str(focus[side])
     card = page.locator(".sections li[data-part=attention] details[open] .step[data-op=softmax]")
     assert card.locator(".formula").text_content() == "aₜₛ = exp(eₜₛ) / Σᵢ exp(eₜᵢ)"
-    assert card.locator("footer code").first.text_content() == "regard/layers/multihead.py · MultiHead.forward"
+    assert card.locator("footer code").first.text_content() == "regard/layers/attention.py · MultiHeadAttention.forward"
     assert sum(float(text) for text in card.locator(".bar-button .number").all_text_contents()) == pytest.approx(
         1, abs=0.01
     )

@@ -240,22 +240,26 @@ function fileForm(host, show) {
     "aria-describedby": status.id,
     onchange: () => submit(input.files[0]),
   });
+  // A file may be dropped while another one is processed: the last one is shown.
+  let submissions = 0;
   /** @param {File | undefined} file */
   const submit = async (file) => {
     if (!file) return;
+    const number = ++submissions;
     setAttributes(input, { disabled: true });
     status.textContent = "Running …";
     delete form.dataset.failed;
     try {
       const pixels = await readPixels(file, shape);
-      await show(hostForResponse(host, await host.request({ look: { image: file.name, pixels } })), () => ({
-        image: file.name,
-      }));
+      if (number !== submissions) return;
+      const response = await host.request({ look: { image: file.name, pixels } });
+      if (number === submissions) await show(hostForResponse(host, response), () => ({ image: file.name }));
     } catch (error) {
+      if (number !== submissions) return;
       form.dataset.failed = "";
       status.textContent = error.message;
     } finally {
-      setAttributes(input, { disabled: false });
+      if (number === submissions) setAttributes(input, { disabled: false });
     }
   };
   /** @param {DragEvent} event @param {boolean} isOver */
