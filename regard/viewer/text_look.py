@@ -179,7 +179,7 @@ class Look(ExplainedLook, NotebookDisplay):
             )
         if self.question is not None:
             return max(self.maps.values(), key=lambda one: mutual_information(self.question_block(one.head_weights())))
-        cross = [one for one in self.maps.values() if one.kind == "cross"]
+        cross = [shown for shown in self.maps.values() if shown.kind == "cross"]
         return max(cross or self.maps.values(), key=lambda one: one.sharpness)
 
     def question_block(self, weights: Float[np.ndarray, "T S"]) -> Float[np.ndarray, "t s"]:
@@ -198,7 +198,7 @@ class Look(ExplainedLook, NotebookDisplay):
             return None
         translations, config, prefix = self.search
         attention = self.alignment.name if self.maps and self.alignment.kind == "cross" else None
-        hypotheses = [one.hypothesis for one in translations]
+        hypotheses = [translation.hypothesis for translation in translations]
         return build_tree(self.pipeline, self.ids[0], hypotheses, history, config, prefix=prefix, attention=attention)
 
     def attribution(self, method: str = "gradient") -> "Attribution":
@@ -292,7 +292,7 @@ class Look(ExplainedLook, NotebookDisplay):
 
         if self.pipeline is None:
             return make_widget(build_scene(self), None)
-        layers = list(dict.fromkeys(one.recorded.name for one in self.maps.values()))
+        layers = list(dict.fromkeys(shown.recorded.name for shown in self.maps.values()))
         return make_widget(build_scene(self), TextRequestHandler(self.pipeline, self.name, layers))
 
     def __repr__(self) -> str:
@@ -353,10 +353,10 @@ def look(model: Any, source: Any, target: Any = None, **options: Any) -> Any:
     text; image models take an image (a file, a PIL image, an array, bytes, or a tensor as the model takes it).
     `options` are those of `LookOptions`, such as `layers`, `config` and `context`.
 
-    >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
-    >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
+    >>> result = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
+    >>> result.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
     (4, 8, 7)
-    >>> seen.save("page.html")  # doctest: +SKIP
+    >>> result.save("page.html")  # doctest: +SKIP
     """
     if look_at.dispatch(type(model)) is look_at.dispatch(object):
         raise RegardError(
@@ -387,14 +387,14 @@ def look_at_translation(translator: Translator, source: str, options: LookOption
     bound = translator.with_target(options.to, options.source_language)
     if target is not None:
         target_ids = bound.encode_target(target, name="the target", truncate=options.truncate)
-        seen = _look_at_pair(bound, source, target, target_ids, options)
+        result = _look_at_pair(bound, source, target, target_ids, options)
     else:
         bound.encode_source(source, name="the source", truncate=options.truncate)  # raises an error if it is too long
         config, prefixes = options.config or bound.decoding, [options.prefix] if options.prefix else None
         outputs = bound.translate([source], config, prefixes=prefixes, truncate=options.truncate, history=True)[0]
-        seen = look_at_output(bound, source, outputs[0], options)
-        seen = replace(seen, search=(outputs, config, options.prefix))
-    return replace(seen, gold=None if options.gold is None else sorted(set(options.gold)))
+        result = look_at_output(bound, source, outputs[0], options)
+        result = replace(result, search=(outputs, config, options.prefix))
+    return replace(result, gold=None if options.gold is None else sorted(set(options.gold)))
 
 
 @look_at.register
@@ -418,8 +418,8 @@ def look_at_text(encoder: TextEncoder, source: str, options: LookOptions) -> Loo
     begin, end = len(special.prefix), len(ids) - len(special.suffix)
     question = pair_ranges(len(tokenizer.encode(source)), len(ids), special)
     axis = build_pair_axis(tokenizer, pair, ids[begin:end], question, begin, options.words)
-    seen = _look_at_ids(encoder, source, ids, options, axis, segments)
-    return replace(seen, translation=encoder.answer(Question("", *pair)), question=question, context=context)
+    result = _look_at_ids(encoder, source, ids, options, axis, segments)
+    return replace(result, translation=encoder.answer(Question("", *pair)), question=question, context=context)
 
 
 @look_at.register
@@ -484,12 +484,12 @@ def _look_at_ids(
     inner = inner or build_axis(pipeline.tokenizer, text, ids[head : len(ids) - tail], options.words)
     axis = inner.add_special_tokens("text", [label(i) for i in ids[:head]], [label(i) for i in ids[len(ids) - tail :]])
     maps = {}
-    for name, one in run.recording.items():
-        for index, call in enumerate(one.calls):  # several if layers share weights
-            map_name = name if len(one.calls) == 1 else f"{name}.{index}"
+    for name, recorded in run.recording.items():
+        for index, call in enumerate(recorded.calls):  # several if layers share weights
+            map_name = name if len(recorded.calls) == 1 else f"{name}.{index}"
             # The only cross-attention of a single text is pooling by a learned query.
-            queries = TokenAxis("query", ["query"], [-1]) if one.kind == "cross" else axis
-            maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
+            queries = TokenAxis("query", ["query"], [-1]) if recorded.kind == "cross" else axis
+            maps[map_name] = AttentionMap(map_name, recorded.kind, queries, axis, replace(recorded, calls=[call]))
     return Look(
         text,
         "",
@@ -547,7 +547,10 @@ def _look_at_pair(
     ids = source_ids, special.make_decoder_input(target_ids)
     run = _run_on(translator.model, model_inputs(translator, ids), max(map(len, ids)), options.layers)
     # Without attention there are no maps: a page shows the step-by-step view alone.
-    maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in run.recording.items()}
+    maps = {
+        name: AttentionMap(name, recorded.kind, *axes[recorded.kind], recorded)
+        for name, recorded in run.recording.items()
+    }
     return Look(
         source,
         target,

@@ -107,7 +107,7 @@ def explain_masked_tokens(head: MaskedTokenHead, encoder: TextEncoder, look: Loo
     texts = masked_inputs(encoder, ids)
     if texts != [ids]:
         steps = [ExplainedStep(i, i, column) for i, column in enumerate(ids)]
-        return ExplainedOutput([(one,) for one in texts], steps, [step.token for step in outcome.steps])
+        return ExplainedOutput([(text,) for text in texts], steps, [step.token for step in outcome.steps])
     masked = [i for i, token in enumerate(ids) if token == encoder.special.mask] or list(range(len(ids)))
     best_ids = _best_columns(look, ids)
     steps = [ExplainedStep(0, i, best_ids[i]) for i in masked]
@@ -161,7 +161,7 @@ def split_logits(
     look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]], logits: Float[Tensor, "rows V"]
 ) -> list[Float[Tensor, "_ V"]]:
     """The logits of each input: one row per token, or a single row of labels."""
-    return list(logits.float().split([1 if has_label_row(look) else len(one[-1]) for one in inputs]))
+    return list(logits.float().split([1 if has_label_row(look) else len(tokens[-1]) for tokens in inputs]))
 
 
 def has_label_row(look: Look | ImageLook) -> bool:
@@ -206,5 +206,5 @@ def batch_size(look: Look | ImageLook, output: ExplainedOutput) -> int:
     """Number of inputs per batch, limited by memory."""
     config = model_of(look).config
     vocab = getattr(config, "target_vocab", 0) or getattr(config, "vocab", 0) or 1
-    longest = max(sum(map(len, one)) for one in output.inputs) or config.max_len
+    longest = max(sum(map(len, tokens)) for tokens in output.inputs) or config.max_len
     return max(1, min(MAX_BATCH_LOGITS // vocab, MAX_BATCH_TOKENS) // longest)

@@ -211,12 +211,12 @@ def _write_graph(named: NamedGraph, model: nn.Module, weights: PageWeights) -> d
     parts = find_parts(graph, model)
     tensors = collect_tensors(graph, model)
     order = {name: index for index, name in enumerate(tensors)}
-    writer = GraphWriter(graph, order, [name for one in parts.attentions for name in (one.q, one.k)])
+    writer = GraphWriter(graph, order, [name for attention in parts.attentions for name in (attention.q, attention.k)])
     written = writer.write(outputs)
     values = list(tensors.values())
     return written | {
         "tensors": [[slot, weights.add(values[index])] for slot, index in written["tensors"]],
-        "attentions": [_write_attention(one, model, writer, weights) for one in parts.attentions],
+        "attentions": [_write_attention(attention, model, writer, weights) for attention in parts.attentions],
         "layers": {path: [writer.slot(name) for name in names] for path, names in parts.layers.items()},
         "embeddings": [writer.slot(name) for name in parts.embeddings],
         "streams": [writer.slot(name) for name in parts.streams],
@@ -277,7 +277,7 @@ def round_tensor(tensor: Tensor, precision: Precision) -> RoundedTensor:
     return RoundedTensor("int8", raw, (numbers * steps).flatten(1)[:, : rows.shape[1]].reshape(x.shape))
 
 
-# Parts of tokenizers that web/engine/tokenizer supports, besides sequences of them.
+# Parts of tokenizers that web/engine/tokenizer.js supports, besides sequences of them.
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Replace", "Prepend", "Strip"}
 _NORMALIZERS |= {"BertNormalizer", "Precompiled", "Nmt"}
 _PRE_TOKENIZERS = {"Metaspace", "Split", "ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
@@ -334,7 +334,7 @@ def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
     head, problem = look.pipeline.head, getattr(model.config, "problem_type", "")
     if isinstance(look, Look) and head is not None and not head.method:
         encoders = look.pipeline, replace(look.pipeline, model=rounded)  # type: ignore[arg-type]
-        first, second = (one.embed(look.source, truncate=True) for one in encoders)
+        first, second = (encoder.embed(look.source, truncate=True) for encoder in encoders)
         return float(abs(first - second).max())
     if isinstance(look, ImageLook):
         assert isinstance(look.run.images, Tensor)

@@ -128,7 +128,7 @@ class TextTraceBuilder:
 
     def sides(self) -> dict[str, TokenAxis]:
         """The tokens of each axis; row t of the target predicts the next token."""
-        axes = {axis.name: axis for one in self.look.maps.values() for axis in (one.queries, one.keys)}
+        axes = {axis.name: axis for shown in self.look.maps.values() for axis in (shown.queries, shown.keys)}
         if len(self.pipeline.sides) == 1:
             return {side: axes[side] for side in self.pipeline.sides}
         if "target" not in axes and "predicted" in axes:
@@ -313,7 +313,7 @@ class ImageTraceBuilder:
                 side, channels = self.config.patch, self.config.channels
                 colors = COLORS.get(channels, tuple(f"channel {i}" for i in range(channels)))
                 coordinates = [f"{row},{column}" for row in range(side) for column in range(side)]
-                follow("pixels", [f"{color} {one}" for color in colors for one in coordinates], [])
+                follow("pixels", [f"{color} {coordinate}" for color in colors for coordinate in coordinates], [])
         return sides, linked
 
     def _center_cell(self, patch: int, height: int, width: int) -> int:

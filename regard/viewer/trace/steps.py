@@ -172,7 +172,7 @@ class Trace:
             before = list(nodes)[: list(nodes).index(name)]
             included -= {one for one in before if nodes[one].section.path == nodes[name].section.path}
         for name in included:
-            missing = {one for one in nodes[name].step.inputs if one in nodes and one not in included}
+            missing = {value for value in nodes[name].step.inputs if value in nodes and value not in included}
             precomputed |= dict.fromkeys(map(str, missing), "Output of this layer (precomputed)")
         needed: set[str | None] = {name for name in included if nodes[name].label is not None}
         is_fixed = bool(precomputed) or any(
@@ -198,7 +198,7 @@ class Trace:
             self.sections.append(self._sections.describe(node, node.section))
         section = self.sections[self._section_indices[node.section]]
         axes = self._axes(node)[1]
-        if "side" not in section and (side := next((one for one in axes if one not in _GENERIC_AXES), None)):
+        if "side" not in section and (side := next((axis for axis in axes if axis not in _GENERIC_AXES), None)):
             section["side"] = side
         if node.op == "softmax" and "attention" in section:
             section |= {"keys": axes[-1], "heads": node.step.shape[1]}
@@ -460,8 +460,8 @@ class TraceTemplate:
 
     def _inputs(self, node: Node, header: dict[str, Any]) -> list[Any]:
         inputs = []
-        for i, (name, one) in enumerate(zip(node.step.inputs, header["inputs"])):
-            index = self._indices.get(str(name), one)
+        for i, (name, written) in enumerate(zip(node.step.inputs, header["inputs"])):
+            index = self._indices.get(str(name), written)
             if node.loop is not None and i in node.carried:
                 loop = self._loop_indices[node.loop]
                 self.loops[loop]["initial"] = index

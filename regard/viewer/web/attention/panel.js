@@ -296,7 +296,7 @@ export class Panel {
       " ",
       describeHead(attentions.labelOf(selected)),
     );
-    this.turnOff.hidden = selected.head === "mean" || attentions.scene.compared !== undefined;
+    this.turnOff.hidden = selected.head === "mean" || Boolean(attentions.scene.compared);
     this.showArithmetic.hidden = !attentions.scene.trace;
     const { rows, columns } = attentions.axesOf(selected.attention, view.words);
     const map = attentions.map(selected, view.words);

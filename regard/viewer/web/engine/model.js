@@ -337,6 +337,7 @@ export class PageEngine {
     );
     const title = [look.source.trim(), look.target.trim()].filter(Boolean).join("  →  ");
     const scene = {
+      ...Object.fromEntries(Object.keys(template).map((part) => [part, null])),
       format: template.format,
       title: title.length <= MAX_TITLE ? title : `${title.slice(0, MAX_TITLE - 1)}…`,
       model: template.model,
@@ -346,7 +347,6 @@ export class PageEngine {
       attentions,
       trace: buildTrace(this, look),
       decode: null,
-      links: null,
     };
     if (look.search) {
       const { options } = look;
