@@ -21,7 +21,9 @@ import torch
 from regard.models import TransformerConfig
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, loop, read_dataset
 from regard.training.checkpoint import gather_state
+from regard.training.cuda_graphs import make_step
 from regard.training.distributed import Workers
+from regard.training.guards import Position
 from regard.training.log import RunLog
 from regard.training.machine import resolve_precision
 from regard.training.run import Setup, make_provenance, prepare
@@ -47,8 +49,9 @@ def make_trainer(device: str, width: int, optimizer: str, folder: Path) -> loop.
 def time_updates(run: loop.Trainer, groups, update, updates: int) -> float:
     """Seconds per update."""
     start = time.monotonic()
+    run.captured_step = update
     for _ in range(updates):
-        run.update(update, *next(groups))
+        run.update(*next(groups))
     run.guard.pending.clear()
     if run.device.type == "cuda":
         torch.cuda.synchronize()
@@ -78,8 +81,8 @@ def main() -> int:
     for name in options.optimizers:
         with tempfile.TemporaryDirectory(prefix="regard-skip-") as folder:
             run = make_trainer(options.device, options.width, name, Path(folder))
-            groups = run._batches()
-            guarded = run._make_update()
+            groups = run.batches(Position(0, 0), run.workers.part, run.device)
+            guarded = make_step(run)
 
             def step(optimizer, _accepted) -> None:
                 if hasattr(optimizer, "found_inf"):
@@ -87,7 +90,7 @@ def main() -> int:
                 optimizer.step()
 
             with mock.patch.object(loop, "step_if", step):
-                plain = run._make_update()
+                plain = make_step(run)
                 time_updates(run, groups, plain, options.warm_up)  # captures the graphs, with the unconditional step
             time_updates(run, groups, guarded, options.warm_up)
             times: dict[str, list[float]] = {"plain": [], "guarded": []}

@@ -25,6 +25,7 @@ from regard.data import AugmentConfig
 from regard.decode import DecodeConfig
 from regard.layers import POSITIONS
 from regard.models import FAMILIES
+from regard.models.bert import TEXT_HEADS
 from regard.training import TASKS, DataConfig, Recipe, TokenizerConfig, TrainConfig, recipe_from_dict
 from regard.training.recipe import DERIVED
 
@@ -88,7 +89,7 @@ def commands(text: str) -> list[list[str]]:
 @pytest.fixture
 def restored_registries() -> Iterator[None]:
     """Remove what a page registers."""
-    registries: list[dict[str, Any]] = [FAMILIES, SCORES, TASKS, POSITIONS]
+    registries: list[dict[str, Any]] = [FAMILIES, SCORES, TASKS, POSITIONS, TEXT_HEADS]
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before):

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import NamedTuple
 
 import regard
@@ -21,49 +22,65 @@ INTERRUPTED = "regard: interrupted."
 
 
 class Command(NamedTuple):
-    """A command: the module with its `run` function, and a summary in the imperative."""
+    """A command: its module in this package, which has `Options` and `run`, and a summary in the imperative."""
 
     module: str
     summary: str
 
 
-COMMANDS = {
-    "demo": Command("regard.cli.demo", "Train a small English-French translator in a minute"),
-    "train": Command("regard.cli.train", "Train a model from files"),
-    "prepare": Command("regard.cli.prepare", "Encode a corpus larger than memory for training"),
-    "translate": Command("regard.cli.inference.translate", "Translate text"),
-    "generate": Command("regard.cli.inference.generate", "Generate text from a prompt"),
-    "classify": Command("regard.cli.inference.classify", "Classify texts or images"),
-    "segment": Command("regard.cli.inference.segment", "Label every pixel of an image"),
-    "tag": Command("regard.cli.inference.tag", "Tag the words of texts, such as named entities"),
-    "answer": Command("regard.cli.inference.answer", "Answer questions about a text"),
-    "embed": Command("regard.cli.inference.embed", "Embed texts as vectors"),
-    "evaluate": Command("regard.cli.inference.evaluate", "Evaluate a model on test data"),
-    "score": Command("regard.cli.inference.score", "Score translations by their log-probability"),
-    "look": Command("regard.cli.inference.look", "Show attention as an interactive page or an image"),
-    "serve": Command("regard.cli.serve", "Serve models over HTTP"),
-    "info": Command("regard.cli.info", "Describe a model folder"),
-    "import": Command("regard.cli.import_model", "Import a model from Hugging Face, timm or llama2.c"),
-    "shortlist": Command("regard.cli.shortlist", "Learn a vocabulary shortlist for faster translation"),
-    "export": Command("regard.cli.export_model", "Export a model to Hugging Face, CTranslate2 or ONNX"),
-    "recipes": Command("regard.cli.recipes", "List the packaged recipes, or print one"),
-    "config": Command("regard.cli.config", "Show the recipe and configuration of a model"),
-    "scores": Command("regard.cli.scores", "Compare models with each of the six scores on the same data"),
-    "doctor": Command("regard.cli.doctor", "Check this machine, and describe it for a bug report"),
-    "completion": Command("regard.cli.completion", "Print a completion script for bash, zsh or fish"),
+GROUPS = {
+    "train": {
+        "demo": Command("demo", "Train a small English-French translator in a minute"),
+        "train": Command("train", "Train a model from files"),
+        "prepare": Command("prepare", "Encode a corpus larger than memory for training"),
+        "recipes": Command("recipes", "List the packaged recipes, or print one"),
+        "scores": Command("scores", "Compare models with each of the six scores on the same data"),
+    },
+    "use": {
+        "translate": Command("inference.translate", "Translate text"),
+        "generate": Command("inference.generate", "Generate text from a prompt"),
+        "classify": Command("inference.classify", "Classify texts or images"),
+        "tag": Command("inference.tag", "Tag the words of texts, such as named entities"),
+        "answer": Command("inference.answer", "Answer questions about a text"),
+        "embed": Command("inference.embed", "Embed texts as vectors"),
+        "segment": Command("inference.segment", "Label every pixel of an image"),
+    },
+    "look": {
+        "look": Command("inference.look", "Show attention as an interactive page or an image"),
+        "evaluate": Command("inference.evaluate", "Evaluate a model on test data"),
+        "score": Command("inference.score", "Score translations by their log-probability"),
+        "info": Command("info", "Describe a model folder"),
+    },
+    "serve": {
+        "serve": Command("serve", "Serve models over HTTP"),
+    },
+    "exchange": {
+        "import": Command("import_model", "Import a model from Hugging Face, timm or llama2.c"),
+        "export": Command("export_model", "Export a model to Hugging Face, CTranslate2 or ONNX"),
+    },
+    "maintain": {
+        "shortlist": Command("shortlist", "Learn a vocabulary shortlist for faster translation"),
+        "config": Command("config", "Show the recipe and configuration of a model"),
+        "doctor": Command("doctor", "Check this machine, and describe it for a bug report"),
+        "completion": Command("completion", "Print a completion script for bash, zsh or fish"),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
-HELP = "\n".join(
-    [
-        "usage: regard COMMAND …",
-        "",
-        "Train, run and explain attention models.",
-        "",
-        *(f"  {name:<10}  {command.summary}" for name, command in COMMANDS.items()),
-        "",
-        "regard help COMMAND shows the options of a command; regard --version shows the version.",
-    ]
-)
+
+def format_commands() -> str:
+    """The commands by group."""
+    lines = ["usage: regard COMMAND …", "", "Train, run and explain attention models."]
+    for title, group in GROUPS.items():
+        lines += ["", title, *(f"  {name:<10}  {command.summary}" for name, command in group.items())]
+    return "\n".join(
+        [*lines, "", "regard help COMMAND shows the options of a command; regard --version shows the version."]
+    )
+
+
+def load_command(name: str) -> ModuleType:
+    """Import the module of a command."""
+    return importlib.import_module(f"regard.cli.{COMMANDS[name].module}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -104,12 +121,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     if not argv:
-        print(HELP, file=sys.stderr)
+        print(format_commands(), file=sys.stderr)
         return 2
     name, *rest = argv
     if name in ("-h", "--help", "help"):
         if not rest:
-            print(HELP)
+            print(format_commands())
             return 0
         name, rest = rest[0], ["--help"]
     if name in ("-V", "--version"):
@@ -119,7 +136,7 @@ def _run(argv: list[str]) -> int:
         hint = did_you_mean(name, COMMANDS, f"Commands: {', '.join(COMMANDS)}.")
         raise RegardError(f"Unknown command {name!r}.", hint)
     with _exit_on_interrupt():
-        module = importlib.import_module(COMMANDS[name].module)
+        module = load_command(name)
     try:
         return module.run(rest)
     except SystemExit as stop:  # after --help

@@ -5,7 +5,7 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from itertools import islice
@@ -28,7 +28,7 @@ from regard.files import STDOUT, is_stdout
 from regard.interop.onnx_runner import is_onnx_folder, load_onnx
 from regard.kernels.cpu.support import Compilation, compilation
 from regard.pipelines import load
-from regard.pipelines.files import FileProgress, FileSummary
+from regard.pipelines.files import BlockOutput, FileProgress, FileSummary, ProcessItems
 from regard.pipelines.input_items import InputItems, find_shards, is_pattern
 from regard.pipelines.ray_workers import Cluster
 from regard.pipelines.resumable_file import check_output
@@ -353,6 +353,54 @@ def _available_blocks(items: Iterator[NamedText | RegardError], size: int) -> It
         ended = block[-1] is None
         if items_read := [item for item in block if item is not None]:
             yield items_read
+
+
+Lines = Callable[[list[str]], Iterable[str]]
+"""computes the output of texts: one string each, which ends its last line"""
+
+
+def print_or_write(
+    options: Any,
+    label: str,
+    prompt: str,
+    lines: Lines,
+    write: Callable[..., FileSummary],
+    *,
+    check: Check | None = None,
+    unknown: "UnknownCharacters | None" = None,
+    source: Callable[..., Any] = input_texts,
+    unit: str = "lines",
+) -> None:
+    """Texts in, lines out: print them as the texts arrive, or write them to the file of --output.
+
+    `options` are those of a command with `text`, `input`, `output` and `overwrite`. `write` writes the file, or resumes
+    it: it is called with input, output, `overwrite` and `progress`.
+    """
+    if not is_stream(options.output):
+        with file_progress(label) as on_progress:
+            texts = source(options.text, options.input, prompt, unknown)
+            summary = write(texts, options.output, overwrite=options.overwrite, progress=on_progress)
+        note_file(summary, options.output, unit)
+        return
+
+    def check_line(text: str, name: str) -> None:
+        if check is not None:
+            check(text, name)
+        if unknown is not None:
+            unknown.check(text, name)
+
+    done = 0
+    with open_stream(options.output) as stream, streaming_progress(label) as on_done:
+        for block in read_blocks(options.text, options.input, prompt, check=check_line):
+            stream.writelines(lines([text for _, text in block]))
+            stream.flush()
+            done += len(block)
+            on_done(done, None)
+
+
+def block_processor(lines: Lines) -> ProcessItems[str]:
+    """The work on a block of a file, for `process_file`."""
+    return lambda texts, first_index, on_batch: BlockOutput("".join(lines(texts)).encode())
 
 
 class UnknownCharacters:

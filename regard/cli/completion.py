@@ -1,10 +1,9 @@
 """`regard completion`: a completion script for a shell."""
 
-import importlib
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from regard.cli import COMMANDS
+from regard.cli import COMMANDS, load_command
 from regard.cli.common import parse
 from regard.cli.options import Arg, read_options
 from regard.cli.train_options import every_option
@@ -70,6 +69,6 @@ def option_names(command: str) -> list[str]:
     """
     if command == "train":
         return [f"--{name}" for option in every_option().values() for name in option.names]
-    options = read_options(importlib.import_module(COMMANDS[command].module).Options)
+    options = read_options(load_command(command).Options)
     names = [f"--{name}" for option in options if not option.arg.is_positional for name in option.names]
     return [*names, "--help"]

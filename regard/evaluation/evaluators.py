@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from pathlib import Path
@@ -21,7 +21,17 @@ from regard.data.text.documents import read_documents
 from regard.data.text.labeled_texts import label_ids, read_labeled_texts
 from regard.data.text.languages import describe_languages, files_per_pair, parse_language_pairs
 from regard.data.text.questions import read_squad
-from regard.data.text.readers import Link, TextPair, built_in_part, check_links, errors_at_line, read_aligned_pairs
+from regard.data.text.readers import (
+    ROWS,
+    Link,
+    TextPair,
+    built_in_part,
+    check_links,
+    data_files,
+    errors_at_line,
+    find_rows,
+    read_aligned_pairs,
+)
 from regard.data.text.tagged_texts import check_tags, read_tagged_texts
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
@@ -73,10 +83,12 @@ class EvaluationOptions:
 
 def evaluate(
     model: str | Path | Translator | TextGenerator | TextEncoder | ImageModel,
-    data: str | Path | Sequence[str | Path],
+    data: str | Path | Iterable[Any],
     **options: Any,
 ) -> dict[str, Any]:
     """Evaluate a model (or a model folder) on test data, and return every metric that applies, by name.
+
+    `data` names files, or is an iterable of rows as for `regard.train`.
 
     - A translator: BLEU (sacreBLEU), chrF, exact match, word error rate, loss and perplexity of the references; with
       gold word alignments also the alignment error rate. With several `languages`, "per_pair" has the metrics of each
@@ -94,8 +106,11 @@ def evaluate(
     """
     if isinstance(model, str | Path):
         model = load(model)
-    files = [str(data)] if isinstance(data, str | Path) else [str(file) for file in data]
-    return {"data": files} | measure(model, files, EvaluationOptions(**options))
+    settings = EvaluationOptions(**options)
+    fields = {Translator: ("source", "target"), TextEncoder: ("text", "label")}.get(type(model), ("text",))
+    with data_files(data, settings.columns or fields) as files:
+        metrics = measure(model, files, settings)
+    return {"data": [ROWS] if find_rows(data) is not None else files} | metrics
 
 
 @singledispatch

@@ -37,6 +37,8 @@ METRIC_FORMATS = {
     "macro_f1": ("macro F1", "{:.2f} %"),
     "calibration_error": ("calibration error", "{:.2f} %"),
     "f1": ("F1", "{:.2f} %"),
+    "precision": ("precision", "{:.2f} %"),
+    "recall": ("recall", "{:.2f} %"),
     "word_error_rate": ("word error rate", "{:.2f} %"),
     "loss": ("loss (nats per token)", "{:.4f}"),
     "cross_entropy": ("loss (nats)", "{:.4f}"),

@@ -3,11 +3,11 @@
 from typing import Any, NamedTuple, Protocol
 
 from regard.errors import RegardError
-from regard.models.bert import Bert, BertConfig
+from regard.models.bert import TEXT_HEADS, Bert, BertConfig, TextHead
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.models.vit import ViT, ViTConfig
+from regard.models.vit import IMAGE_HEADS, ImageHead, ViT, ViTConfig
 from regard.ranges import definition, format_value, register
 
 
@@ -62,6 +62,21 @@ def register_family(name: str, config: type[Any], model: type[Any], *, pipeline:
     if pipeline not in known:
         raise RegardError(f"pipeline must be one of {', '.join(known)} (got {pipeline!r}).")
     register(FAMILIES, "family", name, Family(config, model, pipeline), lambda family: family.model)
+
+
+def register_head(name: str, head: TextHead | ImageHead) -> None:
+    """Add a task head of text encoders or Vision Transformers: their configs then accept it by name.
+
+    `head` is an instance of a subclass of `TextHead` or `ImageHead`, or of the head that is most similar: evaluation,
+    the server, the viewer and exports then treat it like that one, unless they register a function for its class.
+
+    >>> register_head("classify", TextHead())
+    Traceback (most recent call last):
+    regard.errors.RegardError: The head 'classify' is already registered, by regard.models.bert.TextLabelHead. \
+Choose another name.
+    """
+    registry: dict[str, Any] = TEXT_HEADS if isinstance(head, TextHead) else IMAGE_HEADS
+    register(registry, "head", name, head, type)
 
 
 def family_name(config: Any) -> str:

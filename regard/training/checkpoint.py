@@ -588,8 +588,14 @@ class RunSaver:
     from the last checkpoint then repeats the validation that selected the model.
     """
 
-    def __init__(self, store: CheckpointStore, run_log: RunLog, saved_step: int | None) -> None:
-        self.store, self.run_log = store, run_log
+    def __init__(
+        self,
+        store: CheckpointStore,
+        run_log: RunLog,
+        saved_step: int | None,
+        shards: "AsyncSaver | None" = None,
+    ) -> None:
+        self.store, self.run_log, self.shards = store, run_log, shards
         self.saved_step = saved_step
         """step of the last checkpoint; None if there is none"""
         self.failures = 0
@@ -608,44 +614,38 @@ class RunSaver:
             )
             self._fail(f"the model could not be saved: {error.message}", error)
 
-    def save_checkpoint(self, checkpoint: Checkpoint, step: int, *, is_last: bool = False) -> bool:
-        """Write a checkpoint, after all models, and return whether it succeeded; `is_last`: a failure is an error."""
-        try:
-            self._write_models()
-            self.store.save(checkpoint, step)
-        except RegardError as error:
-            self._handle_failure(step, error, is_last)
-            return False
-        self._succeed(step)
-        return True
+    def save_checkpoint(self, checkpoint: Checkpoint, step: int, *, is_last: bool = False) -> None:
+        """Write a checkpoint, after all models; `is_last`: a failure is an error.
 
-    def save_shards(self, shards: "AsyncSaver", checkpoint: Checkpoint, step: int, *, is_last: bool = False) -> None:
-        """Start to write a sharded checkpoint, after all models; `is_last`: wait for it, and a failure is an error.
-
-        All ranks call it together; only rank 0 has models and counts failures.
+        All ranks of a sharded run call it together, and it returns before the shards are written unless `is_last`. Only
+        rank 0 has models and counts failures.
         """
-        self.wait_for_shards(shards)
+        self.wait()
         failure: RegardError | None = None
         try:
             self._write_models()
+            if self.shards is None:
+                self.store.save(checkpoint, step)
+                self._succeed(step)
         except RegardError as error:
             failure = error
-        if not any(shards.workers.any(failure is not None)):
-            shards.save(checkpoint, step)
+        if self.shards is not None and not any(self.shards.workers.any(failure is not None)):
+            self.shards.save(checkpoint, step)
         if failure is not None:
             self._handle_failure(step, failure, is_last)
         if is_last:
-            self.wait_for_shards(shards, is_last=True)
+            self.wait(is_last=True)
 
-    def wait_for_shards(self, shards: "AsyncSaver", *, is_last: bool = False) -> None:
-        """Wait for the sharded checkpoint that is being written; a failure is handled as in `save_checkpoint`."""
+    def wait(self, *, is_last: bool = False) -> None:
+        """Wait for the shards that are being written; a failure is handled as in `save_checkpoint`."""
+        if self.shards is None:
+            return
         try:
-            if shards.wait():
-                self._succeed(shards.step)
+            if self.shards.wait():
+                self._succeed(self.shards.step)
         except RegardError as error:
-            if shards.workers.rank:
-                return
-            self._handle_failure(shards.step, error, is_last)
+            if not self.shards.workers.rank:
+                self._handle_failure(self.shards.step, error, is_last)
 
     def _handle_failure(self, step: int, error: RegardError, is_last: bool) -> None:
         if is_last or self.saved_step is None:

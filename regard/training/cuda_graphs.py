@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from regard.data.batching.batch import IGNORE_INDEX, Batch
 from regard.layers.packed import Packed
 from regard.training.distributed import UPDATE_TIMEOUT
 from regard.training.losses import LossParts
+
+if TYPE_CHECKING:
+    from regard.training.loop import Trainer
 
 # Eager updates of a shape before it is captured, so that libraries have tuned their kernels and allocated buffers.
 WARM_UP = 2
@@ -94,6 +97,28 @@ class GraphedUpdate:
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             parts = self.update([static_batch])
         return graph, static_batch, parts
+
+
+def make_step(trainer: "Trainer") -> Callable[[list[Batch]], LossParts]:
+    """The training step of a trainer; on a GPU, captured as CUDA graphs."""
+    step, config, workers = trainer.training_step, trainer.config, trainer.workers
+    is_eager = trainer.is_sharded and config.optimizer == "muon"
+    if trainer.device.type != "cuda" or config.accumulate > 1 or is_eager:
+        return step
+    if workers.update_group is None:
+        return GraphedUpdate(step) if trainer.state.batch_parts == 1 else step
+
+    def agree(error: Exception | None = None) -> bool:
+        """Whether all ranks can capture the update, or have captured it; otherwise none does, as NCCL requires."""
+        is_split = trainer.state.batch_parts > 1  # the parts of a batch have different shapes
+        if not workers.any(error is not None or is_split)[0]:
+            return True
+        trainer.loss.zero_grad()
+        reason = f": {str(error).splitlines()[0]}" if error is not None and str(error) else ""
+        trainer.run_log.warn(f"A rank cannot capture updates as CUDA graphs{reason}. They run without, more slowly.")
+        return False
+
+    return GraphedUpdate(step, agree)
 
 
 class ReplayTimer:

@@ -1,11 +1,9 @@
 """Datasets: training examples and a validation split."""
 
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,7 +13,6 @@ from regard.data import ImageSet, RaggedImages, Tokenizer, clean, read_pairs, sp
 from regard.data.text.cleaning import CleaningCounts
 from regard.data.text.readers import built_in_part, stream_pairs
 from regard.errors import RegardError
-from regard.ranges import format_value
 from regard.training.recipe import DataConfig
 
 Example = TypeVar("Example")
@@ -134,42 +131,6 @@ def digest(split: Any) -> str:
         text = "\t".join(example) + "\n" if type(example) is tuple else repr(example)
         result.update(text.encode())
     return result.hexdigest()
-
-
-def find_rows(data: Any) -> Iterable[Any] | None:
-    """The rows of a data frame, or of an iterable of rows such as pairs or dictionaries; None for names of files.
-
-    >>> find_rows(["a.tsv", "b.tsv"]), list(find_rows(pair for pair in [("a", "b")]))
-    (None, [('a', 'b')])
-    """
-    if isinstance(data, str | Path | None):
-        return None
-    if hasattr(data, "columns"):
-        return data.to_dicts() if hasattr(data, "to_dicts") else data.to_dict("records")  # Polars, pandas
-    if isinstance(data, dict | bytes) or not isinstance(data, Iterable):
-        raise RegardError(
-            f"data must be files or rows (got {format_value(data)}).",
-            'Pass the name of a file, a list of them, or rows such as [("the cat", "le chat"), …].',
-        )
-    # A list of texts cannot be told from a list of files; files are meant.
-    is_files = isinstance(data, list | tuple) and all(isinstance(file, str | Path) for file in data)
-    return None if is_files else data
-
-
-def write_rows(rows: Iterable[Any], file: Path, columns: Sequence[str]) -> None:
-    """Write rows as a JSONL file: dictionaries, or tuples (or a text) whose fields are `columns`."""
-    with file.open("w", encoding="utf-8") as stream:
-        for number, row in enumerate(rows, 1):
-            values = (row,) if isinstance(row, str) else row.tolist() if isinstance(row, np.ndarray) else row
-            if not isinstance(row, Mapping):
-                if not isinstance(values, tuple | list) or len(values) != len(columns):
-                    raise RegardError(
-                        f"Row {number} of the data must be ({', '.join(columns)}) or a dictionary "
-                        f"(got {format_value(row)}).",
-                        "Pass such rows, or name their fields with columns=….",
-                    )
-                values = dict(zip(columns, values))
-            stream.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")
 
 
 def split_dataset(

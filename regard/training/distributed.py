@@ -42,7 +42,7 @@ from regard.layers import POSITIONS
 from regard.layers.blocks import DecoderBlock, EncoderBlock
 from regard.layers.embeddings import Embedding
 from regard.pipelines import pipeline_class
-from regard.training.guards import BatchTooLargeError, detect_out_of_memory, refuse_to_split
+from regard.training.guards import BatchTooLargeError, catch_out_of_memory
 from regard.training.losses import LossParts
 from regard.training.machine import make_autocast, peak_memory
 from regard.training.recipe import TASKS, Recipe, TrainConfig
@@ -504,24 +504,23 @@ class DistributedModel:
     def __init__(
         self,
         model: nn.Module,
-        task: Task,
-        config: TrainConfig,
+        recipe: Recipe,
         workers: Workers,
         device: torch.device,
         batches: BatchSource,
         *,
-        is_resumed: bool,
-        is_silent: bool,
+        is_new: bool,
+        measures_cost: bool,
     ) -> None:
-        self.model, self.config, self.workers, self.device = model, config, workers, device
+        self.model, self.workers, self.device, config = model, workers, device, recipe.train
         model.train()
-        if workers.update_group is not None and not is_resumed:
+        if workers.update_group is not None and is_new:
             workers.broadcast(model.parameters())
         self.is_sharded = workers.update_group is not None and config.sharding == "fsdp"
-        self.loss = TaskLoss(task, model, config, device)
+        self.loss = TaskLoss(TASKS[recipe.task], model, config, device)
         self.cost: Cost | None = None
         """time and memory of a forward and a backward pass, for the plan of a new run"""
-        measures_cost = not is_resumed and (not is_silent or self.is_sharded)  # all ranks of a sharded model take part
+        measures_cost |= is_new and self.is_sharded  # all its ranks take part
         is_rank_0 = workers.rank == 0
         if self.is_sharded:
             self.ema_model = copy.deepcopy(model) if config.ema else None
@@ -540,7 +539,7 @@ class DistributedModel:
                 self.cost = self._measure_cost(batches, workers.part)
             if workers.size > 1 and workers.update_group is not None:
                 batch = next(batches.epoch(0, 0, workers.part)).to(device)
-                with refuse_to_split(1, workers.rank), report_dead_ranks():
+                with catch_out_of_memory(1, workers.rank, can_split=False), report_dead_ranks():
                     replicate(self.loss, workers.update_group, batch)
 
     def gather(self) -> None:
@@ -555,10 +554,8 @@ class DistributedModel:
         for batch in itertools.islice(batches.epoch(0, 0, part), 3):
             start = time.monotonic()
             # Unless it is sharded, the first update splits a batch that does not fit.
-            refuse = (
-                refuse_to_split(1, self.workers.rank) if self.is_sharded else contextlib.suppress(BatchTooLargeError)
-            )
-            with report_dead_ranks(), refuse, detect_out_of_memory():
+            catch = catch_out_of_memory(1, self.workers.rank, can_split=not self.is_sharded)
+            with report_dead_ranks(), contextlib.suppress(BatchTooLargeError), catch:
                 self.loss(batch.to(self.device)).loss.backward()
             if self.device.type == "cuda":
                 torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Guards of a run: non-finite losses and loss spikes, a report of the failed batch, out of memory, and stop signals."""
+"""Guards of a run: non-finite losses and spikes, which are skipped or rolled back, out of memory, signals, and time."""
 
 import contextlib
 import json
@@ -6,22 +6,29 @@ import math
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.data.batching.batch import Batch
+from regard.data.batching.batch import WHOLE, Batch
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.files import write_atomically
 from regard.layers.packed import Packed
 from regard.training.losses import LossParts
+from regard.training.schedules import DECAY_RATIO
 
+if TYPE_CHECKING:
+    from regard.training.loop import Trainer
+
+# With a time budget: its share for everything but the last validation.
+TIME_SHARE = 0.97
 # Skipped updates in a row after which the run returns to its last checkpoint.
 MAX_SKIPPED = 3
 # Statistics of the loss: updates in the moving average, updates before any loss counts as a spike, and the first
@@ -29,6 +36,9 @@ MAX_SKIPPED = 3
 WINDOW, MIN_UPDATES, START_UPDATES = 200, 100, 10
 # A spike is this many standard deviations above the mean, and at least this multiple of it.
 DEVIATIONS, MULTIPLE = 10.0, 2.0
+
+
+# -- losses
 
 
 @dataclass
@@ -192,6 +202,49 @@ BAD_BATCH = Path("state", "bad_batch.json")
 MAX_EXAMPLES, MAX_TOKENS = 1000, 40
 
 
+def roll_back(trainer: "Trainer") -> None:
+    """Return to the last checkpoint and continue with the data after the skipped updates.
+
+    A second failure, at most `save_every` updates after the first, ends the run with a report of the batch. All ranks
+    come to the same decision, since their losses are equal.
+    """
+    failed, skipped, out = trainer.state, trainer.skipped[-MAX_SKIPPED], trainer.spec.out
+    trainer.saver.wait()
+    path = trainer.store.find_intact(trainer.run_log.warn) if trainer.is_rank_0 else None
+    step = torch.tensor(int(path.name.removeprefix("step-")) if path else 0)
+    trainer.workers.broadcast([step])
+    if failed.failed_step is not None and skipped.step <= failed.failed_step + trainer.config.save_every:
+        if trainer.is_rank_0:
+            with contextlib.closing(trainer.batches(skipped.start, WHOLE, torch.device("cpu"))) as stream:
+                write_report(out, skipped, next(stream)[2], trainer.pipeline.tokenizers)
+        raise RegardError(
+            f"{skipped.describe(float(trainer.guard.limit))}, again after the run returned to the checkpoint of step "
+            f"{int(step)}; {out / BAD_BATCH} describes the batch.",
+            "Look for invalid examples in it, or train again with another --out and a smaller train.lr or a longer "
+            "train.warmup.",
+        )
+    trainer.restore(trainer.store.path(int(step)))
+    trainer.state = replace(
+        trainer.state,
+        epoch=failed.epoch,
+        batch=failed.batch,
+        # The model folder holds the best model so far, which may be newer than the checkpoint.
+        best=failed.best,
+        best_step=failed.best_step,
+        skipped=failed.skipped,
+        failed_step=skipped.step,
+        batch_parts=failed.batch_parts,
+    )
+    trainer.restore_counters()
+    trainer.timed_from = time.monotonic()
+    if trainer.is_rank_0:
+        trainer.run_log.truncate_after(trainer.state.step)
+    trainer.run_log.warn(
+        f"{MAX_SKIPPED} updates in a row were skipped; the run returns to the checkpoint of step {trainer.state.step} "
+        "and continues with the batches after them."
+    )
+
+
 def write_report(out: Path, update: SkippedUpdate, batches: list[Batch], tokenizers: tuple[Any, ...]) -> None:
     """Write step, position in the data, loss and examples of a failed update; texts are decoded."""
     report = {
@@ -202,16 +255,6 @@ def write_report(out: Path, update: SkippedUpdate, batches: list[Batch], tokeniz
         "batches": [describe_batch(batch, tokenizers) for batch in batches],
     }
     write_atomically(out / BAD_BATCH, (json.dumps(report, ensure_ascii=False, indent=1) + "\n").encode())
-
-
-def repeated_failure_error(out: Path, reason: str, step: int) -> RegardError:
-    """The error for a run that fails again after it returned to the checkpoint of a step."""
-    return RegardError(
-        f"{reason}, again after the run returned to the checkpoint of step {step}; {out / BAD_BATCH} describes the "
-        "batch.",
-        "Look for invalid examples in it, or train again with another --out and a smaller train.lr or a longer "
-        "train.warmup.",
-    )
 
 
 def describe_batch(batch: Batch, tokenizers: tuple[Any, ...] = ()) -> dict[str, Any]:
@@ -239,6 +282,9 @@ def describe_batch(batch: Batch, tokenizers: tuple[Any, ...] = ()) -> dict[str, 
     return report
 
 
+# -- memory
+
+
 class BatchTooLargeError(Exception):
     """A forward or backward pass ran out of memory; the weights are unchanged."""
 
@@ -256,25 +302,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def detect_out_of_memory() -> Iterator[None]:
-    """Raise out-of-memory errors as BatchTooLargeError. Activations that their tracebacks refer to are freed."""
+def catch_out_of_memory(step: int, rank: int, *, can_split: bool = True) -> Iterator[None]:
+    """Raise out-of-memory errors as BatchTooLargeError; where the other ranks already exchange weights or gradients, so
+    that the batch cannot be split, as a RegardError. Activations that their tracebacks refer to are freed."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)
-        raise BatchTooLargeError from None
-
-
-@contextlib.contextmanager
-def refuse_to_split(step: int, rank: int) -> Iterator[None]:
-    """Make out of memory an error, for passes in which other ranks already exchange weights or gradients."""
-    try:
-        with detect_out_of_memory():
-            yield
-    except BatchTooLargeError:
-        raise report_rank_error(cannot_split_error(step), rank) from None
+        raise (BatchTooLargeError() if can_split else report_rank_error(_cannot_split_error(step), rank)) from None
 
 
 def report_rank_error(error: RegardError, rank: int) -> RegardError:
@@ -286,21 +323,43 @@ def report_rank_error(error: RegardError, rank: int) -> RegardError:
 
 def is_batch_too_large(error: BaseException | None) -> bool:
     """Whether an error is, or followed from, a BatchTooLargeError, as in the capture of a CUDA graph."""
+    if isinstance(error, RegardError):
+        return False
     while error is not None and not isinstance(error, BatchTooLargeError):
         error = error.__context__
     return error is not None
 
 
-def split_notice(step: int, parts: int) -> str:
-    """The warning that batches are processed in parts."""
-    return (
-        f"Step {step}: out of memory. From now on every batch is processed in {parts} parts, with the same result to "
-        "rounding. To avoid this, lower train.batch_tokens (images: train.batch_images) and raise train.accumulate by "
-        "the same factor in the next run."
+def split_batches(trainer: "Trainer", batches: list[Batch]) -> None:
+    """Process batches in twice as many parts from now on, after one did not fit into memory."""
+    trainer.loss.zero_grad()
+    state = trainer.state
+    if state.batch_parts >= max(batch.sentences for batch in batches):
+        raise report_rank_error(_does_not_fit_error(state.step + 1), trainer.workers.rank)
+    _set_micro_batches(trainer, 2 * state.batch_parts)
+
+
+def agree_on_micro_batches(trainer: "Trainer") -> None:
+    """Use the largest number of parts of all ranks, so that one number in the state serves a resumed run."""
+    if trainer.workers.size > 1:
+        exponents = torch.zeros(32)
+        exponents[trainer.state.batch_parts.bit_length() - 1] = 1
+        trainer.workers.sum([exponents])
+        count = 2 ** int(exponents.nonzero().max())
+        if count > trainer.state.batch_parts:
+            _set_micro_batches(trainer, count)
+
+
+def _set_micro_batches(trainer: "Trainer", count: int) -> None:
+    trainer.state.batch_parts = count
+    trainer.run_log.warn(
+        f"Step {trainer.state.step + 1}: out of memory. From now on every batch is processed in {count} parts, with "
+        "the same result to rounding. To avoid this, lower train.batch_tokens (images: train.batch_images) and raise "
+        "train.accumulate by the same factor in the next run."
     )
 
 
-def cannot_split_error(step: int) -> RegardError:
+def _cannot_split_error(step: int) -> RegardError:
     """The error for a batch that cannot be split, since other ranks already exchange weights or gradients."""
     return RegardError(
         f"Out of memory at step {step}, while ranks exchanged weights or gradients.",
@@ -309,13 +368,16 @@ def cannot_split_error(step: int) -> RegardError:
     )
 
 
-def does_not_fit_error(step: int) -> RegardError:
+def _does_not_fit_error(step: int) -> RegardError:
     """The error for a single sequence or image that does not fit into memory."""
     return RegardError(
         f"Out of memory at step {step}, although the batch was processed one sequence at a time.",
         "Use a smaller model, lower model.max_len (images: data.size or data.longest), or train on a device with more "
         "memory.",
     )
+
+
+# -- signals
 
 
 # SIGUSR1 does not exist on Windows.
@@ -347,14 +409,44 @@ def stop_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def interrupted_error(number: int, step: int | None, out: Path) -> Interrupted:
-    """The error that ends a run after a signal; its exit code is 130 for Ctrl-C and 75 otherwise.
+def interrupt(trainer: "Trainer", signals: list[int]) -> None:
+    """End all ranks after a signal to any of them; before the first validation, save the current model.
 
-    >>> interrupted_error(signal.SIGTERM, 500, Path("model")).exit_code
-    75
+    The exit code is 130 for Ctrl-C and 75 otherwise.
     """
-    kind = Interrupted if number == signal.SIGINT else Preempted
-    return kind(
-        f"Interrupted; everything up to step {step} is saved in {out}.",
+    number = torch.tensor(signals[0] if signals else signal.SIGTERM)
+    trainer.workers.broadcast([number])
+    trainer.distributed.gather()
+    trainer.saver.wait()
+    if trainer.is_rank_0 and trainer.state.best is None:
+        trainer.pipeline.training |= {"step": trainer.state.step}
+        trainer.saver.save_model(trainer.spec.out, trainer.pipeline)
+    error = Interrupted if int(number) == signal.SIGINT else Preempted
+    raise error(
+        f"Interrupted; everything up to step {trainer.saver.saved_step} is saved in {trainer.spec.out}.",
         "Run the same command to resume.",
     )
+
+
+# -- time
+
+
+def start_decay_if_due(trainer: "Trainer", validated: bool) -> None:
+    """Start the decay of the schedule "wsd" if validation has stalled or the time budget is nearly used up.
+
+    Rank 0 decides for all workers. A decision by the clock is saved at once, so that a resumed run repeats it.
+    """
+    state, schedule, is_rank_0 = trainer.state, trainer.schedule, trainer.is_rank_0
+    if schedule.name != "wsd" or state.decay_start is not None or state.step >= schedule.planned_decay:
+        return
+    elapsed, latest = time.monotonic() - trainer.started, TIME_SHARE * trainer.budget / (1 + DECAY_RATIO)
+    is_late, is_stalled = bool(trainer.budget) and elapsed >= latest, validated and trainer.has_stalled
+    is_due, is_late = trainer.workers.any(is_rank_0 and (is_late or is_stalled), is_rank_0 and is_late)
+    if is_due:
+        state.decay_start = state.step
+        reason = "the time budget is nearly used up"
+        if is_stalled:
+            reason = f"validation stalled ({state.stale} without improvement)"
+        last = trainer.run_log.steps = trainer.last_step
+        trainer.run_log.print_lines(f"step {state.step}: {reason}; the learning rate decays until step {last}.")
+        trainer.is_save_due |= is_late

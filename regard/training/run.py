@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import torch
 
 from regard.config_reader import read_toml
+from regard.data.text.readers import ROWS, data_files, find_rows
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.devices import find_device
 from regard.errors import RegardError
@@ -29,6 +29,7 @@ from regard.pipelines import (
     read_tokenizers,
     write_tokenizers,
 )
+from regard.pipelines.folder import model_from_weights
 from regard.recipes import find_recipe
 from regard.training.checkpoint import (
     LOSSES,
@@ -41,7 +42,7 @@ from regard.training.checkpoint import (
     read_state,
     read_stored_recipe,
 )
-from regard.training.datasets import Dataset, count_units, find_rows, write_rows
+from regard.training.datasets import Dataset, count_units
 from regard.training.distributed import (
     Workers,
     count_ranks,
@@ -82,8 +83,6 @@ if TYPE_CHECKING:
     from regard.pipelines.folder import AnyPipeline
 
 Data = str | Path | Sequence[str | Path] | Iterable[Any]
-ROWS = "<rows>"
-"""the name of data that were passed as rows, in recipes"""
 # Fields of rows that are tuples; of other tasks, a row is a text.
 _FIELDS = {"translate": ("source", "target"), "text2text": ("source", "target"), "classify": ("text", "label")}
 
@@ -180,15 +179,16 @@ def train(
         table = {} if recipe is None else read_toml(find_recipe(str(recipe)))
     if task is not None:
         table["task"] = task
-    rows, files = find_rows(data), None
+    columns = overrides.get("columns") or overrides.get("data", {}).get("columns")
+    fields = columns or _FIELDS.get(table.get("task", "translate"), ("text",))
+    rows: dict[str, Any] = {}  # the parts of the data that are rows, under the name that recipes have for them
     with ExitStack() as stack:
-        if rows is not None:
-            file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "rows.jsonl")
-            columns = overrides.get("columns") or overrides.get("data", {}).get("columns")
-            write_rows(rows, file, columns or _FIELDS.get(table.get("task", "translate"), ("text",)))
-            files = [str(file)]
-        elif data is not None:
-            files = [str(file) for file in ([data] if isinstance(data, str | Path) else data)]
+        files = None if data is None else stack.enter_context(data_files(data, fields))
+        if data is not None and find_rows(data) is not None:
+            rows["files"] = (ROWS,)
+        if find_rows(overrides.get("validation"), "validation") is not None:
+            validation = stack.enter_context(data_files(overrides["validation"], fields, "validation"))
+            overrides, rows["validation"] = overrides | {"validation": validation}, (ROWS,)
         table = add_shards_task(table, files)
         plain = recipe_from_dict(table, origin=name)
         nested = nest_overrides(overrides, plain)
@@ -196,15 +196,8 @@ def train(
             nested["data"] = {**nested.get("data", {}), "files": files}
         chosen = recipe_from_dict(nested, plain, "regard.train")
         options: Any = dict(start_from=start_from, export_for=export_for, quiet=quiet, dry_run=dry_run)
-        try:
-            setup = complete_recipe(chosen, table, nested, out, **options)
-        except RegardError as error:
-            if rows is None:
-                raise
-            raise RegardError(error.message.replace(str(file), "data"), error.hint) from None
-    if rows is not None:
-        recipe = replace(setup.recipe, data=replace(setup.recipe.data, files=(ROWS,)))
-        setup = setup._replace(recipe=recipe)
+        setup = complete_recipe(chosen, table, nested, out, **options)
+    setup = setup._replace(recipe=replace(setup.recipe, data=replace(setup.recipe.data, **rows)))
     return run(setup, out, quiet=quiet, dry_run=dry_run)
 
 
@@ -386,12 +379,25 @@ def run(setup: Setup, out: str | Path, *, quiet: bool, dry_run: bool) -> Any:
                     )
                 if dry_run:
                     return None
-                pipeline = trainer.run()
+                trainer.run()
+                pipeline = best_pipeline(trainer)
         try:
             plot_losses(read_metrics(out / METRICS), out / LOSSES, TASKS[recipe.task].unit)
         except RegardError as error:  # the model is saved
             print(f"regard: {error.message}", file=sys.stderr)
     return pipeline
+
+
+def best_pipeline(trainer: Trainer) -> Any:
+    """The pipeline that `load` opens after a run; its weights are in memory if the last validation was the best."""
+    folder = trainer.spec.out
+    if not trainer.is_best:
+        return load(folder, trainer.config.device)
+    pipeline, model = trainer.pipeline.as_saved(), trainer.pipeline.model
+    # A new model with the same weights, without what training attached to them, such as hooks and gradients.
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    model = model_from_weights(model.config, weights, folder).to(trainer.device).eval()
+    return replace(pipeline, model=model, folders=frozenset([folder.resolve()]))
 
 
 def run_worker(spec: RunSpec, workers: Workers) -> None:

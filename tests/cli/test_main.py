@@ -15,7 +15,11 @@ from regard.errors import Interrupted, RegardError
 def test_help_lists_every_command(capsys):
     assert main(["--help"]) == 0
     output = capsys.readouterr().out
-    assert all(f"  {name} " in output for name in COMMANDS)
+    listed = {
+        title: re.findall(r"^  (\w+)", text, re.M) for title, text in re.findall(r"^(\w+)\n((?:  .+\n)+)", output, re.M)
+    }
+    assert list(listed) == ["train", "use", "look", "serve", "exchange", "maintain"]
+    assert sorted(name for names in listed.values() for name in names) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("word", ["help", "--help", "-h"])

@@ -61,7 +61,6 @@ def test_a_run_does_nothing_twice(tmp_path, pairs, monkeypatch):
 
     for owner, name in (
         *((run, name) for name in ("recipe_from_dict", "check_run_folder", "read_dataset", "load", "read_tokenizers")),
-        *((loop, name) for name in ("load", "build_model")),
         *((recipe_module, "recipe_from_dict"), (type(TASKS["translate"]), "suggest_recipe"), (run, "build_model")),
     ):
         count(owner, name)
@@ -149,6 +148,8 @@ def test_rows_of_other_tasks(tmp_path):
     assert sorted(classifier.model.config.labels) == ["even", "odd"]
     generator = regard.train((text for text, _ in texts), tmp_path / "b", task="language", **options)
     assert type(generator).__name__ == "TextGenerator"
+    assert regard.evaluate(classifier, texts, quiet=True)["texts"] == 30
+    assert regard.evaluate(generator, iter(["word 1"]), quiet=True)["perplexity"] > 1
 
 
 @pytest.mark.parametrize(
@@ -156,10 +157,12 @@ def test_rows_of_other_tasks(tmp_path):
     [
         (
             [("a", "b"), ("a", "b", "c")],
-            r"Row 2 of the data must be \(source, target\) or a dictionary \(got \('a', 'b', 'c'\)\)",
+            r"data, row 2: expected \(source, target\) or a dictionary \(got \('a', 'b', 'c'\)\)",
         ),
-        ([1, 2], r"Row 1 of the data must be \(source, target\)"),
-        ([{"en": "a", "fr": "b"}], r'data, line 1: expected text in the fields "source" and "target"'),
+        ([1, 2], r"data, row 1: expected \(source, target\)"),
+        ([{"en": "a", "fr": "b"}], r'data, line 1: .* "target"; it has en, fr.*columns=\(source, target\)'),
+        ([("a", 1)], r'data, line 1: .* "source" and "target"; "target" is 1'),
+        (iter(()), "data has no rows"),
         (7, r"data must be files or rows \(got 7\)"),
         ({"a": "b"}, "data must be files or rows"),
     ],
@@ -167,7 +170,22 @@ def test_rows_of_other_tasks(tmp_path):
 def test_wrong_rows_are_errors(tmp_path, data, message):
     with pytest.raises(RegardError, match=message):
         regard.train(data, tmp_path / "model", **OPTIONS)
+    with pytest.raises(RegardError, match=message.replace("data", "validation", 1)):
+        regard.train(ROWS, tmp_path / "model", validation=data, **OPTIONS)
     assert not (tmp_path / "model").exists()
+
+
+def test_validation_and_evaluation_on_rows(tmp_path, pairs):
+    expected = regard.train(ROWS, tmp_path / "a", validation=pairs, **OPTIONS)
+    actual = regard.train(ROWS, tmp_path / "b", validation=(row for row in ROWS), **OPTIONS)
+    assert actual.training["data"] == expected.training["data"]
+    assert read_stored_recipe(tmp_path / "b").data.validation == ("<rows>",)
+    metrics = regard.evaluate(actual, str(pairs), quiet=True)
+    for data, columns in ((ROWS, ()), (Frame(), ("en", "fr"))):
+        found = regard.evaluate(actual, data, columns=columns, quiet=True)
+        assert (found["data"], found["loss"], found["chrf"]) == (["<rows>"], metrics["loss"], metrics["chrf"])
+    with pytest.raises(RegardError, match=r"data, row 2: expected \(source, target\)"):
+        regard.evaluate(actual, [("a", "b"), 3])
 
 
 def test_packaged_recipe_is_completed_with_data(tmp_path, pairs):

@@ -86,7 +86,7 @@ def clock(monkeypatch, seconds_per_step):
         set_learning_rate(*arguments)
 
     monkeypatch.setattr(loop, "set_learning_rate", tick)
-    for module in ("loop", "run"):
+    for module in ("loop", "guards", "run"):
         monkeypatch.setattr(f"regard.training.{module}.time", SimpleNamespace(monotonic=lambda: now.value))
     return now
 

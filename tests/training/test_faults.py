@@ -19,9 +19,9 @@ from regard.data.batching.sequences import Sequences
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.pipelines import load
 from regard.training import guards, list_step_folders, log, loop, run_recipe
-from regard.training.checkpoint import METRICS, TENSORS, CheckpointStore, read_checkpoint_facts
+from regard.training.checkpoint import METRICS, TENSORS, CheckpointStore, TrainState, read_checkpoint_facts
+from regard.training.guards import agree_on_micro_batches
 from regard.training.log import read_metrics
-from regard.training.loop import Trainer
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate import TranslateTask
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
@@ -138,14 +138,15 @@ def test_ranks_agree_on_the_number_of_parts():
     def add_other_rank(tensors):
         tensors[0][2] += 1
 
-    parts = []
+    warnings = []
     rank = SimpleNamespace(
         workers=SimpleNamespace(size=2, sum=add_other_rank),
-        state=SimpleNamespace(batch_parts=1),
-        _set_batch_parts=parts.append,
+        state=TrainState(step=6),
+        run_log=SimpleNamespace(warn=warnings.append),
     )
-    Trainer._share_batch_parts(rank)
-    assert parts == [4]
+    agree_on_micro_batches(rank)
+    assert rank.state.batch_parts == 4
+    assert warnings[0].startswith("Step 7: out of memory. From now on every batch is processed in 4 parts")
 
 
 # Losses that are not finite, and spikes

@@ -74,7 +74,7 @@ def test_two_workers_match_one_and_resume_exactly(tmp_path, monkeypatch):
 
 COUNTING = """
 import os
-from regard.training import fine_tuning, loop
+from regard.training import fine_tuning, run
 from regard.training.tasks import TASKS
 
 def count(owner, name):
@@ -85,7 +85,7 @@ def count(owner, name):
     setattr(owner, name, counted)
 
 count(fine_tuning, "load")
-count(loop, "load")
+count(run, "load")
 count(TASKS["translate"], "read")
 count(TASKS["translate"], "encode")
 """

@@ -1,11 +1,13 @@
 """`regard classify`: classification of texts or images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from regard.cli.common import (
     Devices,
     Input,
+    M,
     Model,
     Output,
     Overwrite,
@@ -13,20 +15,17 @@ from regard.cli.common import (
     Texts,
     Truncate,
     UnknownCharacters,
+    block_processor,
     check_file_options,
-    file_progress,
-    input_texts,
     is_stream,
-    note_file,
     open_models,
-    open_stream,
     parse,
-    read_blocks,
+    print_or_write,
     suggest_input,
 )
 from regard.errors import RegardError
 from regard.pipelines import Classification, ImageModel, ModelFolder, TextEncoder
-from regard.pipelines.files import BlockOutput, ProcessItems, process_file
+from regard.pipelines.files import process_file
 from regard.pipelines.scoring import format_classification
 from regard.pipelines.text_encoder import split_pair
 
@@ -67,71 +66,40 @@ def run(argv: list[str]) -> int:
 
 def _classify_texts(options: Options) -> None:
     suggest_input(options.text)
-    to_stream = is_stream(options.output)
-    first, *replicas = open_models(options.model, options.device, TextEncoder, parallel=not to_stream)
-    unknown = UnknownCharacters(first.tokenizer, first.special.unk)
+    first, *replicas = _open_models(options, TextEncoder)
+    truncate = options.truncate
+
+    def lines(texts: list[str]) -> Iterator[str]:
+        return _format(first.classify(list(map(split_pair, texts)), truncate=truncate), options)
 
     def check(text: str, name: str) -> None:
-        first.encode_rows([split_pair(text)], name=name, truncate=options.truncate)
-        unknown.check(text, name)
+        first.encode_rows([split_pair(text)], name=name, truncate=truncate)
 
-    if to_stream:
-        _print_labels(
-            options, lambda texts: first.classify(list(map(split_pair, texts)), truncate=options.truncate), check
-        )
-        return
-    assert options.output is not None
-    with file_progress("classifying") as on_progress:
-        summary = first.classify_file(
-            input_texts(options.text, options.input, PROMPT, unknown),
-            options.output,
-            all_labels=options.all,
-            truncate=options.truncate,
-            replicas=replicas,
-            overwrite=options.overwrite,
-            progress=on_progress,
-        )
-    note_file(summary, options.output)
+    write = partial(first.classify_file, all_labels=options.all, truncate=truncate, replicas=replicas)
+    unknown = UnknownCharacters(first.tokenizer, first.special.unk)
+    print_or_write(options, "classifying", PROMPT, lines, write, check=check, unknown=unknown)
 
 
 def _classify_images(options: Options) -> None:
     if options.truncate:
         raise RegardError("--truncate is not supported for image models.", "Leave it out.")
-    to_stream = is_stream(options.output)
-    models = open_models(options.model, options.device, ImageModel, parallel=not to_stream)
-    if to_stream:
-        _print_labels(options, models[0].classify)
-        return
-    assert options.output is not None
+    models = _open_models(options, ImageModel)
 
-    def make_processor(model: ImageModel) -> ProcessItems[str]:
-        def process(files: list[str], first_index: int, on_batch: Callable[[int, int], None]) -> BlockOutput:
-            rows = [format_classification(result, options.all) for result in model.classify(files)]
-            return BlockOutput("".join(f"{row}\n" for row in rows).encode())
+    def lines(files: list[str], model: ImageModel = models[0]) -> Iterator[str]:
+        return _format(model.classify(files), options)
 
-        return process
-
-    with file_progress("classifying") as on_progress:
-        summary = process_file(
-            input_texts(options.text, options.input, PROMPT),
-            options.output,
-            [make_processor(model) for model in models],
-            settings={"task": "classify", "model": models[0].fingerprint(), "all_labels": options.all},
-            check=lambda file, name: models[0].classify([file]),
-            overwrite=options.overwrite,
-            progress=on_progress,
-        )
-    note_file(summary, options.output)
+    write = partial(
+        process_file,
+        processors=[block_processor(partial(lines, model=model)) for model in models],
+        settings={"task": "classify", "model": models[0].fingerprint(), "all_labels": options.all},
+        check=lambda file, name: models[0].classify([file]),
+    )
+    print_or_write(options, "classifying", PROMPT, lines, write)
 
 
-def _print_labels(
-    options: Options,
-    classify: Callable[[list[str]], Sequence[Classification]],
-    check: Callable[[str, str], object] | None = None,
-) -> None:
-    """Print labels as the texts arrive."""
-    with open_stream(options.output) as stream:
-        for block in read_blocks(options.text, options.input, PROMPT, check=check):
-            for result in classify([text for _, text in block]):
-                print(format_classification(result, options.all), file=stream)
-            stream.flush()
+def _open_models(options: Options, expect: type[M]) -> list[M]:
+    return open_models(options.model, options.device, expect, parallel=not is_stream(options.output))
+
+
+def _format(results: Iterable[Classification], options: Options) -> Iterator[str]:
+    return (f"{format_classification(result, options.all)}\n" for result in results)

@@ -1,6 +1,8 @@
 """`regard embed`: text embeddings."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,14 +17,11 @@ from regard.cli.common import (
     Truncate,
     UnknownCharacters,
     check_shard_options,
-    file_progress,
     input_shards,
     is_stream,
     open_models,
-    open_stream,
     parse,
-    print_note,
-    read_blocks,
+    print_or_write,
     suggest_input,
 )
 from regard.cli.options import Arg
@@ -31,8 +30,6 @@ from regard.errors import RegardError
 from regard.pipelines import TextEncoder
 from regard.pipelines.input_items import is_pattern
 from regard.pipelines.text_encoder import format_embedding
-
-PROMPT = "Type texts"
 
 
 @dataclass(frozen=True)
@@ -67,22 +64,24 @@ def run(argv: list[str]) -> int:
     check_shard_options(options.input, options.output, options.overwrite, options.device, options.cluster, ".npy")
     device = options.device if options.cluster is None else "cpu"
     first, *replicas = open_models(options.model, device, TextEncoder, parallel=not to_stream)
-    unknown = UnknownCharacters(first.tokenizer, first.special.unk)
-    if to_stream:
-        _print_embeddings(options, first, unknown)
-        return 0
-    assert options.output is not None
-    with file_progress("embedding") as on_progress:
-        summary = first.embed_file(
-            input_shards(options.text, options.input, PROMPT, unknown),
-            options.output,
-            truncate=options.truncate,
-            replicas=replicas,
-            cluster=options.cluster,
-            overwrite=options.overwrite,
-            progress=on_progress,
-        )
-    print_note(f"Wrote {summary.items:,} vectors of width {first.embedding_width} to {options.output}.")
+
+    def lines(texts: list[str]) -> Iterator[str]:
+        return map(format_embedding, texts, first.embed(texts, truncate=options.truncate))
+
+    def check(text: str, name: str) -> None:
+        first.encode_for_embedding(text, name=name, truncate=options.truncate)
+
+    print_or_write(
+        options,
+        "embedding",
+        "Type texts",
+        lines,
+        partial(first.embed_file, truncate=options.truncate, replicas=replicas, cluster=options.cluster),
+        check=check,
+        unknown=UnknownCharacters(first.tokenizer, first.special.unk),
+        source=input_shards,
+        unit="vectors",
+    )
     return 0
 
 
@@ -92,17 +91,3 @@ def _check_extension(output: Path) -> None:
         raise RegardError(f"{output}: expected the extension .npy or .jsonl.", "Change the file extension.")
     if suffix == ".npy" and output.suffix != ".npy":
         raise RegardError(f"{output}: compressed .npy files are not supported.", "Use .npy or .jsonl.gz.")
-
-
-def _print_embeddings(options: Options, encoder: TextEncoder, unknown: UnknownCharacters) -> None:
-    """Print JSON lines as the texts arrive."""
-
-    def check(text: str, name: str) -> None:
-        encoder.encode_for_embedding(text, name=name, truncate=options.truncate)
-        unknown.check(text, name)
-
-    with open_stream(options.output) as stream:
-        for block in read_blocks(options.text, options.input, PROMPT, check=check):
-            texts = [text for _, text in block]
-            stream.writelines(map(format_embedding, texts, encoder.embed(texts, truncate=options.truncate)))
-            stream.flush()

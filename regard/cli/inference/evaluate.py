@@ -134,7 +134,11 @@ def _print_table(results: dict[str, Any], file: TextIO) -> None:
     counts = (f"{results[name]:,} {name}" for name in COUNTS if name in results)
     table = Table("metric", title=f"{' '.join(results['data'])}: {', '.join(counts)}", title_justify="left")
     table.add_column("value", justify="right")
-    for key, (name, value_format) in METRIC_FORMATS.items():
+    # Metrics of other tasks than those of Regard.
+    others = {
+        key: (key, "{:.4g}") for key, value in results.items() if type(value) is float and key not in METRIC_FORMATS
+    }
+    for key, (name, value_format) in (METRIC_FORMATS | others).items():
         if key in results and not isinstance(results[key], dict):
             table.add_row(name, value_format.format(results[key]))
             for label, iou in results["iou"].items() if key == "mean_iou" else ():

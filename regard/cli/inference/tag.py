@@ -1,7 +1,8 @@
 """`regard tag`: token classification."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from regard.cli.common import (
     DeviceOption,
@@ -11,22 +12,16 @@ from regard.cli.common import (
     Overwrite,
     Quiet,
     Texts,
+    block_processor,
     check_file_options,
-    file_progress,
-    input_texts,
-    is_stream,
-    note_file,
     open_model,
-    open_stream,
     parse,
-    read_blocks,
+    print_or_write,
     suggest_input,
 )
 from regard.evaluation.tag_metrics import find_entities
 from regard.pipelines import TaggedWord, TextEncoder
-from regard.pipelines.files import BlockOutput, process_file
-
-PROMPT = "Type texts"
+from regard.pipelines.files import process_file
 
 
 @dataclass(frozen=True)
@@ -55,31 +50,17 @@ def run(argv: list[str]) -> int:
     check_file_options(options.output, options.overwrite, [options.input])
     encoder = open_model(options.model, options.device, TextEncoder)
     format_words = format_entities if options.entities else format_tags
-    if not is_stream(options.output):
-        assert options.output is not None
 
-        def process(texts: list[str], first_index: int, on_batch: Callable[[int, int], None]) -> BlockOutput:
-            rows = map(format_words, texts, encoder.tag(texts))
-            return BlockOutput("".join(f"{row}\n" for row in rows).encode())
+    def lines(texts: list[str]) -> Iterator[str]:
+        return (f"{format_words(text, words)}\n" for text, words in zip(texts, encoder.tag(texts)))
 
-        with file_progress("tagging") as on_progress:
-            summary = process_file(
-                input_texts(options.text, options.input, PROMPT),
-                options.output,
-                [process],
-                settings={"task": "tag", "model": encoder.fingerprint(), "entities": options.entities},
-                check=lambda text, name: encoder.tag(text),
-                overwrite=options.overwrite,
-                progress=on_progress,
-            )
-        note_file(summary, options.output)
-        return 0
-    with open_stream(options.output) as stream:
-        for block in read_blocks(options.text, options.input, PROMPT):
-            texts = [text for _, text in block]
-            for text, words in zip(texts, encoder.tag(texts)):
-                print(format_words(text, words), file=stream)
-            stream.flush()
+    write = partial(
+        process_file,
+        processors=[block_processor(lines)],
+        settings={"task": "tag", "model": encoder.fingerprint(), "entities": options.entities},
+        check=lambda text, name: encoder.tag(text),
+    )
+    print_or_write(options, "tagging", "Type texts", lines, write)
     return 0
 
 

@@ -1,6 +1,6 @@
 """`regard translate`: translate lines of text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -24,16 +24,12 @@ from regard.cli.common import (
     UnknownCharacters,
     check_shard_options,
     check_utf8,
-    file_progress,
     input_shards,
     is_stream,
-    note_file,
     open_models,
-    open_stream,
     parse,
     print_note,
-    read_blocks,
-    streaming_progress,
+    print_or_write,
     suggest_input,
 )
 from regard.cli.options import Arg
@@ -41,10 +37,9 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.interop.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
+from regard.pipelines.files import FileSummary
 from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.translation import Split, format_translations
-
-PROMPT = "Type lines to translate"
 
 Phrases = Annotated[tuple[str, ...], Arg("PHRASE", is_repeated=True)]
 
@@ -91,101 +86,80 @@ def run(argv: list[str]) -> int:
     options = parse(Options, "translate", argv)
     suggest_input(options.text)
     check_shard_options(options.input, options.output, options.overwrite, options.device, options.cluster)
-    if options.alignments and is_onnx_folder(options.model):
-        raise RegardError(
-            f"{options.model} contains ONNX graphs, whose attention cannot be recorded.",
-            "Pass the model folder that they were exported from.",
-        )
-    split: Split = options.split
-    if options.require:
-        if split == "always":
-            raise RegardError("--require and --split always cannot be combined.", "Leave out --split always.")
-        split = "never"
-    if options.alignments:
-        if split == "always":
-            raise RegardError("--alignments and --split always cannot be combined.", "Leave out --split always.")
-        split = "never"
-    check_utf8(options.prefix, "--prefix")
-    for name, values in (("--require", options.require), ("--forbid", options.forbid)):
-        for phrase in values:
-            check_utf8(phrase, name)
-    to_stream = is_stream(options.output)
-    device = options.device if options.cluster is None else "cpu"
-    translators = open_models(options.model, device, Translator, options.ensemble, parallel=not to_stream)
-    translators = [translator.with_target(options.to, options.source_language) for translator in translators]
-    config = replace(translators[0].decoding, **options.decode)
+    split = _check_options(options)
+    is_parallel, device = not is_stream(options.output), options.device if options.cluster is None else "cpu"
+    translators = open_models(options.model, device, Translator, options.ensemble, parallel=is_parallel)
+    first, *replicas = (translator.with_target(options.to, options.source_language) for translator in translators)
+    config, limit = replace(first.decoding, **options.decode), first.max_output_len
     if options.alignments:
         from regard.evaluation.teacher_forcing import require_attention
 
-        require_attention(translators[0])
-    limit = translators[0].max_output_len
+        require_attention(first)
     if limit is not None and options.decode.get("max_len", 0) > limit:
         print_note(
             f"--max-len {config.max_len}: the length limit of the model is {limit} tokens. "
             "For longer translations, train with a larger --model.max-len."
         )
-    if to_stream:
-        _translate_stream(options, config, split, translators[0])
-    else:
-        _translate_file(options, config, split, translators)
-    return 0
-
-
-def _translate_stream(options: Options, config: DecodeConfig, split: Split, translator: Translator) -> None:
-    """Print translations as the lines arrive."""
-    unknown = UnknownCharacters(translator.source_tokenizer, translator.special.unk)
+    inputs: dict[str, Any] = {"required": options.require, "forbidden": options.forbid}
+    inputs |= {"truncate": options.truncate, "split": split}
+    done, layer = 0, None
 
     def check(line: str, name: str) -> None:
         sentence_split = split if config.n_best == 1 else "never"
-        translator.check_line(line, name, truncate=options.truncate, split=sentence_split)
-        unknown.check(line, name)
+        first.check_line(line, name, truncate=options.truncate, split=sentence_split)
 
-    layer, done = None, 0
-    with open_stream(options.output) as stream, streaming_progress("translating") as on_progress:
-        for block in read_blocks(options.text, options.input, PROMPT, check=check):
-            texts = [line for _, line in block]
-            inputs: dict[str, Any] = {"truncate": options.truncate, "split": split, **_phrases(options)}
-            prefixes = [options.prefix] * len(texts) if options.prefix else None
-            results = translator.translate(texts, config, prefixes=prefixes, **inputs, first_index=done)
-            column = None
-            if options.alignments:
-                layer = layer or _sharpest_layer(translator, texts, results)
-                column = _alignments(translator, texts, results, layer)
-            for line in format_translations(results, config, done, scores=options.scores, column=column):
-                print(line, file=stream)
-            stream.flush()
-            done += len(block)
-            on_progress(done, None)
+    def lines(texts: list[str]) -> Iterator[str]:
+        nonlocal done, layer
+        prefixes = [options.prefix] * len(texts) if options.prefix else None
+        results = first.translate(texts, config, prefixes=prefixes, **inputs, first_index=done)
+        column = None
+        if options.alignments:
+            layer = layer or _sharpest_layer(first, texts, results)
+            column = _alignments(first, texts, results, layer)
+        rows = format_translations(results, config, done, scores=options.scores, column=column)
+        done += len(texts)
+        return (f"{row}\n" for row in rows)
 
-
-def _translate_file(options: Options, config: DecodeConfig, split: Split, translators: list[Translator]) -> None:
-    """Write the translations to a file, or resume it."""
-    assert options.output is not None
-    first, *replicas = translators
-    unknown = UnknownCharacters(first.source_tokenizer, first.special.unk)
-    source = input_shards(options.text, options.input, PROMPT, unknown)
-    extra: dict[str, Any] = {}
-    if options.alignments:
-        layer = _alignment_layer(first, source, options.output, config)
-        extra["settings"] = {"alignments": layer}
-        extra["add_column"] = lambda translator, lines, results: _alignments(translator, lines, results, layer)
-    with file_progress("translating") as on_progress:
-        summary = first.translate_file(
+    def write(source: InputItems[str] | Path, output: Path, **how: Any) -> FileSummary:
+        extra: dict[str, Any] = {}
+        if options.alignments:
+            layer = _alignment_layer(first, source, output, config)
+            extra["settings"] = {"alignments": layer}
+            extra["add_column"] = lambda translator, lines, results: _alignments(translator, lines, results, layer)
+        return first.translate_file(
             source,
-            options.output,
+            output,
             config,
             prefix=options.prefix,
-            **_phrases(options),
-            truncate=options.truncate,
-            split=split,
             scores=options.scores,
             replicas=replicas,
             cluster=options.cluster,
-            overwrite=options.overwrite,
-            progress=on_progress,
+            **inputs,
+            **how,
             **extra,
         )
-    note_file(summary, options.output)
+
+    unknown = UnknownCharacters(first.source_tokenizer, first.special.unk)
+    prompt = "Type lines to translate"
+    print_or_write(options, "translating", prompt, lines, write, check=check, unknown=unknown, source=input_shards)
+    return 0
+
+
+def _check_options(options: Options) -> Split:
+    """Check options before a model is loaded. Returns which lines to split into sentences."""
+    if options.alignments and is_onnx_folder(options.model):
+        raise RegardError(
+            f"{options.model} contains ONNX graphs, whose attention cannot be recorded.",
+            "Pass the model folder that they were exported from.",
+        )
+    for name in ("require", "alignments"):
+        if getattr(options, name) and options.split == "always":
+            raise RegardError(f"--{name} and --split always cannot be combined.", "Leave out --split always.")
+    for name in ("prefix", "require", "forbid"):
+        values = getattr(options, name)
+        for text in [values] if isinstance(values, str) else values:
+            check_utf8(text, f"--{name}")
+    return "never" if options.require or options.alignments else options.split
 
 
 def _alignment_layer(translator: Translator, source: InputItems[str] | Path, output: Path, config: DecodeConfig) -> str:
@@ -196,10 +170,6 @@ def _alignment_layer(translator: Translator, source: InputItems[str] | Path, out
     lines = list(islice(source, BLOCK_SIZE))
     results = translator.translate(lines, config, truncate=True)
     return _sharpest_layer(translator, lines, results)
-
-
-def _phrases(options: Options) -> dict[str, Any]:
-    return {"required": options.require, "forbidden": options.forbid}
 
 
 def _pairs(lines: Sequence[str], results: Sequence[Sequence[Translation]]) -> list[tuple[str, str]]:

@@ -7,11 +7,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from regard.config_reader import parse_json
 from regard.data.text.compression import (
@@ -24,6 +27,7 @@ from regard.data.text.compression import (
     open_input,
 )
 from regard.errors import RegardError, require_package
+from regard.ranges import format_value
 
 logger = logging.getLogger("regard")
 
@@ -38,6 +42,8 @@ _PHRASEBOOK_FILES = {
     f"{PHRASEBOOK}:validation": "phrasebook-validation.tsv.gz",
     f"{PHRASEBOOK}:test": "phrasebook-test.tsv.gz",
 }
+ROWS = "<rows>"
+"""the name of data that are rows instead of files, where names of files are stored"""
 MAX_LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 
@@ -347,6 +353,67 @@ def warn_header_skipped(file: str | Path, header: Sequence[str]) -> None:
 # -- pairs -------------------------------------------------------------------------------------------------------------
 
 
+def find_rows(data: Any, name: str = "data") -> Iterable[Any] | None:
+    """The rows of a data frame, or of an iterable of rows such as pairs or dictionaries; None for names of files.
+
+    >>> find_rows(["a.tsv", "b.tsv"]), list(find_rows(pair for pair in [("a", "b")]))
+    (None, [('a', 'b')])
+    """
+    if isinstance(data, str | Path | None):
+        return None
+    if hasattr(data, "columns"):
+        return data.to_dicts() if hasattr(data, "to_dicts") else data.to_dict("records")  # Polars, pandas
+    if isinstance(data, dict | bytes) or not isinstance(data, Iterable):
+        raise RegardError(
+            f"{name} must be files or rows (got {format_value(data)}).",
+            'Pass the name of a file, a list of them, or rows such as [("the cat", "le chat"), …].',
+        )
+    # A list of texts cannot be told from a list of files; files are meant.
+    is_files = isinstance(data, list | tuple) and all(isinstance(file, str | Path) for file in data)
+    return None if is_files else data
+
+
+@contextmanager
+def data_files(data: Any, fields: Sequence[str], name: str = "data") -> Iterator[list[str]]:
+    """The names of the files of data: those that it names, or of a temporary file with its rows (see `find_rows`).
+
+    Rows are dictionaries, or tuples (or a text) with these fields. Errors call the temporary file by `name`.
+
+    >>> with data_files([("a", "b")], ("source", "target")) as files:
+    ...     read_pairs(files)
+    [('a', 'b')]
+    """
+    rows = find_rows(data, name)
+    if rows is None:
+        yield [str(file) for file in ([data] if isinstance(data, str | Path) else data)]
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "rows.jsonl")
+        _write_rows(rows, file, fields, name)
+        try:
+            yield [str(file)]
+        except RegardError as error:
+            raise RegardError(error.message.replace(str(file), name), error.hint) from None
+
+
+def _write_rows(rows: Iterable[Any], file: Path, fields: Sequence[str], name: str) -> None:
+    number = 0
+    with file.open("w", encoding="utf-8") as stream:
+        for number, row in enumerate(rows, 1):
+            values = (row,) if isinstance(row, str) else row.tolist() if isinstance(row, np.ndarray) else row
+            if not isinstance(row, Mapping):
+                if not isinstance(values, tuple | list) or len(values) != len(fields):
+                    raise RegardError(
+                        f"{name}, row {number}: expected ({', '.join(fields)}) or a dictionary "
+                        f"(got {format_value(row)}).",
+                        "Pass such rows, or name their fields with columns=….",
+                    )
+                values = dict(zip(fields, values))
+            stream.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")
+    if not number:
+        raise RegardError(f"{name} has no rows.", "Pass at least one.")
+
+
 def read_pairs(files: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[TextPair]:
     """Read pairs of source and target texts: the list of what `stream_pairs` yields."""
     return list(stream_pairs(files, columns))
@@ -575,9 +642,18 @@ def describe_json_error(error: Exception) -> str:
     return "half a surrogate pair" if isinstance(error, UnicodeError) else "a number has too many digits"
 
 
-def describe_fields(entry: Any) -> str:
-    """Describe the fields of a JSON value, for error messages about missing fields."""
-    return f"it has {', '.join(entry) or 'no fields'}" if isinstance(entry, dict) else "it is not an object"
+def describe_fields(entry: Any, names: Sequence[str] = ()) -> str:
+    """Describe a JSON value without text in the fields `names`, for error messages.
+
+    >>> describe_fields({"en": "a"}, ["source"]), describe_fields({"source": 1}, ["source"])
+    ('it has en', '"source" is 1')
+    """
+    if not isinstance(entry, dict):
+        return "it is not an object"
+    if names and all(name in entry for name in names):
+        name = next(name for name in names if not isinstance(entry[name], str))
+        return f'"{name}" is {format_value(entry[name])}'
+    return f"it has {', '.join(entry) or 'no fields'}"
 
 
 def pair_from_object(entry: Any, columns: Sequence[str]) -> TextPair:
@@ -586,8 +662,8 @@ def pair_from_object(entry: Any, columns: Sequence[str]) -> TextPair:
         entry = entry["translation"]
     source, target = (entry.get(name) if isinstance(entry, dict) else None for name in names)
     if not isinstance(source, str) or not isinstance(target, str):
-        message = f'expected text in the fields "{names[0]}" and "{names[1]}"; {describe_fields(entry)}.'
-        raise RegardError(message, hint="Name the two fields: --columns SOURCE TARGET")
+        message = f'expected text in the fields "{names[0]}" and "{names[1]}"; {describe_fields(entry, names)}.'
+        raise RegardError(message, hint="Name the two fields: --columns SOURCE TARGET, or columns=(source, target).")
     return source, target
 
 

@@ -22,13 +22,14 @@ from jaxtyping import Bool, UInt64
 from regard.data.batching.sequences import STARTS_DTYPE
 from regard.data.text.cleaning import CleaningCounts, validation_size
 from regard.data.text.documents import VALIDATION_SHARE, no_text_error, text_files
+from regard.data.text.readers import find_rows
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import FOREIGN_KIND, TOKENIZER_KINDS
 from regard.errors import RegardError
 from regard.files import write_atomically
 from regard.pipelines import ModelFolder, pipeline_class, read_tokenizers, write_tokenizers
 from regard.progress import show_progress, show_status
-from regard.training.datasets import Dataset, find_rows, too_few_examples
+from regard.training.datasets import Dataset, too_few_examples
 from regard.training.recipe import DataConfig, TokenizerConfig, recipe_from_dict
 from regard.training.shards.corpora import CORPORA, Rows
 from regard.training.shards.dataset import ShardedDataset, ShardedSplit, open_shards

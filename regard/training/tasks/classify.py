@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from regard.data.batching.texts import encode_texts
 from regard.data.text.labeled_texts import LabeledText, LabeledTextBatches, label_ids, label_names, read_labeled_texts
@@ -38,6 +38,7 @@ class ClassifyTask(Task):
     pipeline = "text_encoder"
     metrics = ("accuracy",)
     unit = "text"
+    head: ClassVar = {"head": "classify"}
     usage_hint = 'regard classify {out} "…"'
 
     def read(self, config: DataConfig) -> Dataset[Sequence[LabeledText]]:
@@ -72,7 +73,7 @@ class ClassifyTask(Task):
 
     def with_head(self, config: Any) -> Any:
         needs_pooler = config.pooler == "none" and config.pooling == "first" and not config.head_transform
-        return dataclasses.replace(config, head="classify", pooler="tanh" if needs_pooler else config.pooler)
+        return dataclasses.replace(super().with_head(config), pooler="tanh" if needs_pooler else config.pooler)
 
     def complete_config(self, config: Any, dataset: Dataset[Sequence[LabeledText]], tokenizers: Tokenizers) -> Any:
         return set_vocab_size(self.with_head(config), tokenizers, labels=label_names(dataset.training))
