@@ -27,7 +27,7 @@ VOCAB = 32_000
 
 
 def make_request(model: Transformer, sources: list[list[int]], config: DecodeConfig) -> DecodingRequest:
-    return DecodingRequest(model, Request(sources, config, SEQ2SEQ_TOKENS), lambda n: n)
+    return DecodingRequest(model, Request(sources, config, SEQ2SEQ_TOKENS))
 
 
 def run_all_at_once(scheduler: Scheduler, requests: list[DecodingRequest]) -> float:

@@ -21,7 +21,6 @@ import torch
 from regard.models import TransformerConfig
 from regard.training import DataConfig, Recipe, TokenizerConfig, TrainConfig, loop, read_dataset
 from regard.training.checkpoint import gather_state
-from regard.training.cuda_graphs import make_step
 from regard.training.distributed import Workers
 from regard.training.guards import Position
 from regard.training.log import RunLog
@@ -82,7 +81,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="regard-skip-") as folder:
             run = make_trainer(options.device, options.width, name, Path(folder))
             groups = run.batches(Position(0, 0), run.workers.part, run.device)
-            guarded = make_step(run)
+            guarded = run.capture_step()
 
             def step(optimizer, _accepted) -> None:
                 if hasattr(optimizer, "found_inf"):
@@ -90,7 +89,7 @@ def main() -> int:
                 optimizer.step()
 
             with mock.patch.object(loop, "step_if", step):
-                plain = make_step(run)
+                plain = run.capture_step()
                 time_updates(run, groups, plain, options.warm_up)  # captures the graphs, with the unconditional step
             time_updates(run, groups, guarded, options.warm_up)
             times: dict[str, list[float]] = {"plain": [], "guarded": []}

@@ -33,6 +33,7 @@ from regard.data.batching.batch import Batch
 from regard.data.batching.streams import TokenStreamBatches
 from regard.kernels.triton import add_norm, cross_entropy, linear_relu
 from regard.layers.embeddings import Embedding
+from regard.layers.fusion import fuse_residuals
 from regard.models import GPTConfig, TransformerConfig, make_model
 from regard.models.gpt import gpt2, gpt_small
 from regard.training.checkpoint import unique_parameters
@@ -110,7 +111,7 @@ def regard_step(config: TransformerConfig | GPTConfig, variant: Variant, smoothi
     torch._inductor.config.combo_kernels = variant.combined
     torch._inductor.config.pattern_matcher = variant.patterns
     torch.manual_seed(0)
-    model = make_model(config).to(DEVICE).train()
+    model = fuse_residuals(make_model(config).to(DEVICE).train())
     for module in model.modules():
         if isinstance(module, Embedding):
             module.low_precision = variant.low_precision

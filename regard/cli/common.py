@@ -296,17 +296,17 @@ Check = Callable[[str, str], object]
 
 
 def read_blocks(
-    texts: tuple[str, ...], file: Path | None, prompt: str, *, check: Check | None = None, size: int | None = None
+    texts: tuple[str, ...], file: Path | None, prompt: str, *, size: int | None = None
 ) -> Iterator[list[NamedText]]:
     """The input texts of a command (see `read_texts`) in blocks of `size`, by default BLOCK_SIZE.
 
-    From a pipe or a terminal, a block contains the lines available so far. `check(text, name)` raises an error for an
-    invalid text; the texts before an invalid or unreadable one are yielded first.
+    From a pipe or a terminal, a block contains the lines available so far. The texts before an unreadable one are
+    yielded first.
     """
     size = size or BLOCK_SIZE
     lines = read_texts(texts, file, prompt)
     is_stream = not texts and file in (None, Path(STDIN)) and _stdin_is_stream()
-    items = _until_error(lines, check)
+    items = _until_error(lines)
     for block in _available_blocks(items, size) if is_stream else iter(lambda: list(islice(items, size)), []):
         failure = block.pop() if isinstance(block[-1], RegardError) else None
         if block:
@@ -315,13 +315,10 @@ def read_blocks(
             raise failure  # type: ignore[misc]
 
 
-def _until_error(lines: Iterator[NamedText], check: Check | None) -> Iterator[NamedText | RegardError]:
+def _until_error(lines: Iterator[NamedText]) -> Iterator[NamedText | RegardError]:
     """The texts before the first error, followed by the error."""
     try:
-        for name, text in lines:
-            if check is not None:
-                check(text, name)
-            yield name, text
+        yield from lines
     except RegardError as error:
         yield error
 
@@ -383,19 +380,38 @@ def print_or_write(
         note_file(summary, options.output, unit)
         return
 
-    def check_line(text: str, name: str) -> None:
-        if check is not None:
-            check(text, name)
-        if unknown is not None:
-            unknown.check(text, name)
-
     done = 0
     with open_stream(options.output) as stream, streaming_progress(label) as on_done:
-        for block in read_blocks(options.text, options.input, prompt, check=check_line):
-            stream.writelines(lines([text for _, text in block]))
+        for block in read_blocks(options.text, options.input, prompt):
+            printed, error = _lines_until_error(lines, block, check)
+            for name, text in block:
+                if unknown is not None:
+                    unknown.check(text, name)
+            stream.writelines(printed)
             stream.flush()
+            if error is not None:
+                raise error
             done += len(block)
             on_done(done, None)
+
+
+def _lines_until_error(
+    lines: Lines, block: Sequence[NamedText], check: Check | None
+) -> tuple[list[str], RegardError | None]:
+    """The lines for a block; for the texts before the first one that `check` finds invalid, with its error.
+
+    Texts are checked one by one only if the block has an error, so that each is tokenized once.
+    """
+    texts = [text for _, text in block]
+    try:
+        return list(lines(texts)), None
+    except RegardError:
+        for i, (name, text) in enumerate(block if check is not None else ()):
+            try:
+                check(text, name)
+            except RegardError as error:
+                return list(lines(texts[:i])) if i else [], error
+        raise
 
 
 def block_processor(lines: Lines) -> ProcessItems[str]:
@@ -408,9 +424,11 @@ class UnknownCharacters:
 
     def __init__(self, tokenizer: Tokenizer, unk: int) -> None:
         self.tokenizer, self.unk, self.has_warned = tokenizer, unk, False
+        self.is_possible = True
+        """whether the present texts may have unknown tokens, for commands that know their ids"""
 
     def check(self, text: str, name: str) -> None:
-        if self.has_warned:
+        if self.has_warned or not self.is_possible:
             return
         encoding = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         spans = [span for token, span in zip(encoding.ids, encoding.offsets) if token == self.unk]

@@ -20,7 +20,7 @@ from regard.training.distributed import run_torchrun_rank, torchrun_rank
 from regard.training.plan import metric_name
 from regard.training.run import add_shards_task, complete_recipe
 from regard.training.run import run as run_setup
-from regard.training.shards.folder import is_shard_folder
+from regard.training.shards.dataset import is_shard_folder
 
 COMMAND_LINE = "the command line"
 

@@ -17,8 +17,8 @@ from regard.errors import RegardError
 from regard.graph.steps import Graph, Step, all_steps
 from regard.layers.feedforward import FeedForward
 
-# The last module of a block: the norm of a post-norm block, the residual connection of a pre-norm block.
-_LAST_NORM, _LAST_RESIDUAL = "feedforward_norm", "feedforward_residual"
+# The last module of a post-norm block.
+_LAST_NORM = "feedforward_norm"
 _TEXT_INPUTS = ("source", "target", "text")
 
 
@@ -199,12 +199,16 @@ class _PartFinder:
         # The blocks whose output the output layer reads: those of the decoder, if there is one.
         blocks = "decoder" if any(step.module.startswith("decoder.0.") for step in self.graph.steps) else "blocks"
         inside = [step for step in self.graph.steps if re.match(rf"{blocks}\.\d+\.", step.module)]
-        first = next((step for step in inside if _is_sum(step, "attention_residual")), None)
-        if first is None:
+        sums: dict[str, list[Step]] = {}  # the residual sums of each block
+        for step in inside:
+            if step.op == "add" and step.module.count(".") == 1:
+                sums.setdefault(step.module, []).append(step)
+        if not sums:
             return []
-        streams = [str(first.inputs[0])]
+        streams = [str(next(iter(sums.values()))[0].inputs[0])]
+        last = {id(steps[-1]) for steps in sums.values()}
         for i, step in enumerate(inside):
-            if _is_sum(step, _LAST_RESIDUAL):
+            if id(step) in last:
                 norm = list(takewhile(lambda later: later.module.rpartition(".")[2] == _LAST_NORM, inside[i + 1 :]))
                 streams.append((norm or [step])[-1].name)
         return streams
@@ -221,7 +225,3 @@ class _PartFinder:
 
 def _is_inside(module: str, path: str) -> bool:
     return module == path or module.startswith(f"{path}.")
-
-
-def _is_sum(step: Step, module: str) -> bool:
-    return step.op == "add" and step.module.rpartition(".")[2] == module

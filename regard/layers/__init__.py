@@ -1,7 +1,7 @@
 """Layers: modules with parameters from which the models are built."""
 
 from regard.layers.attention import MultiHeadAttention
-from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
+from regard.layers.blocks import BlockConfig, PostNormBlock, PreNormBlock
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import FeedForward
 from regard.layers.norms import RMSNorm, make_norm
@@ -12,14 +12,14 @@ from regard.layers.recurrent import Recurrent, TimeMajorLayout
 __all__ = [
     "POSITIONS",
     "BlockConfig",
-    "DecoderBlock",
     "Embedding",
-    "EncoderBlock",
     "FeedForward",
     "MultiHeadAttention",
     "Packed",
     "Padded",
     "PositionalEncoding",
+    "PostNormBlock",
+    "PreNormBlock",
     "RMSNorm",
     "Recurrent",
     "TimeMajorLayout",

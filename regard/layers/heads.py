@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention.offsets import Lengths, Offsets
 from regard.layers.attention import MultiHeadAttention
-from regard.layers.blocks import BlockConfig, EncoderBlock, first_tokens
+from regard.layers.blocks import BlockConfig, TransformerBlock, first_tokens
 from regard.layers.norms import make_norm
 from regard.layers.patches import Grid, gather_rows, patch_coordinates, prepend_prefix, remove_prefix
 from regard.layers.positions import SinusoidalGrid
@@ -74,14 +74,14 @@ class SegmentationDecoder(nn.Module):
     torch.Size([2, 5, 3])
     """
 
-    blocks: Sequence[EncoderBlock]  # a ModuleList
+    blocks: Sequence[TransformerBlock]  # a ModuleList
 
     def __init__(self, labels: int, config: BlockConfig, score: str, layers: int) -> None:
         super().__init__()
         config = replace(config, max_len=config.max_len + labels)
         self.queries = nn.Parameter(torch.empty(labels, config.width))
         nn.init.normal_(self.queries, std=0.02)
-        self.blocks = nn.ModuleList(EncoderBlock(config, score) for _ in range(layers))  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(config.make_block(score) for _ in range(layers))  # type: ignore[assignment]
         self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
         # Projections of patches and label queries.
         self.of_patch = nn.Linear(config.width, config.width, bias=False)
@@ -117,7 +117,7 @@ class PatchDecoder(nn.Module):
     torch.Size([1, 2, 8])
     """
 
-    blocks: Sequence[EncoderBlock]  # a ModuleList
+    blocks: Sequence[TransformerBlock]  # a ModuleList
 
     def __init__(self, width: int, config: BlockConfig, score: str, layers: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class PatchDecoder(nn.Module):
         self.hidden = nn.Parameter(torch.empty(1, config.width))  # the mask token
         nn.init.normal_(self.hidden, std=0.02)
         self.positions = SinusoidalGrid(config.width)
-        self.blocks = nn.ModuleList(EncoderBlock(config, score) for _ in range(layers))  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(config.make_block(score) for _ in range(layers))  # type: ignore[assignment]
         self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
 
     def forward(

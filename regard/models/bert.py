@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement
+from regard.layers.blocks import BlockConfig, NormPlacement, TransformerBlock
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import EncoderActivation, activate
@@ -310,7 +310,7 @@ class Bert(nn.Module):
     torch.Size([5, 11])
     """
 
-    blocks: Sequence[EncoderBlock]  # a ModuleList
+    blocks: Sequence[TransformerBlock]  # a ModuleList
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -332,7 +332,7 @@ class Bert(nn.Module):
         )
         self.widen = nn.Linear(inner, config.width) if config.embedding_width else nn.Identity()
         self.relative = _make_relative(config, norm(config.width))
-        blocks = [EncoderBlock(config.block_config(i), config.score) for i in range(config.groups or config.layers)]
+        blocks = [config.block_config(i).make_block(config.score) for i in range(config.groups or config.layers)]
         if config.norm == "pre" and not config.first_norm:
             blocks[0].attention_norm = nn.Identity()
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.offsets import Lengths, Offsets
+from regard.layers.blocks import TransformerBlock
 from regard.layers.embeddings import Embedding
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
 from regard.layers.packed import Tokens
@@ -37,7 +38,7 @@ class Decoder:
     """
 
     embedding: Embedding
-    blocks: Sequence[Any]
+    blocks: Sequence[TransformerBlock]
     norm: nn.Module
     output: nn.Linear
     bias: RelativeBias | None = None
@@ -50,7 +51,7 @@ class Decoder:
     @property
     def has_cross(self) -> bool:
         """Whether the blocks have cross-attention over the output of an encoder."""
-        return bool(self.blocks) and getattr(self.blocks[0], "cross", None) is not None
+        return bool(self.blocks) and self.blocks[0].cross is not None
 
     def features(
         self,
@@ -63,11 +64,10 @@ class Decoder:
 
         Caches that were made for these tokens are filled with their keys and values.
         """
-        source = {} if memory is None else {"memory": memory, "memory_offsets": memory_offsets}
         x = self.embedding(tokens.ids, tokens.positions, tokens.max_len)
         for i, block in enumerate(self.blocks):
             cache = caches[i] if caches else None
-            x = block(x, tokens.offsets, tokens.positions, self.bias, cache, **source)
+            x = block(x, tokens.offsets, tokens.positions, self.bias, cache, memory, memory_offsets)
         return self.final_norm(x)
 
     def final_norm(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
@@ -89,7 +89,7 @@ class Decoder:
 
     def start_from(self, memory: Float[Tensor, "M E"], offsets: Offsets | Lengths) -> DecoderState:
         """The state before the first target token, from the output of the encoder."""
-        keys_values = [block.cross.keys_values(memory) for block in self.blocks]
+        keys_values = [block.cross.keys_values(memory) for block in self.blocks if block.cross is not None]
         stored = [CrossAttentionCache.from_sequences(k, v, offsets) for k, v in keys_values]
         positions = torch.zeros((len(stored[0].k), 1), dtype=torch.long, device=memory.device)
         return DecoderState(positions, [KVCache(block.attention.mask) for block in self.blocks], stored)
@@ -101,8 +101,8 @@ class Decoder:
         # The longest row of the cache bounds all positions.
         x = self.embedding(last, state.positions, state.caches[0].length + 1)
         for i, (block, cache) in enumerate(zip(self.blocks, state.caches)):
-            source = {"memory_cache": state.memory[i]} if state.memory else {}
-            x = block(x, None, state.positions, self.bias, cache, **source)
+            memory_cache = state.memory[i] if state.memory else None
+            x = block(x, None, state.positions, self.bias, cache, memory_cache=memory_cache)
         logits = self.logits(self.final_norm(x))
         return logits, DecoderState(state.positions + 1, state.caches, state.memory)
 

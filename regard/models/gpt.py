@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
-from regard.layers.blocks import BiasPlacement, BlockConfig, EncoderBlock
+from regard.errors import RegardError
+from regard.layers.blocks import BiasPlacement, BlockConfig, TransformerBlock
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
 from regard.layers.norms import DecoderNormKind, make_norm
@@ -86,6 +87,10 @@ class GPTConfig:
     def check(self) -> None:
         """Raise if values are inconsistent."""
         check_heads(self.width, self.heads, self.kv_heads, self.head_width, rotary=self.positions == "rotary")
+        if self.parallel and self.norm != "pre":
+            raise RegardError(
+                f'Parallel blocks normalize their input (got model.norm = "{self.norm}").', 'Set model.norm to "pre".'
+            )
 
     def sliding_window(self, layer: int) -> int:
         """The sliding window of a layer; 0: none."""
@@ -147,7 +152,7 @@ class GPT(nn.Module):
     torch.Size([5, 11])
     """
 
-    blocks: Sequence[EncoderBlock]  # a ModuleList
+    blocks: Sequence[TransformerBlock]  # a ModuleList
     continues_source = True
     """the output of decoding continues its source, the prompt"""
 
@@ -165,7 +170,7 @@ class GPT(nn.Module):
             offset=config.position_offset,
         )
         self.blocks = nn.ModuleList(  # type: ignore[assignment]
-            EncoderBlock(config.block_config(i), config.score, "masked") for i in range(config.layers)
+            config.block_config(i).make_block(config.score, "masked") for i in range(config.layers)
         )
         self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
         self.output = nn.Linear(config.width, config.vocab, bias=False)

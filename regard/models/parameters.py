@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from regard.attention import Score
 from regard.errors import RegardError
 from regard.layers.float8_linear import Float8Linear
+from regard.layers.fusion import unfused
 from regard.layers.int8_linear import Int8Linear
 from regard.models import FAMILIES, ModelConfig, ViTConfig, family_name
 from regard.ranges import definition, format_value
@@ -86,7 +87,7 @@ def find_change(model: nn.Module) -> str:
         if path not in expected or path not in modules:
             return f"{name} is {'missing' if path in expected else 'an additional module'}"
         module, other = modules[path], expected[path]
-        if definition(type(module)) != definition(type(other)):
+        if definition(unfused(type(module))) != definition(type(other)):
             return f"{name} is {type(module).__name__} instead of {type(other).__name__}"
         settings, defaults = _settings(module), _settings(other)
         for key in defaults | settings:
@@ -108,9 +109,10 @@ def find_change(model: nn.Module) -> str:
 
 
 def find_replacement(model: nn.Module) -> str:
-    """The first module of a model that has another class or forward than its config gives it; "" if there is none.
+    """The first module of a model that computes something else than its config says; "" if there is none.
 
-    Scores and quantized linear layers are left out: code that runs the parameters of a model by itself supports them.
+    A subclass that redefines no method computes the same. Scores and quantized linear layers are left out: code that
+    runs the parameters of a model by itself supports them.
 
     >>> from regard.models import GPT, GPTConfig
     >>> model = GPT(GPTConfig(width=8, heads=2, feedforward=8, vocab=5))
@@ -118,7 +120,10 @@ def find_replacement(model: nn.Module) -> str:
     >>> find_replacement(model)
     'blocks.1.feedforward'
     """
-    return _find_replacement(model, _class_tree(model.config), "")
+    config: Any = model.config
+    if definition(type(config)) not in {definition(family.config) for family in FAMILIES.values()}:
+        return "the model"  # no registered family says what its layers are
+    return _find_replacement(model, _class_tree(config), "")
 
 
 class _ClassTree(NamedTuple):
@@ -139,11 +144,11 @@ def _class_tree(config: Any) -> _ClassTree:
 
 
 def _find_replacement(module: nn.Module, expected: _ClassTree, path: str) -> str:
-    cls = type(module)
+    cls = unfused(type(module))
     if issubclass(cls, Score) and issubclass(expected.cls, Score):
         return ""
     is_linear = expected.cls is nn.Linear and cls in (Int8Linear, Float8Linear)
-    if (cls is not expected.cls and not is_linear) or "forward" in module.__dict__:
+    if not (is_linear or _computes_as(cls, expected.cls)) or "forward" in module.__dict__:
         return path or "the model"
     for name, child in module._modules.items():
         tree, child_path = expected.children.get(name), f"{path}.{name}" if path else name
@@ -153,6 +158,14 @@ def _find_replacement(module: nn.Module, expected: _ClassTree, path: str) -> str
         elif found := _find_replacement(child, tree, child_path):
             return found
     return ""
+
+
+def _computes_as(cls: type[Any], base: type[Any]) -> bool:
+    """Whether a class is another, or a subclass that redefines nothing of it but its constructor."""
+    if not issubclass(cls, base):
+        return False
+    names = {name for one in cls.__mro__[: cls.__mro__.index(base)] for name in vars(one)}
+    return not any(hasattr(base, name) for name in names if not name.startswith("__") or name == "__call__")
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:

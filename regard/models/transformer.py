@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, NormPlacement
+from regard.layers.blocks import BlockConfig, NormPlacement, TransformerBlock
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import Activation
 from regard.layers.norms import NormKind, make_norm
@@ -146,8 +146,8 @@ class Transformer(nn.Module):
     torch.Size([2, 11])
     """
 
-    encoder: Sequence[EncoderBlock]  # a ModuleList
-    decoder: Sequence[DecoderBlock]  # a ModuleList
+    encoder: Sequence[TransformerBlock]  # a ModuleList
+    decoder: Sequence[TransformerBlock]  # a ModuleList
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -175,8 +175,10 @@ class Transformer(nn.Module):
         self.encoder_bias = relative(bidirectional=True) if config.positions == "relative" else None
         self.decoder_bias = relative(bidirectional=False) if config.positions == "relative" else None
         block = config.block_config()
-        encoder = (EncoderBlock(block, config.encoder_score) for _ in range(config.encoder_layers))
-        decoder = (DecoderBlock(block, config.decoder_score, config.cross_score) for _ in range(config.decoder_layers))
+        encoder = (block.make_block(config.encoder_score) for _ in range(config.encoder_layers))
+        decoder = (
+            block.make_block(config.decoder_score, "masked", config.cross_score) for _ in range(config.decoder_layers)
+        )
         self.encoder = nn.ModuleList(encoder)  # type: ignore[assignment]
         self.decoder = nn.ModuleList(decoder)  # type: ignore[assignment]
         # Post-norm blocks end in a norm already.

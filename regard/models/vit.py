@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attention.offsets import Offsets
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
-from regard.layers.blocks import BlockConfig, EncoderBlock, NormPlacement, first_tokens
+from regard.layers.blocks import BlockConfig, NormPlacement, TransformerBlock, first_tokens
 from regard.layers.embeddings import GridPositionKind, ImageEmbedding, Images
 from regard.layers.feedforward import VisionActivation
 from regard.layers.heads import AttentionPooling, PatchDecoder, SegmentationDecoder
@@ -378,7 +378,7 @@ class ViT(nn.Module):
     torch.Size([5, 2])
     """
 
-    blocks: Sequence[EncoderBlock]  # a ModuleList
+    blocks: Sequence[TransformerBlock]  # a ModuleList
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -404,7 +404,7 @@ class ViT(nn.Module):
         )
         rates: list[float | None] = [config.drop_path * i / max(1, config.layers - 1) for i in range(config.layers)]
         rates = rates if config.drop_path else [None] * config.layers
-        blocks = (EncoderBlock(replace(block, drop_path=rate), config.score) for rate in rates)
+        blocks = (replace(block, drop_path=rate).make_block(config.score) for rate in rates)
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]
         # Post-norm blocks end in a norm already.
         self.norm = block.make_norm() if config.norm == "pre" else nn.Identity()

@@ -1,15 +1,15 @@
 """Decoding requests: encoded inputs of a pipeline with their options, and how hypotheses become results."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
-from regard.decode import NBest, Request, decode_all
+from regard.decode import DecodeConfig, NBest, Request, decode_all
 from regard.decode.slots import OnToken
-from regard.errors import RegardError
+from regard.errors import RegardError, did_you_mean
 
 R = TypeVar("R")
 _GPU_PRECISIONS = ("float16", "bfloat16", "float8")
@@ -25,8 +25,6 @@ class DecodingRequest(Generic[R]):
 
     model: Any
     encoded: Request
-    finish: Callable[[list[NBest]], list[R]]
-    """makes the results of the pipeline from the hypotheses of each source"""
 
     def __post_init__(self) -> None:
         """Check the options that depend on the model: token ids, and the precision that its device supports."""
@@ -47,6 +45,10 @@ class DecodingRequest(Generic[R]):
                     f"precision {config.precision} is for GPUs (the model is on cpu).", "Use int8 or float32."
                 )
 
+    def finish(self, hypotheses: list[NBest]) -> list[R]:
+        """The results of the pipeline, from the hypotheses of each source; here these themselves."""
+        return hypotheses  # type: ignore[return-value]
+
     @torch.no_grad()
     def decode(
         self, *, on_token: OnToken | None = None, progress: Callable[[int, int], None] | None = None
@@ -57,3 +59,20 @@ class DecodingRequest(Generic[R]):
     def run(self, *, on_token: OnToken | None = None, progress: Callable[[int, int], None] | None = None) -> list[R]:
         """Decode all sources and return the results."""
         return self.finish(self.decode(on_token=on_token, progress=progress))
+
+
+def check_options(options: Mapping[str, Any], known: Iterable[str], function: str) -> None:
+    """Raise an error for an option that a function does not have, with the right name or place.
+
+    >>> check_options({"spilt": "auto"}, ["split", "truncate"], "translate")
+    Traceback (most recent call last):
+    regard.errors.RegardError: translate has no option spilt. Did you mean split?
+    """
+    known = list(known)
+    for name in options:
+        if name in known:
+            continue
+        hint = did_you_mean(name, known, f"Its options are {', '.join(known)}.")
+        if name in (field.name for field in fields(DecodeConfig)):
+            hint = f"It is an option of decoding: pass DecodeConfig({name}=…) as config."
+        raise RegardError(f"{function} has no option {name}.", hint)

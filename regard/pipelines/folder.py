@@ -36,6 +36,7 @@ from regard.devices import find_device
 from regard.errors import RegardError
 from regard.files import check_output_folder, write_atomically
 from regard.kernels.cpu.int8_linear import quantize_weight
+from regard.layers.fusion import fuse_residuals
 from regard.models import FAMILIES, family_name, make_model
 from regard.models.parameters import SkipInitialization, find_change, layer_counts
 from regard.pipelines.pipeline import Pipeline
@@ -232,7 +233,10 @@ def load(path, device="auto", *, expect=None):
             training = read_json(folder.path / "training.json")
         except RegardError as error:  # only provenance: the model runs without it
             logger.warning("%s The model is used without it.", error.message)
-    pipeline = make_pipeline(model.to(torch_device).eval(), tokenizers, training, folder.special)
+    model = model.to(torch_device).eval()
+    if torch_device.type == "cuda":
+        fuse_residuals(model)
+    pipeline = make_pipeline(model, tokenizers, training, folder.special)
     pipeline.folders = frozenset([folder.path.resolve()])
     pipeline.read_settings(folder)
     return pipeline

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from regard.errors import RegardError, require_package
+from regard.layers.fusion import fuse_residuals
 from regard.pipelines.files import MAX_LOSSES, BlockOutput, OnBatch, ProcessItems, WorkerLost
 from regard.ranges import check_value
 
@@ -79,6 +80,8 @@ class _Actor:
             torch.set_num_threads(1)  # one worker per core
         for model in pipeline.models:
             model.to(device)
+            if device == "cuda":
+                fuse_residuals(model)
         self.process = make_processor(pipeline)
 
     def run(self, items: list[Any], first: int) -> tuple[bytes, dict[str, float]]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from regard.errors import RegardError
 from regard.models import GPT
 from regard.pipelines.callback_iterator import iterate_callback
 from regard.pipelines.chat_template import Messages, render_chat
-from regard.pipelines.decoding_request import DecodingRequest
+from regard.pipelines.decoding_request import DecodingRequest, check_options
 from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
 from regard.pipelines.pipeline import DecodingPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
@@ -62,6 +62,16 @@ class TextLoss:
     @property
     def bits_per_byte(self) -> float:
         return self.nats / math.log(2) / self.bytes
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Options of generated texts, beside those of decoding: see `TextGenerator.generate`."""
+
+    required: Phrases | None
+    forbidden: Phrases | None
+    truncate: bool
+    special_tokens: bool
+    history: bool
 
 
 class TokenScores(NamedTuple):
@@ -165,23 +175,32 @@ class TextGenerator(DecodingPipeline):
         return TokenTexts.from_tokenizer(self.tokenizer, self.model.config.vocab)
 
     @overload
-    def generate(self, prompts: str, config: DecodeConfig | None = None, **options: Any) -> list[Continuation]: ...
+    def generate(
+        self,
+        prompts: str,
+        config: DecodeConfig | None = None,
+        *,
+        on_text: OnText | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Continuation]: ...
     @overload
     def generate(
-        self, prompts: Sequence[str], config: DecodeConfig | None = None, **options: Any
+        self,
+        prompts: Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        on_text: OnText | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> list[list[Continuation]]: ...
     def generate(
         self,
         prompts: str | Sequence[str],
         config: DecodeConfig | None = None,
         *,
-        required: Phrases | None = None,
-        forbidden: Phrases | None = None,
-        truncate: bool = False,
-        special_tokens: bool = False,
-        history: bool = False,
         on_text: OnText | None = None,
         progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> Any:
         """The continuations of each prompt, decoded with `decoding` by default; one list for a single string.
 
@@ -191,38 +210,21 @@ class TextGenerator(DecodingPipeline):
         of the prompt's entry in `required` (beam search only) and none of its entry in `forbidden`, as whole words; a
         list of strings applies to all prompts. `special_tokens`: see `encode_prompt`.
         """
-        options: dict[str, Any] = {"required": required, "forbidden": forbidden, "truncate": truncate}
-        options |= {"special_tokens": special_tokens, "history": history}
         if isinstance(prompts, str):
             return self.generate([prompts], config, **options, on_text=on_text, progress=progress)[0]
         request = self.prepare(prompts, config, **options)
-        if on_text is None:
-            return request.run(progress=progress)
-        decoders = self.stream_decoders(request)
-
-        def on_token(index: int, token: int) -> None:
-            if text := decoders[index].add(token):
-                on_text(index, text)
-
-        results = request.run(on_token=on_token, progress=progress)
-        for index, decoder in enumerate(decoders):
-            if text := decoder.flush():
-                on_text(index, text)
-        return results
+        return request.run(progress=progress) if on_text is None else request.run_streaming(on_text, progress)
 
     def prepare(
         self,
         prompts: Sequence[str | Sequence[int]],
         config: DecodeConfig | None = None,
-        *,
-        required: Phrases | None = None,
-        forbidden: Phrases | None = None,
-        truncate: bool = False,
-        special_tokens: bool = False,
-        history: bool = False,
-    ) -> DecodingRequest[list[Continuation]]:
+        **options: Unpack[GenerationOptions],
+    ) -> "PreparedGeneration":
         """The encoded prompts and options of `generate`, to decode later: `generate` is `prepare(…).run()`."""
+        check_options(options, GenerationOptions.__annotations__, "generate")
         config = config or self.decoding
+        truncate, special_tokens = options.get("truncate", False), options.get("special_tokens", False)
         ids = [
             self.encode_prompt(prompt, name=f"prompt {i}", truncate=truncate, special_tokens=special_tokens)
             for i, prompt in enumerate(prompts, 1)
@@ -233,28 +235,17 @@ class TextGenerator(DecodingPipeline):
             config = dataclasses.replace(config, unknown=False)
         lexical = make_constraints(
             lambda: self._token_texts,
-            phrases_per_line(required, len(prompts), "required"),
-            phrases_per_line(forbidden, len(prompts), "forbidden"),
+            phrases_per_line(options.get("required"), len(prompts), "required"),
+            phrases_per_line(options.get("forbidden"), len(prompts), "forbidden"),
             [f"prompt {i}" for i in range(1, len(prompts) + 1)],
         )
         if lexical is not None:
-            lexical = [phrases.after(prompt) for phrases, prompt in zip(lexical, ids)]
+            lexical = [one.after(prompt) for one, prompt in zip(lexical, ids)]
         self.model.eval()
-
-        def finish(results: list[NBest]) -> list[list[Continuation]]:
-            lengths = (len(prompt) + len(h.ids) for prompt, n_best in zip(ids, results) for h in n_best)
-            if any(length > self.trained_length for length in lengths):
-                self.warn_beyond_trained_length()
-            return [
-                [Continuation(decoder.decode(h.ids), h.score, h, n_best.history) for h in n_best]
-                for decoder, n_best in zip(self.stream_decoders(request), results)
-            ]
-
-        limits = [limit for limit in (self.length_limit, config.max_total_len) if limit]
-        total = min(limits, default=None)
+        total = min((limit for limit in (self.length_limit, config.max_total_len) if limit), default=None)
+        history = options.get("history", False)
         encoded = Request(ids, config, self.special, lexical=lexical, max_total_len=total, history=history)
-        request = DecodingRequest(self.model, encoded, finish)
-        return request
+        return PreparedGeneration(self.model, encoded, self)
 
     def stream_decoders(self, request: DecodingRequest[Any]) -> list["StreamDecoder"]:
         """The decoders of the texts after the prompts of a request."""
@@ -303,12 +294,10 @@ class TextGenerator(DecodingPipeline):
             raise RegardError(
                 f"generate_stream generates one text (got n_best={config.n_best}).", "Use n_best=1, or generate."
             )
-        self.encode_prompt(prompt, truncate=truncate)  # errors are raised here, not by the iterator
+        request = self.prepare([prompt], config, truncate=truncate)  # errors are raised here, not by the iterator
         if config.method == "beam":
-            return (self.generate(prompt, config, truncate=truncate)[0].text for _ in range(1))
-        return iterate_callback(
-            lambda emit: self.generate(prompt, config, truncate=truncate, on_text=lambda _, text: emit(text))
-        )
+            return (request.run()[0][0].text for _ in range(1))
+        return iterate_callback(lambda emit: request.run_streaming(lambda _, text: emit(text)))
 
     @overload
     def score(self, texts: str, **options: Any) -> SequenceScore: ...
@@ -373,6 +362,39 @@ class TextGenerator(DecodingPipeline):
                 progress(tokens, len(ids))
         words = sum(len(text.split()) + text.count("\n") for text in documents)
         return TextLoss(nats, tokens, max(1, words), sum(len(text.encode()) for text in documents))
+
+
+@dataclass(frozen=True)
+class PreparedGeneration(DecodingRequest[list[Continuation]]):
+    """Encoded prompts to continue."""
+
+    generator: TextGenerator
+
+    def finish(self, hypotheses: list[NBest]) -> list[list[Continuation]]:
+        prompts, generator = self.encoded.sources, self.generator
+        lengths = (len(prompt) + len(one.ids) for prompt, n_best in zip(prompts, hypotheses) for one in n_best)
+        if any(length > generator.trained_length for length in lengths):
+            generator.warn_beyond_trained_length()
+        return [
+            [Continuation(decoder.decode(one.ids), one.score, one, n_best.history) for one in n_best]
+            for decoder, n_best in zip(generator.stream_decoders(self), hypotheses)
+        ]
+
+    def run_streaming(
+        self, on_text: OnText, progress: Callable[[int, int], None] | None = None
+    ) -> list[list[Continuation]]:
+        """`run`, with a call of `on_text` for every piece of text."""
+        decoders = self.generator.stream_decoders(self)
+
+        def on_token(index: int, token: int) -> None:
+            if text := decoders[index].add(token):
+                on_text(index, text)
+
+        results = self.run(on_token=on_token, progress=progress)
+        for index, decoder in enumerate(decoders):
+            if text := decoder.flush():
+                on_text(index, text)
+        return results
 
 
 class StreamDecoder:

@@ -1,14 +1,114 @@
-"""Translations of lines, and their text format."""
+"""Requests for translations of lines, their results, and the text format of these."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict
 
 from regard.data.text.sentence_splitter import join_sentences
 from regard.decode import DecodeConfig, Hypothesis, SearchHistory
+from regard.errors import RegardError
+from regard.pipelines.decoding_request import check_options
+from regard.pipelines.phrases import Phrases, phrases_per_line
 
 Split = Literal["auto", "always", "never"]
 """which lines are split into sentences: those beyond the trained length, all, or none"""
+
+
+class TranslationOptions(TypedDict, total=False):
+    """Options of translations, beside those of decoding: see `TranslationRequest`."""
+
+    prefixes: str | Sequence[str] | None
+    required: Phrases | None
+    forbidden: Phrases | None
+    truncate: bool
+    split: Split
+    first_index: int
+    history: bool
+    to: str | None
+    source_language: str | None
+    names: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class TranslationRequest:
+    """What is asked of a translator: lines, options of decoding, rules for the outputs, and languages.
+
+    A call, a file or a server makes it once and passes it on.
+    """
+
+    lines: Sequence[str]
+    config: DecodeConfig
+    prefixes: str | Sequence[str] | None = None
+    """forced beginnings of the translations: one for all lines, or one per line"""
+    required: Phrases | None = None
+    """phrases that translations contain, as often as they are listed, as whole words"""
+    forbidden: Phrases | None = None
+    """phrases that translations do not contain as whole words"""
+    truncate: bool = False
+    """whether lines beyond the trained length are cut"""
+    split: Split = "never"
+    """which lines are split into sentences, whose translations are joined; those with required phrases are not"""
+    first_index: int = 0
+    """index of the first line, on which samples depend in addition to the seed"""
+    history: bool = False
+    """whether the candidates of every step of the search are recorded"""
+    to: str | None = None
+    """target language, for a model of several"""
+    source_language: str | None = None
+    """source language, for a model of several"""
+    names: Sequence[str] | None = None
+    """names of the lines in errors; by default line 1, line 2, …"""
+
+    def __post_init__(self) -> None:
+        if self.split == "always" and (self.config.n_best > 1 or self.history):
+            raise RegardError(
+                "split='always' gives one translation per line, without search history.",
+                "Use n_best=1 and history=False, or another split.",
+            )
+        if not isinstance(self.prefixes, str | None) and len(self.prefixes) != len(self.lines):
+            raise RegardError(
+                f"Expected one prefix per line: got {len(self.prefixes)} prefixes for {len(self.lines)} lines.",
+                'Pass "" for a line without one.',
+            )
+        if self.split == "always" and any(self.required_per_line):
+            raise RegardError(
+                "split='always' translates sentences separately: a required phrase has no sentence to be in.",
+                "Use another split.",
+            )
+
+    @staticmethod
+    def of(
+        lines: Sequence[str], config: DecodeConfig, options: Mapping[str, Any], function: str
+    ) -> "TranslationRequest":
+        """The request of a function; an error for an option that it does not have."""
+        check_options(options, TranslationOptions.__annotations__, function)
+        return TranslationRequest(lines, config, **options)
+
+    def block(self, lines: Sequence[str], first: int = 0, **changes: Any) -> "TranslationRequest":
+        """The request for other lines, of which `first` come before."""
+        return replace(self, lines=lines, first_index=self.first_index + first, **changes)
+
+    @property
+    def prefix_per_line(self) -> list[str]:
+        return [self.prefixes or ""] * len(self.lines) if isinstance(self.prefixes, str | None) else [*self.prefixes]
+
+    @property
+    def required_per_line(self) -> list[list[str]]:
+        return phrases_per_line(self.required, len(self.lines), "required")
+
+    @property
+    def forbidden_per_line(self) -> list[list[str]]:
+        return phrases_per_line(self.forbidden, len(self.lines), "forbidden")
+
+    @property
+    def name_per_line(self) -> list[str]:
+        return [f"line {i}" for i in range(1, len(self.lines) + 1)] if self.names is None else [*self.names]
+
+    @property
+    def split_per_line(self) -> list[Split]:
+        """Which lines are split; not those whose results belong to one sentence."""
+        is_whole = self.config.n_best > 1 or self.history
+        return ["never" if is_whole or required else self.split for required in self.required_per_line]
 
 
 @dataclass(frozen=True)

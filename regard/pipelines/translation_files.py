@@ -2,12 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from regard.decode import DecodeConfig
 from regard.decode.shortlist import require_shortlist
 from regard.errors import RegardError
+from regard.pipelines.decoding_request import check_options
 from regard.pipelines.files import (
     BlockOutput,
     FileProgress,
@@ -20,13 +23,52 @@ from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import format_score
 from regard.pipelines.shortlist import shortlist_fingerprint
-from regard.pipelines.translation import Split, Translation, format_translations
+from regard.pipelines.translation import (
+    Translation,
+    TranslationOptions,
+    TranslationRequest,
+    format_translations,
+)
 
 if TYPE_CHECKING:
     from regard.pipelines.translator import Translator
 
-AddColumn = Callable[["Translator", Sequence[str], list[list[Translation]]], list[str]]
-"""computes a column of the output, one entry per translation, from lines and their translations"""
+
+@dataclass(frozen=True)
+class Column:
+    """A further column of an output file."""
+
+    compute: Callable[["Translator", Sequence[str], list[list[Translation]]], list[str]]
+    """its entries, one per translation, from lines and their translations"""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """what the entries depend on"""
+
+
+class FileOptions(TranslationOptions, total=False):
+    """Options of `translate_file`, beside those of decoding."""
+
+    scores: bool
+    column: Column | None
+
+
+@dataclass(frozen=True)
+class BlockTranslator:
+    """Translates blocks of lines of a request, as lines of text."""
+
+    translator: "Translator"
+    request: TranslationRequest
+    scores: bool
+    column: Column | None
+
+    def __call__(self, lines: list[str], first_index: int, on_batch: Callable[[int, int], None]) -> BlockOutput:
+        results = self.translator.encode(self.request.block(lines, first_index)).run(progress=on_batch)
+        column = None if self.column is None else self.column.compute(self.translator, lines, results)
+        rows = format_translations(results, self.request.config, first_index, scores=self.scores, column=column)
+        return BlockOutput("".join(f"{row}\n" for row in rows).encode())
+
+    def check(self, line: str, name: str) -> None:
+        """Raise an error if a line is invalid."""
+        self.translator.encode(self.request.block([line], names=[name]))
 
 
 def translate_file(
@@ -35,69 +77,43 @@ def translate_file(
     output: str | Path,
     config: DecodeConfig | None = None,
     *,
-    prefix: str = "",
-    required: Sequence[str] = (),
-    forbidden: Sequence[str] = (),
-    truncate: bool = False,
-    split: Split = "auto",
-    scores: bool = False,
     replicas: Sequence["Translator"] = (),
     cluster: Cluster | None = None,
     overwrite: bool = False,
     progress: Callable[[FileProgress], None] | None = None,
-    add_column: AddColumn | None = None,
-    settings: dict[str, Any] | None = None,
+    **options: Unpack[FileOptions],
 ) -> FileSummary:
     """Translate a file of any size, plain or compressed, in constant memory; the same call resumes it if killed.
 
     Each line of the output is the best translation of a line; with `scores` or `n_best` above 1, see
-    `format_translations`. `prefix` and the phrases apply to every line. `replicas` are copies of this translator,
-    on other devices, that work in parallel; with `cluster="ray"`, a Ray cluster does the work (see
-    `ray_processors`). If `source` is a pattern such as "part-*.en", `output` is a folder, which gets one file per
-    input file. An existing output is an error unless `overwrite` is set. `add_column` computes a further column,
-    and `settings` must contain what it depends on. A multilingual model needs `with_target`,
-    unless it has default languages.
+    `format_translations`. The other options are those of `Translator.translate`, with `split="auto"`; prefix and
+    phrases apply to every line. `replicas` are copies of this translator, on other devices, that work in parallel;
+    with `cluster="ray"`, a Ray cluster does the work (see `ray_processors`). If `source` is a pattern such as
+    "part-*.en", `output` is a folder, which gets one file per input file. An existing output is an error unless
+    `overwrite` is set. `column` computes a further column.
 
     >>> translator.translate_file("corpus.en.gz", "corpus.fr.gz")  # doctest: +SKIP
     FileSummary(items=100000, resumed_items=0, seconds=61.5, totals={})
     """
-    translator = translator.with_target()
-    config = config or translator.decoding
-    settings = translator.language_settings | (settings or {})
-    if config.shortlist:
+    check_options(options, FileOptions.__annotations__, "translate_file")
+    scores, column = options.pop("scores", False), options.pop("column", None)
+    request = TranslationRequest.of((), config or translator.decoding, {"split": "auto", **options}, "translate_file")
+    translator = translator.with_target(request.to, request.source_language)
+    if isinstance(request.prefixes, str):
+        translator.encode_prefix(request.prefixes, truncate=request.truncate)
+    settings: dict[str, Any] = {"task": "translate", "model": translator.fingerprint(), "scores": scores}
+    settings |= {"prefix": request.prefixes or "", "truncate": request.truncate, "split": request.split}
+    settings |= {"required": list(request.required or ()), "forbidden": list(request.forbidden or ())}
+    settings |= dataclasses.asdict(request.config) | translator.language_settings
+    settings |= {} if column is None else column.settings
+    if request.config.shortlist:
         settings["shortlist_file"] = shortlist_fingerprint(require_shortlist(translator.shortlist))
-    translator.encode_prefix(prefix, truncate=truncate)
-    options: dict[str, Any] = {"truncate": truncate, "split": split}
-    options |= {"required": list(required), "forbidden": list(forbidden)}
-
-    def make_processor(replica: "Translator") -> ProcessItems[str]:
-        def process(lines: list[str], first_index: int, on_batch: Callable[[int, int], None]) -> BlockOutput:
-            prefixes = [prefix] * len(lines) if prefix else None
-            results = replica.translate(
-                lines, config, prefixes=prefixes, first_index=first_index, progress=on_batch, **options
-            )
-            column = None if add_column is None else add_column(replica, lines, results)
-            rows = format_translations(results, config, first_index, scores=scores, column=column)
-            return BlockOutput("".join(f"{row}\n" for row in rows).encode())
-
-        return process
-
-    def check(line: str, name: str) -> None:
-        translator.check_line(line, name, truncate=truncate, split=split if config.n_best == 1 else "never")
-
+    make_processor = partial(BlockTranslator, request=request, scores=scores, column=column)
     return process_shards(
         find_shards(source, output),
         make_processors(make_processor, translator, replicas, cluster),
-        settings={
-            "task": "translate",
-            "model": translator.fingerprint(),
-            "prefix": prefix,
-            "scores": scores,
-            **options,
-            **dataclasses.asdict(config),
-            **settings,
-        },
-        check=check,
+        settings=settings,
+        check=make_processor(translator).check,
         allowed_changes=translator.truncation_changes,
         overwrite=overwrite,
         progress=progress,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
 import torch
 
@@ -21,18 +21,24 @@ from regard.data.text.languages import (
 from regard.data.text.sentence_splitter import split_sentences
 from regard.data.text.special_tokens import SEQ2SEQ_TOKENS, SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
-from regard.decode import DecodeConfig, Ensemble, Hypothesis, LexicalConstraints, NBest, Request, Shortlist, TokenTexts
+from regard.decode import DecodeConfig, Ensemble, Hypothesis, NBest, Request, Shortlist, TokenTexts
 from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
 from regard.pipelines import translation_files
 from regard.pipelines.decoding_request import DecodingRequest
 from regard.pipelines.language_choice import select_languages, without_languages
-from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
+from regard.pipelines.phrases import make_constraints
 from regard.pipelines.pipeline import DecodingPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 from regard.pipelines.shortlist import SHORTLIST_FILE, learn_shortlist, read_shortlist, write_shortlist
-from regard.pipelines.translation import Split, Translation, join_translations
+from regard.pipelines.translation import (
+    Split,
+    Translation,
+    TranslationOptions,
+    TranslationRequest,
+    join_translations,
+)
 
 if TYPE_CHECKING:
     from regard.pipelines.folder import ModelFolder
@@ -265,12 +271,8 @@ class Translator(DecodingPipeline):
         """The texts of the target tokens, in which phrases are searched."""
         return TokenTexts.from_tokenizer(self.target_tokenizer, self.model.config.target_vocab)
 
-    def split_line(self, line: str, split: Split) -> list[str]:
-        """The sentences of a line, which are translated separately, or the line itself if it is not split."""
-        return [sentence for sentence, _ in self._encode_sentences([line], [split])[0]]
-
     def _encode_sentences(self, lines: Sequence[str], splits: Sequence[Split]) -> list[list[tuple[str, list[int]]]]:
-        """The sentences of each line (see `split_line`) with their ids, without special tokens."""
+        """The sentences of each line, which are translated separately, with their ids, without special tokens."""
         max_len = {"never": math.inf, "auto": self.trained_length - self._special_count, "always": -1}
         encoded = [[(line, ids)] for line, ids in zip(lines, self.source_tokenizer.encode_batch(lines))]
         for i, (line, split) in enumerate(zip(lines, splits)):
@@ -279,123 +281,105 @@ class Translator(DecodingPipeline):
         return encoded
 
     @overload
-    def translate(self, lines: str, config: DecodeConfig | None = None, **options: Any) -> list[Translation]: ...
+    def translate(
+        self, lines: str, config: DecodeConfig | None = None, **options: Unpack[TranslationOptions]
+    ) -> list[Translation]: ...
     @overload
     def translate(
-        self, lines: Sequence[str], config: DecodeConfig | None = None, **options: Any
+        self,
+        lines: Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[TranslationOptions],
     ) -> list[list[Translation]]: ...
     def translate(
         self,
         lines: str | Sequence[str],
         config: DecodeConfig | None = None,
         *,
-        prefixes: Sequence[str] | None = None,
-        required: Phrases | None = None,
-        forbidden: Phrases | None = None,
-        truncate: bool = False,
-        split: Split = "never",
-        first_index: int = 0,
-        history: bool = False,
-        to: str | None = None,
-        source_language: str | None = None,
         progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[TranslationOptions],
     ) -> Any:
         """The `n_best` translations of each line, best first; one list for a single string.
 
         `to` and `source_language` are the codes of the languages, for a model of several. An empty line has an empty
         translation. Each translation begins with its entry in `prefixes`, and contains all phrases of its entry in
-        `required` (as often as they are listed) and none of its entry in `forbidden`, as whole words; a list of strings
-        applies to all lines. `split` selects the lines to split into sentences, whose translations are joined; this
-        gives one translation per line. Lines with required phrases are not split. `first_index` is the index of the
-        first line, on which samples depend in addition to the seed. `history` records the candidates of every step of
-        the search.
+        `required` (as often as they are listed) and none of its entry in `forbidden`, as whole words; one prefix, or a
+        list of strings, applies to all lines. `split` selects the lines to split into sentences, whose translations
+        are joined; this gives one translation per line. Lines with required phrases are not split. `truncate` cuts
+        lines to the trained length. `first_index` is the index of the first line, on which samples depend in addition
+        to the seed. `history` records the candidates of every step of the search. `names` are those of the lines in
+        errors.
         """
-        phrases: dict[str, Any] = {"required": required, "forbidden": forbidden}
-        options = {"prefixes": prefixes, **phrases, "truncate": truncate, "split": split, "history": history}
-        options |= {"to": to, "source_language": source_language}
         if isinstance(lines, str):
-            return self.translate([lines], config, **options)[0]
-        return self.prepare(lines, config, first_index=first_index, **options).run(progress=progress)
+            return self.translate([lines], config, progress=progress, **options)[0]
+        return self.prepare(lines, config, **options).run(progress=progress)
 
     def prepare(
-        self,
-        lines: Sequence[str],
-        config: DecodeConfig | None = None,
-        *,
-        prefixes: Sequence[str] | None = None,
-        required: Phrases | None = None,
-        forbidden: Phrases | None = None,
-        truncate: bool = False,
-        split: Split = "never",
-        first_index: int = 0,
-        history: bool = False,
-        to: str | None = None,
-        source_language: str | None = None,
-    ) -> DecodingRequest[list[Translation]]:
+        self, lines: Sequence[str], config: DecodeConfig | None = None, **options: Unpack[TranslationOptions]
+    ) -> "PreparedTranslation":
         """The encoded lines and options of `translate`, to decode later: `translate` is `prepare(…).run()`."""
-        translator, config = self.with_target(to, source_language), config or self.decoding
-        if config.n_best > 1 or history:
-            if split == "always":
-                raise RegardError(
-                    "split='always' gives one translation per line, without search history.",
-                    "Use n_best=1 and history=False, or another split.",
-                )
-            split = "never"
-        required = phrases_per_line(required, len(lines), "required")
-        forbidden = phrases_per_line(forbidden, len(lines), "forbidden")
-        if split == "always" and any(required):
-            raise RegardError(
-                "split='always' translates sentences separately: a required phrase has no sentence to be in.",
-                "Use another split.",
-            )
-        split_lines = translator._encode_sentences(lines, ["never" if phrases else split for phrases in required])
-        sentences = [sentence for line in split_lines for sentence in line]
-        sentence_prefixes = None
-        if prefixes is not None:  # for the first sentence of each line
-            if len(prefixes) != len(lines):
-                raise RegardError(
-                    f"Expected one prefix per line: got {len(prefixes)} prefixes for {len(lines)} lines.",
-                    'Pass "" for a line without one.',
-                )
-            sentence_prefixes = [
-                prefixes[i] if k == 0 else "" for i, line in enumerate(split_lines) for k in range(len(line))
-            ]
-        names = [f"line {i}" for i, line in enumerate(split_lines, 1) for _ in line]
-        indices = [
-            i + k * _SENTENCE_STRIDE for i, line in enumerate(split_lines, first_index) for k in range(len(line))
-        ]
-        required, forbidden = (
-            [phrases[i] for i, line in enumerate(split_lines) for _ in line] for phrases in (required, forbidden)
-        )
-        lexical = make_constraints(lambda: self._token_texts, required, forbidden, names)
-        request = translator._encode_request(
-            sentences, config, sentence_prefixes, lexical, truncate, names, indices, history
-        )
+        return self.encode(TranslationRequest.of(lines, config or self.decoding, options, "translate"))
 
-        def finish(results: list[NBest]) -> list[list[Translation]]:
-            translations = iter(request.finish(results))
-            return [join_translations([next(translations) for _ in line], config) for line in split_lines]
+    def encode(self, request: TranslationRequest) -> "PreparedTranslation":
+        """The lines of a request, encoded; empty sentences are not decoded."""
+        translator = self.with_target(request.to, request.source_language)
+        names, sentences, places = request.name_per_line, list[_Sentence](), list[list[int | None]]()
+        special_count = translator._special_count
+        for i, line in enumerate(translator._encode_sentences(request.lines, request.split_per_line)):
+            places.append([])
+            for k, (text, ids) in enumerate(line):
+                places[i].append(len(sentences) if text.strip() else None)
+                if text.strip():
+                    if len(ids) > translator.trained_length - special_count:
+                        ids = translator.limit_length(ids, names[i], request.truncate, special_count=special_count)
+                    sentences.append(_Sentence(i, k, translator.special.add_special_tokens(ids)))
+        config = request.config
+        if self.max_output_len is not None:
+            config = dataclasses.replace(config, max_len=min(config.max_len, self.max_output_len))
+        lexical = make_constraints(
+            lambda: self._token_texts, request.required_per_line, request.forbidden_per_line, names
+        )
+        for member in self.models:
+            if getattr(member, "training", True):  # exported graphs have no mode
+                member.eval()
+        encoded = Request(
+            [sentence.ids for sentence in sentences],
+            config,
+            translator.special,
+            prefixes=translator._forced_tokens(request, sentences),
+            lexical=None if lexical is None else [lexical[sentence.line] for sentence in sentences],
+            sample_indices=[request.first_index + one.line + one.part * _SENTENCE_STRIDE for one in sentences],
+            shortlist=self.shortlist,
+            history=request.history,
+        )
+        model = Ensemble(self.models) if self.ensemble_members else self.model
+        return PreparedTranslation(model, encoded, translator, places)
 
-        return dataclasses.replace(request, finish=finish)
+    def _forced_tokens(self, request: TranslationRequest, sentences: "list[_Sentence]") -> list[list[int]] | None:
+        """The tokens that each output begins with: those of the languages, and of the prefix of its line."""
+        start, prefixes = self.special.make_decoder_input([])[1:], request.prefix_per_line
+        if request.prefixes is None and self.special.forced is None:
+            return None
+        encoded = {"": list[int]()}
+        for i, prefix in enumerate(prefixes, 1):
+            if prefix not in encoded:
+                encoded[prefix] = self.encode_prefix(prefix, name=f"prefix {i}", truncate=request.truncate)
+        return [start + encoded[prefixes[one.line] if one.part == 0 else ""] for one in sentences]
 
     def translate_stream(
         self,
         lines: Iterable[str],
         config: DecodeConfig | None = None,
         *,
-        prefix: str = "",
-        required: Sequence[str] = (),
-        forbidden: Sequence[str] = (),
-        truncate: bool = False,
-        split: Split = "never",
-        to: str | None = None,
-        source_language: str | None = None,
         block_size: int = STREAM_BLOCK,
+        **options: Unpack[TranslationOptions],
     ) -> Iterator[list[Translation]]:
         """The translations of each line, like `translate`, for any number of lines, even an endless stream.
 
         `block_size` lines are read and translated together; 1 yields each translation before the next line is read.
-        Every translation begins with `prefix`; `required` and `forbidden` phrases apply to every line.
+        Prefix and phrases apply to every line.
 
         >>> for n_best in translator.translate_stream(open("corpus.en")):  # doctest: +SKIP
         ...     print(n_best[0].text)
@@ -404,77 +388,17 @@ class Translator(DecodingPipeline):
             raise RegardError("translate_stream expects an iterable of lines (got a string).", "Pass [line].")
         if block_size < 1:
             raise RegardError(f"block_size must be at least 1 (got {block_size}).", "Pass a positive number of lines.")
-        options = {"required": required, "forbidden": forbidden, "truncate": truncate, "split": split}
-        translator = self.with_target(to, source_language)
-        return translator._translate_blocks(iter(lines), config, prefix, block_size, options)
+        request = TranslationRequest.of((), config or self.decoding, options, "translate_stream")
+        self.with_target(request.to, request.source_language)  # errors are raised here, not by the iterator
+        return self._translate_blocks(iter(lines), request, block_size)
 
     def _translate_blocks(
-        self, lines: Iterator[str], config: DecodeConfig | None, prefix: str, size: int, options: dict[str, Any]
+        self, lines: Iterator[str], request: TranslationRequest, size: int
     ) -> Iterator[list[Translation]]:
         done = 0
         while block := [line.removesuffix("\n").removesuffix("\r") for line in islice(lines, size)]:
-            prefixes = [prefix] * len(block) if prefix else None
-            yield from self.translate(block, config, prefixes=prefixes, first_index=done, **options)
+            yield from self.encode(request.block(block, done)).run()
             done += len(block)
-
-    def check_line(self, line: str, name: str, *, truncate: bool, split: Split) -> None:
-        """Raise an error if a line, or one of its sentences, exceeds the length limit."""
-        for sentence in self.split_line(line, split):
-            self.encode_source(sentence, name=name, truncate=truncate)
-
-    def _encode_request(
-        self,
-        lines: Sequence[tuple[str, list[int]]],
-        config: DecodeConfig,
-        prefixes: Sequence[str] | None,
-        lexical: Sequence[LexicalConstraints] | None,
-        truncate: bool,
-        names: Sequence[str],
-        sample_indices: Sequence[int],
-        history: bool,
-    ) -> DecodingRequest[list[Translation]]:
-        """The request for sentences with their ids; empty sentences are not decoded."""
-        if self.max_output_len is not None:
-            config = dataclasses.replace(config, max_len=min(config.max_len, self.max_output_len))
-        nonempty = [i for i, (line, _) in enumerate(lines) if line.strip()]
-        count, trained_length = self._special_count, self.trained_length
-        sources = []
-        for i in nonempty:
-            ids = lines[i][1]
-            if len(ids) > trained_length - count:
-                ids = self.limit_length(ids, names[i], truncate, special_count=count)
-            sources.append(self.special.add_special_tokens(ids))
-        forced = None
-        if prefixes is not None or self.special.forced is not None:
-            start = self.special.make_decoder_input([])[1:]
-            texts = prefixes if prefixes is not None else [""] * len(lines)
-            forced = [start + self.encode_prefix(texts[i], name=f"prefix {i + 1}", truncate=truncate) for i in nonempty]
-        model = self.model if not self.ensemble_members else Ensemble(self.models)
-        for member in self.models:
-            if getattr(member, "training", True):  # exported graphs have no mode
-                member.eval()
-
-        def finish(results: list[NBest]) -> list[list[Translation]]:
-            translations: list[list[Translation]] = [[] for _ in lines]
-            if any(len(h.ids) >= trained_length for n_best in results for h in n_best):
-                self.warn_beyond_trained_length()
-            decoded = iter(self.target_tokenizer.decode_batch(h.ids for n_best in results for h in n_best))
-            for i, n_best in zip(nonempty, results):
-                translations[i] = [Translation(next(decoded), h.score, h, n_best.history) for h in n_best]
-            empty = Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))
-            return [n_best or [empty] for n_best in translations]
-
-        encoded = Request(
-            sources,
-            config,
-            self.special,
-            prefixes=forced,
-            lexical=None if lexical is None else [lexical[i] for i in nonempty],
-            sample_indices=[sample_indices[i] for i in nonempty],
-            shortlist=self.shortlist,
-            history=history,
-        )
-        return DecodingRequest(model, encoded, finish)
 
     def learn_shortlist(
         self,
@@ -554,6 +478,38 @@ class Translator(DecodingPipeline):
 
     translate_file = translation_files.translate_file
     score_file = translation_files.score_file
+
+
+class _Sentence(NamedTuple):
+    """A sentence to decode."""
+
+    line: int
+    """index of its line"""
+    part: int
+    """index among the sentences of its line"""
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class PreparedTranslation(DecodingRequest[list[Translation]]):
+    """Encoded lines to translate."""
+
+    translator: Translator
+    places: list[list[int | None]]
+    """for each line the indices of its sentences among the encoded sources; None: it is empty"""
+
+    def finish(self, hypotheses: list[NBest]) -> list[list[Translation]]:
+        flat = [hypothesis.ids for n_best in hypotheses for hypothesis in n_best]
+        if any(len(ids) >= self.translator.trained_length for ids in flat):
+            self.translator.warn_beyond_trained_length()
+        texts = iter(self.translator.target_tokenizer.decode_batch(flat))
+        empty = [Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))]
+        decoded = [
+            [Translation(next(texts), one.score, one, n_best.history) for one in n_best] or empty
+            for n_best in hypotheses
+        ]
+        config = self.encoded.config
+        return [join_translations([empty if i is None else decoded[i] for i in line], config) for line in self.places]
 
 
 def _recipe_language_pairs(training: Any) -> tuple[LanguagePair, ...]:

@@ -99,11 +99,11 @@ class GraphedUpdate:
         return graph, static_batch, parts
 
 
-def make_step(trainer: "Trainer") -> Callable[[list[Batch]], LossParts]:
-    """The training step of a trainer; on a GPU, captured as CUDA graphs."""
+def capture_step(trainer: "Trainer") -> Callable[[list[Batch]], LossParts]:
+    """The training step of a trainer on a GPU, captured as CUDA graphs if possible."""
     step, config, workers = trainer.training_step, trainer.config, trainer.workers
     is_eager = trainer.is_sharded and config.optimizer == "muon"
-    if trainer.device.type != "cuda" or config.accumulate > 1 or is_eager:
+    if config.accumulate > 1 or is_eager:
         return step
     if workers.update_group is None:
         return GraphedUpdate(step) if trainer.state.batch_parts == 1 else step

@@ -39,8 +39,9 @@ from regard.data.batching.batch import Batch, RankSlice
 from regard.devices import find_device
 from regard.errors import Interrupted, RegardError
 from regard.layers import POSITIONS
-from regard.layers.blocks import DecoderBlock, EncoderBlock
+from regard.layers.blocks import TransformerBlock
 from regard.layers.embeddings import Embedding
+from regard.layers.fusion import fuse_residuals
 from regard.pipelines import pipeline_class
 from regard.training.guards import BatchTooLargeError, catch_out_of_memory
 from regard.training.losses import LossParts
@@ -62,11 +63,10 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 BUCKET_BYTES = 25 * 2**20
 # Models up to this size (float32) keep their gathered weights from the forward to the backward pass.
 KEPT_BYTES = 2**31
-# The methods to compile, by module type: they take most of the time, and all layers of a type share the code.
+# The methods to compile, by module class: they take most of the time, and all layers of a class share the code.
 REGIONS: dict[type[nn.Module], tuple[str, ...]] = {
     Embedding: ("forward",),
-    EncoderBlock: ("forward", "forward_first"),
-    DecoderBlock: ("forward",),
+    TransformerBlock: ("forward", "forward_first"),
 }
 
 
@@ -514,6 +514,8 @@ class DistributedModel:
     ) -> None:
         self.model, self.workers, self.device, config = model, workers, device, recipe.train
         model.train()
+        if device.type == "cuda":
+            fuse_residuals(model)
         if workers.update_group is not None and is_new:
             workers.broadcast(model.parameters())
         self.is_sharded = workers.update_group is not None and config.sharding == "fsdp"
@@ -674,10 +676,9 @@ def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None)
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     frees_gathered = sum(p.nbytes for p in module.parameters()) > KEPT_BYTES
-    for layer in [layer for layer in module.modules() if isinstance(layer, EncoderBlock | DecoderBlock)]:
+    for layer in [layer for layer in module.modules() if isinstance(layer, TransformerBlock)]:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=frees_gathered)
-        if isinstance(layer, EncoderBlock):
-            register_fsdp_forward_method(layer, "forward_first")
+        register_fsdp_forward_method(layer, "forward_first")
     fully_shard(module, mesh=mesh)
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -712,7 +713,13 @@ def compiled_features(model: nn.Module) -> Callable[..., Tensor]:
     Compiling an entire model takes a minute or more, and again for each value of max_len. Blocks are compiled once, and
     a second time, with dynamic shapes, when max_len changes. A model without such blocks is compiled in one piece.
     """
-    methods = [(module, name) for module in model.modules() for name in REGIONS.get(type(module), ())]
+    methods = [
+        (module, name)
+        for module in model.modules()
+        for region, names in REGIONS.items()
+        if isinstance(module, region)
+        for name in names
+    ]
     eager: Callable[..., Tensor] = model.features  # type: ignore[assignment]
     if not methods:
         return torch.compile(eager, dynamic=False)

@@ -42,13 +42,8 @@ class Origin(NamedTuple):
     pipeline: Any
 
 
-def open_origin(start_from: StartFrom | None) -> Origin | None:
-    """Open the model to fine-tune, a folder or a pipeline.
-
-    >>> open_origin(None)
-    """
-    if start_from is None:
-        return None
+def open_origin(start_from: StartFrom) -> Origin:
+    """Open the model to fine-tune, a folder or a pipeline."""
     if isinstance(start_from, str | Path):
         return Origin(str(start_from), load(start_from, "cpu"))
     if not isinstance(start_from, Pipeline) or len(getattr(start_from, "models", [start_from.model])) > 1:

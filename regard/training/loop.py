@@ -5,7 +5,7 @@ import functools
 import hashlib
 import itertools
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from regard.training.checkpoint import (
     restore_state,
     unique_parameters,
 )
-from regard.training.cuda_graphs import make_step
+from regard.training.cuda_graphs import capture_step
 from regard.training.datasets import Dataset, count_units
 from regard.training.distributed import DistributedModel, Workers, accumulating, report_dead_ranks
 from regard.training.guards import (
@@ -138,7 +138,7 @@ class Trainer:
             if config.keep_every:
                 self.save_snapshot()  # the untrained model
             self.checkpoint()  # marks the folder as belonging to this run
-        self.captured_step = make_step(self)
+        self.captured_step = self.capture_step()
         self.timed_from = time.monotonic()
         position = Position(self.state.epoch, self.state.batch)
         stream = self.batches(position, self.workers.part, self.device)
@@ -153,7 +153,7 @@ class Trainer:
                     self.read_losses()
                     if self.guard.has_failed:
                         roll_back(self)
-                        self.captured_step = make_step(self)
+                        self.captured_step = self.capture_step()
                         continue
                 if reads:
                     agree_on_micro_batches(self)
@@ -195,7 +195,7 @@ class Trainer:
             if parts is None:
                 split_batches(self, batches)
                 if self.workers.size == 1:  # several ranks decide together when they capture the next graph
-                    self.captured_step = make_step(self)  # for smaller batches
+                    self.captured_step = self.capture_step()  # for smaller batches
         self.guard.add(state.step + 1, Position(state.epoch, state.batch), parts)
         state.step, state.epoch, state.batch = state.step + 1, epoch, batch
         self.run_log.advance(state.step)
@@ -225,6 +225,10 @@ class Trainer:
         step_if(self.optimizer, self.guard.accepts(result))
         self.loss.zero_grad()
         return result
+
+    def capture_step(self) -> Callable[[list[Batch]], LossParts]:
+        """The training step; on a GPU, captured as CUDA graphs."""
+        return capture_step(self) if self.device.type == "cuda" else self.training_step
 
     def validate(self) -> None:
         """Compute the validation metrics, save the best model, and count validations without improvement."""

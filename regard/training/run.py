@@ -73,8 +73,7 @@ from regard.training.recipe import (
     replace_named,
     resolve_cache_folder,
 )
-from regard.training.shards.dataset import ShardedDataset, shards_task
-from regard.training.shards.folder import shard_files
+from regard.training.shards.dataset import ShardedDataset, shard_files, shards_task
 from regard.training.tasks import TASKS, check_recipe, read_dataset, restrict_recipe, suggest_recipe
 from regard.training.tasks.task import BatchShape
 from regard.version import __version__
@@ -251,7 +250,7 @@ def complete_recipe(
         raise RegardError(
             f"A model to fine-tune cannot be restricted to a form for {export_for}.", f"Leave out {key_name('for')}."
         )
-    origin = open_origin(start_from)
+    origin = None if start_from is None else open_origin(start_from)
     if not dry_run:  # before reading the data, which may take long
         check_run_folder(Path(out), [*data.files, *data.validation, origin and origin.name])
     dataset = read_dataset(chosen.task, resolve_cache_folder(data, out), quiet=quiet)
@@ -324,7 +323,7 @@ def run_recipe(
     """
     if torchrun_rank():
         return None if dry_run else run_torchrun_rank()
-    origin = open_origin(start_from)
+    origin = None if start_from is None else open_origin(start_from)
     if not dry_run:
         check_run_folder(Path(out), [*recipe.data.files, *recipe.data.validation, origin and origin.name])
     dataset = dataset or read_dataset(recipe.task, resolve_cache_folder(recipe.data, out), quiet=quiet)
@@ -492,7 +491,8 @@ def prepare(
     model = build_model(spec)
     if origin is not None:
         load_weights(model, initial_weights(model, origin.model), provenance["start_from"], HEAD_PARAMETERS)
-    vectors = init_embeddings(model, config, *tokenizers) if tokenizers else []
+    has_vectors = bool(config.source_vectors or config.target_vectors)
+    vectors = init_embeddings(model, config, *tokenizers) if has_vectors and tokenizers else []
     pipeline = make_pipeline(model, tokenizers, dict(provenance), special)
     if origin is not None:
         pipeline.inherit_settings(origin)

@@ -13,6 +13,7 @@ from regard.decode.steppers import static
 from regard.errors import RegardError
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.packed import pack
+from regard.models.gpt import GPT
 from tests.decode.models import (
     CONFIGS,
     assert_equal_search,
@@ -192,6 +193,23 @@ def test_coverage_equals_plain_search(monkeypatch, name):
         ours, plain = decode_both(COVERED[name](), make_sources(7), config)
     assert [choice.stepper for choice in choices] == ["static", "model"]
     assert_equal_search(ours, plain)
+
+
+class NamedGPT(GPT):
+    """A subclass that computes what its base does."""
+
+    title = "extended"
+
+
+class DoubledGPT(GPT):
+    def features(self, tokens):
+        return 2 * super().features(tokens)
+
+
+def test_static_decoders_support_subclasses_that_compute_the_same():
+    config = DecodeConfig(method="greedy", max_len=5)
+    assert model_reason(NamedGPT(gpt().config).eval(), config) == ""
+    assert model_reason(DoubledGPT(gpt().config).eval(), config) == "the model was replaced"
 
 
 @pytest.mark.parametrize("change", ["module", "forward"])

@@ -28,7 +28,7 @@ from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfi
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, save
 from regard.training.checkpoint import CHECKSUMS, FACTS, Checkpoint, CheckpointStore, TrainState, gather_state
 from regard.training.recipe import Recipe, recipe_to_dict
-from regard.training.shards.folder import MANIFEST, shard_name, starts_name
+from regard.training.shards.dataset import MANIFEST, shard_name, starts_name
 from regard.training.shards.preparation import prepare
 
 TEXT = "one two three four"

@@ -74,8 +74,9 @@ LANGUAGE_MODELS = {
         **dict(layers=2, norm="sandwich", norm_kind="rms_zero_centered", embedding_scale=True, logit_cap=3.0),
         **dict(sliding_windows=(3, 0), window_rotary_base=50.0, score_cap=2.0, score_width=5.0, kv_heads=1),
     ),
-    "GPT, parallel, output norms, partial rotary": _gpt(
-        **dict(layers=2, norm="output", parallel=True, qk_norm_joint=True, rotary_share=0.5, unrotated_layers=(1,)),
+    "GPT, parallel": _gpt(parallel=True, norm_kind="layer"),
+    "GPT, output norms, partial rotary": _gpt(
+        **dict(layers=2, norm="output", qk_norm_joint=True, rotary_share=0.5, unrotated_layers=(1,)),
         **dict(rotary_factor=4.0, rotary_context=16, rotary_scaling="yarn", head_width=8),
     ),
 }

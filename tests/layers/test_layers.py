@@ -11,7 +11,7 @@ from regard.attention import Offsets, ScaledDot
 from regard.attention.reference import reference
 from regard.errors import RegardError
 from regard.layers.attention import CrossAttention
-from regard.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
+from regard.layers.blocks import BlockConfig
 from regard.layers.dropout import Dropout
 from regard.layers.embeddings import Embedding
 from regard.layers.kv_cache import KVCache
@@ -103,7 +103,7 @@ def test_layer_norm_gives_each_token_mean_0_and_variance_1():
 def test_blocks_match_the_formulas_of_the_paper(norm, kind):
     torch.manual_seed(0)
     config = BlockConfig(8, 2, 16, dropout=0.0, norm=norm, norm_kind=kind, norm_eps=0.1)
-    encoder, decoder = EncoderBlock(config, "scaled_dot"), DecoderBlock(config, "scaled_dot", "scaled_dot")
+    encoder, decoder = config.make_block("scaled_dot"), config.make_block("scaled_dot", "masked", "scaled_dot")
     for parameter in (*encoder.parameters(), *decoder.parameters()):
         nn.init.normal_(parameter)
     offsets, memory_offsets = Offsets.from_starts(torch.tensor([0, 2, 5])), Offsets.from_starts(torch.tensor([0, 3, 4]))
@@ -125,8 +125,8 @@ def test_blocks_match_the_formulas_of_the_paper(norm, kind):
 def test_parameter_names_of_blocks():
     config = BlockConfig(8, 2, 16, layer_scale=0.1)
     for block, sublayers in (
-        (EncoderBlock(config, "dot"), {"attention", "feedforward"}),
-        (DecoderBlock(config, "dot", "dot"), {"attention", "cross", "feedforward"}),
+        (config.make_block("dot"), {"attention", "feedforward"}),
+        (config.make_block("dot", "masked", "dot"), {"attention", "cross", "feedforward"}),
     ):
         expected = sublayers | {f"{name}_norm" for name in sublayers} | {f"{name}_residual" for name in sublayers}
         assert {name.split(".")[0] for name, _ in block.named_parameters()} == expected
@@ -166,7 +166,7 @@ def test_growing_cache_keeps_its_keys_and_values():
 def test_residual_stream_keeps_the_dtype_of_the_embedding(norm, low_precision):
     torch.manual_seed(0)
     embedding = Embedding(10, 8, low_precision=low_precision)
-    block = EncoderBlock(BlockConfig(8, 2, 16, dropout=0.0, norm=norm), "scaled_dot")
+    block = BlockConfig(8, 2, 16, dropout=0.0, norm=norm).make_block("scaled_dot")
     ids, offsets = torch.tensor([4, 5, 6]), Offsets.from_starts(torch.tensor([0, 3]))
     exact = block(embedding(ids, ids), offsets)
     with torch.autocast("cpu", dtype=torch.bfloat16):

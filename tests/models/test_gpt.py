@@ -79,6 +79,11 @@ def test_each_option_changes_the_output():
         assert not torch.allclose(changed(pack(PROMPTS)), plain, atol=1e-6), name
 
 
+def test_parallel_blocks_have_norms_of_inputs_only():
+    with pytest.raises(RegardError, match=r'model.norm = "output"'):
+        small(parallel=True, norm="output")
+
+
 def test_window_limits_the_attention_maps():
     model = small(sliding_windows=(2, 0), score_cap=1.0)
     with record(model) as recording, torch.no_grad():

@@ -106,7 +106,7 @@ def test_translation_beyond_the_trained_length_warns(warnings):
 
 def test_long_sentence_of_a_split_line_is_not_truncated():
     translator = make_translator(TransformerConfig(**SIZES, **LAYERS))
-    lines = translator.split_line("one two. 3 " + "four " * 20, "auto")
+    lines = [text for text, _ in translator._encode_sentences(["one two. 3 " + "four " * 20], ["auto"])[0]]
     assert len(lines) == 2
     assert len(translator.encode_source(lines[1])) > 12
     assert translator.translate("one two. 3 " + "four " * 20, split="auto")

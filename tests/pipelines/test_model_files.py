@@ -90,7 +90,7 @@ def test_empty_lines_stay_empty(seq2seq, corpus, tmp_path):
 
 
 def test_prefix(seq2seq, corpus, tmp_path):
-    seq2seq.translate_file(corpus, tmp_path / "out.txt", GREEDY, prefix="trois")
+    seq2seq.translate_file(corpus, tmp_path / "out.txt", GREEDY, prefixes="trois")
     lines = (tmp_path / "out.txt").read_text("utf-8").splitlines()
     assert all(line.startswith("trois") for line in lines if line)
 

@@ -85,7 +85,7 @@ def test_prefix_with_unknown_words_is_an_error(seq2seq, tmp_path):
         seq2seq.translate(["one", "two"], prefixes=["dix"])
     (tmp_path / "in.txt").write_text("one\ntwo\n")
     with pytest.raises(RegardError, match=r"^The prefix, 'dix trente', cannot be generated"):
-        seq2seq.translate_file(tmp_path / "in.txt", tmp_path / "out.txt", prefix="dix trente")
+        seq2seq.translate_file(tmp_path / "in.txt", tmp_path / "out.txt", prefixes="dix trente")
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 
 
@@ -118,8 +118,12 @@ def test_encoder_single_input(tokenizer):
 LONG = "one two three. 1 " * 6  # six sentences of five tokens each; too long in total
 
 
+def split_line(translator, line, split):
+    return [text for text, _ in translator._encode_sentences([line], [split])[0]]
+
+
 def test_long_line_is_split_into_sentences(seq2seq):
-    sentences = seq2seq.split_line(LONG, "auto")
+    sentences = split_line(seq2seq, LONG, "auto")
     assert sentences == ["one two three."] + ["1 one two three."] * 5 + ["1"]
     (result,) = seq2seq.translate(LONG, split="auto")
     parts = [n_best[0] for n_best in seq2seq.translate(sentences)]
@@ -131,8 +135,8 @@ def test_long_line_is_split_into_sentences(seq2seq):
 
 def test_short_line_is_split_only_with_always(seq2seq):
     line = "one two. 3 four"
-    assert seq2seq.split_line(line, "auto") == seq2seq.split_line(line, "never") == [line]
-    assert seq2seq.split_line(line, "always") == ["one two.", "3 four"]
+    assert split_line(seq2seq, line, "auto") == split_line(seq2seq, line, "never") == [line]
+    assert split_line(seq2seq, line, "always") == ["one two.", "3 four"]
     assert seq2seq.translate([line], split="auto") == seq2seq.translate([line])
     always = seq2seq.translate([line, "", "five"], split="always")
     assert [len(n_best) for n_best in always] == [1, 1, 1]

@@ -58,7 +58,7 @@ def test_endless_stream_is_read_lazily(seq2seq):
 
 
 def test_options_of_a_stream(seq2seq, learned):
-    (n_best,) = seq2seq.translate_stream(["one two"], prefix="trois")
+    (n_best,) = seq2seq.translate_stream(["one two"], prefixes="trois")
     assert n_best[0].text.startswith("trois")
     long = " ".join(["one"] * 30)
     assert list(learned.translate_stream([long], truncate=True))

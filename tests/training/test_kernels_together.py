@@ -12,6 +12,7 @@ from regard.data import PairBatches
 from regard.data.batching.sequences import Sequences
 from regard.kernels.triton import add_norm, cross_entropy, linear_relu
 from regard.kernels.triton.support import is_interpreted, triton_available
+from regard.layers.fusion import fuse_residuals
 from regard.models import TransformerConfig, make_model
 from regard.training import distributed
 from regard.training.losses import token_loss
@@ -56,7 +57,7 @@ def test_kernels_do_not_change_the_update(monkeypatch, compiled, kind):
     expected = loss_and_gradients(model, model.features, batch)
     for kernel in KERNELS:
         monkeypatch.setattr(kernel, "supports", lambda *inputs: True)
-    features = model.features
+    features = fuse_residuals(model).features
     if compiled:
         torch._dynamo.reset()
         monkeypatch.setattr(distributed.torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
@@ -84,7 +85,7 @@ def test_cuda_kernels_do_not_change_the_update(monkeypatch, compiled, kind):
             results.append(loss_and_gradients(model, features, batch))
         return torch.stack(results)
 
-    exact = over_all_models(model.features)
+    exact = over_all_models(fuse_residuals(model).features)
     with autocast(), explain() as choices:
         fused = over_all_models(distributed.compiled_features(model) if compiled else model.features)
     assert compiled or {choice.backend for choice in choices} == {"varlen_short"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +40,8 @@ from regard.interop.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
 from regard.pipelines.files import FileSummary
 from regard.pipelines.input_items import InputItems, find_shards
-from regard.pipelines.translation import Split, format_translations
+from regard.pipelines.translation import Split, TranslationOptions, format_translations
+from regard.pipelines.translation_files import Column
 
 Phrases = Annotated[tuple[str, ...], Arg("PHRASE", is_repeated=True)]
 
@@ -100,19 +102,19 @@ def run(argv: list[str]) -> int:
             f"--max-len {config.max_len}: the length limit of the model is {limit} tokens. "
             "For longer translations, train with a larger --model.max-len."
         )
-    inputs: dict[str, Any] = {"required": options.require, "forbidden": options.forbid}
-    inputs |= {"truncate": options.truncate, "split": split}
+    rules: TranslationOptions = {"prefixes": options.prefix or None, "truncate": options.truncate, "split": split}
+    rules |= {"required": options.require, "forbidden": options.forbid}
+    unknown = UnknownCharacters(first.source_tokenizer, first.special.unk)
     done, layer = 0, None
 
     def check(line: str, name: str) -> None:
-        sentence_split = split if config.n_best == 1 else "never"
-        first.check_line(line, name, truncate=options.truncate, split=sentence_split)
+        first.prepare([line], config, **rules, names=[name])
 
     def lines(texts: list[str]) -> Iterator[str]:
         nonlocal done, layer
-        prefixes = [options.prefix] * len(texts) if options.prefix else None
-        results = first.translate(texts, config, prefixes=prefixes, **inputs, first_index=done)
-        column = None
+        request = first.prepare(texts, config, **rules, first_index=done)
+        unknown.is_possible = any(unknown.unk in source for source in request.encoded.sources)
+        results, column = request.run(), None
         if options.alignments:
             layer = layer or _sharpest_layer(first, texts, results)
             column = _alignments(first, texts, results, layer)
@@ -121,25 +123,22 @@ def run(argv: list[str]) -> int:
         return (f"{row}\n" for row in rows)
 
     def write(source: InputItems[str] | Path, output: Path, **how: Any) -> FileSummary:
-        extra: dict[str, Any] = {}
+        column = None
         if options.alignments:
             layer = _alignment_layer(first, source, output, config)
-            extra["settings"] = {"alignments": layer}
-            extra["add_column"] = lambda translator, lines, results: _alignments(translator, lines, results, layer)
+            column = Column(partial(_alignments, layer=layer), {"alignments": layer})
         return first.translate_file(
             source,
             output,
             config,
-            prefix=options.prefix,
+            **rules,
             scores=options.scores,
+            column=column,
             replicas=replicas,
             cluster=options.cluster,
-            **inputs,
             **how,
-            **extra,
         )
 
-    unknown = UnknownCharacters(first.source_tokenizer, first.special.unk)
     prompt = "Type lines to translate"
     print_or_write(options, "translating", prompt, lines, write, check=check, unknown=unknown, source=input_shards)
     return 0

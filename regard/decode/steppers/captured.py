@@ -31,6 +31,7 @@ from regard.kernels.triton.skinny_linear import RowNorm, supports_float8
 from regard.kernels.triton.start_step import StepTables, start_step
 from regard.layers.feedforward import FeedForward, activate
 from regard.layers.float8_linear import Float8Linear
+from regard.layers.fusion import fuse_residuals
 from regard.layers.norms import RMSNorm
 from regard.layers.packed import Packed
 from regard.layers.positions import Learned, Sinusoidal
@@ -190,7 +191,7 @@ class CudaDecoder(StaticDecoder):
         source_capacity: int,
         constraints: Constraints,
     ) -> None:
-        super().__init__(model, slots, hypotheses, capacity, source_capacity)
+        super().__init__(fuse_residuals(model), slots, hypotheses, capacity, source_capacity)
         self.constraints = constraints
         table, offset = None, 0
         positions = self.embedding.positions
@@ -226,7 +227,7 @@ class CudaDecoder(StaticDecoder):
         if not isinstance(model.stack.embedding.positions, Sinusoidal | Learned | None):
             return False
         for block in model.stack.blocks:
-            for attention in (block.attention, getattr(block, "cross", None)):
+            for attention in (block.attention, block.cross):
                 if attention is None:
                     continue
                 shape = (1, attention.kv_heads, 1, 1, attention.head_width)

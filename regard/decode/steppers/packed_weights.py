@@ -22,6 +22,7 @@ from regard.layers.int8_linear import Int8Linear
 from regard.layers.norms import RMSNorm
 from regard.layers.positions import Learned, Sinusoidal
 from regard.models.decoder import Decoder
+from regard.models.transformer import Transformer
 
 Array = np.ndarray[Any, Any]
 # Tokens in a part of the output layer.
@@ -196,7 +197,7 @@ class PackedBlock:
 
     @staticmethod
     def from_module(block: Any) -> "PackedBlock":
-        cross = getattr(block, "cross", None)
+        cross = block.cross
         return PackedBlock(
             PackedAttention.from_module(block.attention, block.attention_norm),
             None if cross is None else PackedAttention.from_module(cross, block.cross_norm),
@@ -354,7 +355,7 @@ def packed_decoder(model: Any) -> PackedDecoder:
 def supports(model: Any) -> bool:
     """Whether the kernels support this model: float32 or int8 weights, dot-product scores, common norms.
 
-    >>> from regard.models.transformer import Transformer, TransformerConfig
+    >>> from regard.models.transformer import TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> supports(Transformer(sizes))
     True
@@ -376,7 +377,7 @@ def supports(model: Any) -> bool:
 
 
 def _supports_block(block: Any) -> bool:
-    attentions = [block.attention, *([block.cross] if hasattr(block, "cross") else [])]
+    attentions = [one for one in (block.attention, block.cross) if one is not None]
     has_dot = all(type(attention.score) in (Dot, ScaledDot) for attention in attentions)
     has_norm = all(type(attention.query_norm) in (type(None), RMSNorm) for attention in attentions)
     return has_dot and has_norm and block.feedforward.activation in ACTIVATIONS
@@ -388,7 +389,10 @@ def _supports_embedding(embedding: Embedding) -> bool:
 
 
 def _supports_encoder(model: Any) -> bool:
-    if not model.stack.has_cross or not model.encoder or model.encoder_bias is not None:
+    # The kernels compute this method: another model may have the same parts and combine them differently.
+    if getattr(type(model), "encode", None) is not Transformer.encode:
+        return False
+    if not model.encoder or model.encoder_bias is not None:
         return False
     if isinstance(model.encoder_norm, nn.Identity) == model.encoder[0].norm_first:
         return False

@@ -18,6 +18,7 @@ from regard.decode.coverage import no_cross_attention, with_attention
 from regard.decode.protocol import StepPositions
 from regard.kernels.cpu.int8_linear import int8_linear
 from regard.layers.attention import MultiHeadAttention
+from regard.layers.blocks import PostNormBlock, PreNormBlock
 from regard.layers.feedforward import FeedForward, activate
 from regard.layers.float8_linear import Float8Linear
 from regard.layers.int8_linear import Int8Linear
@@ -428,7 +429,7 @@ class StaticDecoder:
             source["bias"].masked_fill_(is_padding, -torch.inf)
         norm_first = self.blocks[0].norm_first
         for block, layer in zip(self.blocks, self.layers):
-            if not getattr(block, "is_plain", True):
+            if not isinstance(block, PreNormBlock | PostNormBlock):
                 x = block.sublayers(x, lambda h, attention=layer[0][1]: attention(h, mask))
                 continue
             for norm, sublayer in layer:
@@ -549,7 +550,7 @@ def kernels_support(model: Any) -> bool:
 
 def _kernels_support_block(block: Any) -> bool:
     attention = block.attention
-    is_simple = getattr(block, "is_plain", True) and not attention.window
+    is_simple = isinstance(block, PreNormBlock | PostNormBlock) and not attention.window
     has_norms = isinstance(block.attention_norm, nn.LayerNorm | RMSNorm)
     has_head_norms = type(attention.query_norm) in (type(None), nn.LayerNorm, RMSNorm)
     rotary = attention.rotary

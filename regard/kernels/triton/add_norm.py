@@ -1,6 +1,6 @@
 """Residual sum, dropout and norm in one pass: x + dropout(y) and its norm (CUDA, Triton; y in bf16 or f16).
 
-Reference: `regard.layers.residual.Residual.add_norm`. torch.compile fuses the forward pass too, but it spends more
+Reference: `regard.layers.blocks.PreNormBlock`. torch.compile fuses the forward pass too, but it spends more
 time on random numbers than on memory, stores the dropout mask, and reads everything again for the gradients of gain
 and bias.
 

@@ -18,7 +18,7 @@ import numpy as np
 from regard.data import Tokenizer
 from regard.errors import RegardError
 from regard.pipelines import read_tokenizers
-from regard.training.shards.folder import shard_name
+from regard.training.shards.dataset import shard_name
 from regard.training.shards.row_file import RECORD_ROWS, RowBlock, RowReader
 
 # Bytes of text in a shard, of all sides together.

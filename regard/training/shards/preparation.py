@@ -32,7 +32,21 @@ from regard.progress import show_progress, show_status
 from regard.training.datasets import Dataset, too_few_examples
 from regard.training.recipe import DataConfig, TokenizerConfig, recipe_from_dict
 from regard.training.shards.corpora import CORPORA, Rows
-from regard.training.shards.dataset import ShardedDataset, ShardedSplit, open_shards
+from regard.training.shards.dataset import (
+    MANIFEST,
+    SAMPLE,
+    VALIDATION,
+    Manifest,
+    ShardedDataset,
+    ShardedSplit,
+    check_content,
+    check_sizes,
+    file_facts,
+    open_shards,
+    read_manifest,
+    shard_name,
+    starts_name,
+)
 from regard.training.shards.encoder import (
     LENGTH_DTYPE,
     TRAINING_FLAGS,
@@ -40,18 +54,6 @@ from regard.training.shards.encoder import (
     encode_shards,
     lengths_name,
     plan_shards,
-)
-from regard.training.shards.folder import (
-    MANIFEST,
-    SAMPLE,
-    VALIDATION,
-    Manifest,
-    check_content,
-    check_sizes,
-    file_facts,
-    read_manifest,
-    shard_name,
-    starts_name,
 )
 from regard.training.shards.row_file import RowReader, RowWriter
 from regard.training.tasks import TASKS

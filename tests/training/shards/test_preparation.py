@@ -19,7 +19,8 @@ from regard.data import read_pairs
 from regard.data.text import tokenizer
 from regard.errors import RegardError
 from regard.training import DataConfig, read_dataset
-from regard.training.shards import encoder, folder, preparation, row_file
+from regard.training.shards import dataset as shard_dataset
+from regard.training.shards import encoder, preparation, row_file
 from regard.training.shards.dataset import open_shards
 from regard.training.shards.preparation import LOCK, check_shards, prepare
 from tests.training.helpers import bit_equal, interrupt_and_resume, saved_tensors
@@ -282,7 +283,7 @@ def test_full_disk(place, tmp_path, monkeypatch):
     def fail(*_args, **_options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    owners = {"append": row_file.RowWriter, "write": encoder._ShardWriter, "save": folder.Manifest}
+    owners = {"append": row_file.RowWriter, "write": encoder._ShardWriter, "save": shard_dataset.Manifest}
     monkeypatch.setattr(owners[place], place, fail)
     with pytest.raises(RegardError, match=r"shards: no space left on the device; .* Free some space"):
         prepare(iter(PAIRS), tmp_path / "shards", quiet=True)
@@ -379,7 +380,7 @@ def test_damage_is_an_error_before_training(damaged, tmp_path, monkeypatch):
 
 def test_damage_in_a_large_folder(damaged, tmp_path, monkeypatch):
     """Only sizes are checked at the start: --check finds the file, and an id outside the vocabulary is an error."""
-    monkeypatch.setattr(folder, "ALWAYS_CHECKED_BYTES", 0)
+    monkeypatch.setattr(shard_dataset, "ALWAYS_CHECKED_BYTES", 0)
     flip_bit(damaged / "training-00001.source.bin")
     with pytest.raises(RegardError, match=r"training-00001\.source\.bin: corrupt"):
         check_shards(damaged, quiet=True)
@@ -399,8 +400,8 @@ def test_damage_in_a_large_folder(damaged, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("line", ["[" * 9**5, '["\\ud800", "a"]', '["a"]', "1", '"a"', "\xff"])
 def test_invalid_validation_examples(line, damaged, monkeypatch):
-    monkeypatch.setattr(folder, "check_sizes", lambda *_: None)
-    monkeypatch.setattr(folder, "check_content", lambda *_: None)
+    monkeypatch.setattr(shard_dataset, "check_sizes", lambda *_: None)
+    monkeypatch.setattr(shard_dataset, "check_content", lambda *_: None)
     (damaged / "validation.jsonl").write_bytes(b'["a", "b"]\n' + line.encode("latin-1"))
     with pytest.raises(RegardError, match=r"validation\.jsonl, line 2: not a valid example"):
         open_shards(damaged)
