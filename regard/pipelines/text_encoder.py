@@ -83,15 +83,11 @@ class TextEncoder(TextPipeline):
         return TEXT_HEADS[self.model.config.head]
 
     @property
-    def is_per_text(self) -> bool:
-        return self.head.is_per_text
-
-    @property
-    def fields(self) -> tuple[str, ...]:
+    def fields(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.head.fields
 
     @property
-    def abilities(self) -> tuple[str, ...]:
+    def abilities(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("embed", self.head.method) if self.head.method else ("embed",)
 
     def _require_head(self, head: type[TextHead], name: str, hint: str) -> None:

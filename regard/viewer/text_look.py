@@ -21,6 +21,7 @@ from regard.files import write_atomically
 from regard.layers.packed import pack
 from regard.models import ViT, family_name
 from regard.pipelines import ImageModel, Pipeline, TextEncoder, TextGenerator, Translation, Translator
+from regard.pipelines.decoding_request import check_options
 from regard.pipelines.image_model import ImageLike
 from regard.ranges import format_value
 from regard.viewer.display import PAGE_FORMAT, ExplainedLook, NotebookDisplay, check_format, make_widget
@@ -358,6 +359,7 @@ def look(model: Any, source: Any, target: Any = None, **options: Any) -> Any:
     (4, 8, 7)
     >>> result.save("page.html")  # doctest: +SKIP
     """
+    check_options(options, LookOptions.__annotations__, "look")
     if look_at.dispatch(type(model)) is look_at.dispatch(object):
         raise RegardError(
             f"look needs a model with its tokenizers (got {type(model).__name__}).",

@@ -166,7 +166,7 @@ def split_logits(
 
 def has_label_row(look: Look | ImageLook) -> bool:
     """Whether the logits have a single row of labels, not one row per token."""
-    return isinstance(look, ImageLook) or look.pipeline.is_per_text
+    return isinstance(look, ImageLook) or (look.pipeline.head is not None and look.pipeline.head.is_per_text)
 
 
 def recorded_run(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> ModelRun | None:
