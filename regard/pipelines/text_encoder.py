@@ -221,11 +221,11 @@ class TextEncoder(TextPipeline):
         encoded = self.encode_rows(rows, truncate=truncate)
         results: list[Classification | None] = [None] * len(rows)
         for indices, logits in self._outputs(encoded):
-            for i, probabilities in zip(indices, self._label_scores(logits).tolist()):
+            for i, probabilities in zip(indices, self.label_scores(logits).tolist()):
                 results[i] = Classification.from_probabilities(self.model.config.labels, probabilities)
         return [result for result in results if result is not None]
 
-    def _label_scores(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def label_scores(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         """The probabilities of the labels, or the values of a regression model."""
         problem = self.model.config.problem_type
         return (

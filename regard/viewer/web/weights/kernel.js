@@ -70,7 +70,8 @@ const MASKED_SCORE = -3e38;
 const LANES = [0, 1, 2, 3];
 
 /**
- * dots(q, k, out, groups, D, stride): dot products of four queries with 8 · groups keys. q is interleaved by four queries,
+ * dots(q, k, out, groups, D, stride): dot products of four queries with 8 · groups keys. q is interleaved by four
+ * queries,
  * k by the eight keys of a group. A query's row in `out` has `stride` bytes.
  */
 function dotsBody() {
