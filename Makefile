@@ -1,4 +1,4 @@
-# make demo: train and show a small translator.   make test: run the tests.   make lint: ruff, mypy, import-linter, tsc.
+# make demo: train and show a small translator.   make test: run the tests.   make lint: ruff, mypy, import-linter, tsc, biome.
 # make lock: pin requirements.   make audit: look for known vulnerabilities.   make sbom: write the bill of materials.
 PYTHON ?= python3
 VENV   := .venv
@@ -18,11 +18,13 @@ lint: $(VENV)/ready-dev node_modules/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	if [ -x node_modules/.bin/tsc ]; then node_modules/.bin/tsc -p regard/viewer/web; fi
+	if [ -x node_modules/.bin/biome ]; then node_modules/.bin/tsc -p regard/viewer/web && node_modules/.bin/biome ci --error-on-warnings; \
+	else echo "The JavaScript is not checked: npm is missing. Install it, and run make lint again."; fi
 
-format: $(VENV)/ready-dev
+format: $(VENV)/ready-dev node_modules/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	if [ -x node_modules/.bin/biome ]; then node_modules/.bin/biome format --write; fi
 
 clean:
 	rm -rf $(VENV) node_modules demo build dist *.egg-info
@@ -61,7 +63,7 @@ audit: $(VENV)/ready-dev
 sbom: $(VENV)/ready-dev
 	PYTHON=$(BIN)/python .ci/sbom
 
-# Checks of the page: axe-core (accessibility) and tsc (types). Skipped without npm or network; Chromium is separate.
+# Checks of the page: axe-core (accessibility), tsc (types) and biome (format, lint). Skipped without npm or network; Chromium is separate.
 node_modules/ready: package.json
 	mkdir -p node_modules
 	if command -v npm > /dev/null && npm install --no-package-lock --no-audit --no-fund --silent; then touch $@; fi

@@ -22,17 +22,17 @@ from typing import Any
 import torch
 from measurement import (
     DTYPES,
-    Ceilings,
     Implementation,
     Measurement,
     Report,
+    Roofline,
     Unsupported,
     Work,
     compare,
     format_bytes,
     format_seconds,
     free_memory,
-    measure_ceilings,
+    measure_roofline,
 )
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -92,7 +92,7 @@ class AttentionCase:
     device: torch.device
     dtype: torch.dtype
 
-    def measure(self, ceilings: Ceilings, compiled: bool, rounds: int) -> list[Measurement]:
+    def measure(self, roofline: Roofline, compiled: bool, rounds: int) -> list[Measurement]:
         q, k, v = self.inputs()
         score, mask = self.make_score(), self.make_mask()
 
@@ -104,7 +104,7 @@ class AttentionCase:
         ]
         for name, make in peer_attentions(self, score, q, k, compiled):
             implementations.append(Implementation(name, lambda make=make: self.step(make(), score, q, k, v)))
-        rows = compare(self.name, implementations, self.work(), ceilings, self.device, rounds, self.length)
+        rows = compare(self.name, implementations, self.work(), roofline, self.device, rounds, self.length)
         with explain() as choices, torch.no_grad():
             regard_attention(q, k, v)
         kernel = f"kernel {choices[0].backend}"
@@ -310,7 +310,7 @@ def checked_encoding(encoding: Callable[..., Tensor], case: AttentionCase) -> At
 # -- measurements -----------------------------------------------------------------------------------------------------
 
 
-def measure_overhead(ceilings: Ceilings, device: torch.device, dtype: torch.dtype, rounds: int) -> list[Measurement]:
+def measure_overhead(roofline: Roofline, device: torch.device, dtype: torch.dtype, rounds: int) -> list[Measurement]:
     """Measure the overhead of `attend` with a tiny call, against torch's scaled_dot_product_attention."""
     q, k, v = (torch.randn(1, 4, n, 64, device=device).to(dtype) for n in (1, 16, 16))
 
@@ -321,7 +321,7 @@ def measure_overhead(ceilings: Ceilings, device: torch.device, dtype: torch.dtyp
         Implementation("Regard", without_gradients(attend), is_regard=True),
         Implementation("SDPA", without_gradients(scaled_dot_product_attention)),
     ]
-    return compare("overhead: one query, 16 keys", implementations, Work(), ceilings, device, max(rounds, 5))
+    return compare("overhead: one query, 16 keys", implementations, Work(), roofline, device, max(rounds, 5))
 
 
 def check_growth(previous: Measurement | None, length: int, memory: int, max_seconds: float = MAX_SECONDS) -> None:
@@ -336,7 +336,7 @@ def check_growth(previous: Measurement | None, length: int, memory: int, max_sec
 
 
 def measure_growth(
-    name: str, lengths: Sequence[int], shape: AttentionShape, ceilings: Ceilings, device: torch.device, compiled: bool,
+    name: str, lengths: Sequence[int], shape: AttentionShape, roofline: Roofline, device: torch.device, compiled: bool,
     rounds: int,
 ) -> list[Measurement]:  # fmt: skip
     """Rows of one score at every length; all free memory of a GPU may be used, or half of that of a CPU up to 4 GiB."""
@@ -361,7 +361,7 @@ def measure_growth(
             for label in attentions
             if label not in last or last[label].seconds is not None
         ]
-        for row in compare(name, implementations, case.work(), ceilings, device, rounds, case.length):
+        for row in compare(name, implementations, case.work(), roofline, device, rounds, case.length):
             rows.append(row)
             last[row.implementation] = row
     return rows
@@ -387,7 +387,7 @@ def plot_growth(report: Report, path: str) -> None:
             axes.set_xlabel("length", fontsize=8)
             axes.grid(alpha=0.3)
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(report.ceilings.machine, fontsize=9)
+    figure.suptitle(report.roofline.machine, fontsize=9)
     figure.savefig(path, dpi=150)
 
 
@@ -407,13 +407,13 @@ def main() -> None:
     options = parser.parse_args()
     device, compiled = find_device(options.device), not options.no_compiled
     kind, dtype, is_cuda = device.type, DTYPES[device.type], device.type == "cuda"
-    ceilings, rows = measure_ceilings(device, dtype), []
+    roofline, rows = measure_roofline(device, dtype), []
     if options.growth:
         shape = AttentionShape(1, options.heads or GROWTH_HEADS[kind])
         for name in options.scores:
             include = compiled and (is_cuda or name in ("scaled_dot", "concat"))
             lengths = sorted(options.lengths or GROWTH_LENGTHS[kind])
-            rows += measure_growth(name, lengths, shape, ceilings, device, include, options.rounds)
+            rows += measure_growth(name, lengths, shape, roofline, device, include, options.rounds)
     else:
         shape = SHAPES[kind]
         shape = replace(shape, tokens=options.tokens or shape.tokens, heads=options.heads or shape.heads)
@@ -425,11 +425,11 @@ def main() -> None:
                 for length in options.lengths or LENGTHS[kind]:
                     for backward in (False, True):
                         case = AttentionCase(name, mask, length, backward, shape, device, dtype)
-                        rows += case.measure(ceilings, include, options.rounds)
+                        rows += case.measure(roofline, include, options.rounds)
                 if options.out:  # so that an interrupted run has partial results
-                    Report("attention", ceilings, rows).save(options.out)
-        rows += measure_overhead(ceilings, device, dtype, options.rounds)
-    report = Report("growth" if options.growth else "attention", ceilings, rows)
+                    Report("attention", roofline, rows).save(options.out)
+        rows += measure_overhead(roofline, device, dtype, options.rounds)
+    report = Report("growth" if options.growth else "attention", roofline, rows)
     print(report)
     if options.out:
         report.save(options.out)

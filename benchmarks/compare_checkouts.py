@@ -311,7 +311,7 @@ def main() -> None:
     print(f"{'workload':42} {'before ms':>10} {'after ms':>10} {'ratio':>6}  {'95% interval':13} {'kernels':>13}")
     failed = False
     for name in results[0][0]:
-        before, after = ([one[name][0] for one in rounds] for rounds in results)
+        before, after = ([times[name][0] for times in rounds] for rounds in results)
         ratios = [y / x for x, y in zip(before, after)]
         low, high = interval(ratios)
         times = f"{statistics.median(before):10.2f} {statistics.median(after):10.2f} {statistics.median(ratios):6.3f}"

@@ -25,17 +25,17 @@ from typing import Any, Protocol
 import torch
 from measurement import (
     DTYPES,
-    Ceilings,
     Implementation,
     Measurement,
     Report,
+    Roofline,
     Unsupported,
     Work,
     compare,
     format_seconds,
     format_si,
     is_installed,
-    measure_ceilings,
+    measure_roofline,
 )
 
 from regard.data import Tokenizer
@@ -301,7 +301,7 @@ def _best_seconds(call: Callable[[], Any], rounds: int = 5) -> float:
 
 
 def measure(
-    shape: DecodingShape, device: torch.device, ceilings: Ceilings, rounds: int, compiled: bool
+    shape: DecodingShape, device: torch.device, roofline: Roofline, rounds: int, compiled: bool
 ) -> list[Measurement]:
     """Measure all cases of one shape."""
     dtype = DTYPES[device.type]
@@ -325,7 +325,7 @@ def measure(
             ]
             work = shape.work(sentences, beam, dtype.itemsize)
             repeats = SHORT_CASE_ROUNDS if work.flops < SHORT_CASE_FLOPS else 1
-            measured = compare(case, implementations, work, ceilings, device, repeats * rounds)
+            measured = compare(case, implementations, work, roofline, device, repeats * rounds)
             measured = [_add_note(row, measured, decoders, work, sentences) for row in measured]
             for row in measured:
                 speed = format_seconds(row.seconds) if row.seconds else row.note
@@ -370,7 +370,7 @@ def _add_note(
             for peer in rows
             if peer.seconds and not peer.is_regard
         ]
-    # The ceilings were measured in the dtype of the device.
+    # The roofline was measured in the dtype of the device.
     share = None if is_quantized else row.share
     return dataclasses.replace(row, note=", ".join(filter(None, notes)), share=share)
 
@@ -386,11 +386,11 @@ def main() -> None:
     parser.add_argument("--out", help="JSON file of the measurements")
     options = parser.parse_args()
     device = find_device(options.device)
-    ceilings, rows = measure_ceilings(device, DTYPES[device.type]), []
+    roofline, rows = measure_roofline(device, DTYPES[device.type]), []
     for name in options.shapes or DEFAULT_SHAPES[device.type]:
-        rows += measure(SHAPES[device.type][name], device, ceilings, options.rounds, not options.no_compiled)
+        rows += measure(SHAPES[device.type][name], device, roofline, options.rounds, not options.no_compiled)
     missing = tuple(peer for peer in ("transformers", "CTranslate2") if not is_installed(peer))
-    report = Report("decoding", ceilings, rows, missing)
+    report = Report("decoding", roofline, rows, missing)
     print(report)
     if options.out:
         report.save(options.out)

@@ -41,7 +41,7 @@ from regard.training.distributed import TaskLoss, accumulating, replicate, shard
 from regard.training.guards import LossGuard, mark_non_finite
 from regard.training.log import read_metrics
 from regard.training.losses import LossParts
-from regard.training.optimizers import make_optimizer, scale_gradients, step_if
+from regard.training.optimizers import make_optimizer, scale_gradients, step_optimizer
 from regard.training.recipe import TrainConfig
 from regard.training.tasks import TASKS
 
@@ -83,7 +83,7 @@ def make_update(kind: str, config: TransformerConfig | GPTConfig, batch: Batch) 
             dist.all_reduce(totals, group=group)
         grads = [p.grad for p in parameters if p.grad is not None]
         result = mark_non_finite(LossParts(*totals.unbind()), scale_gradients(grads, totals[2], 1.0))
-        step_if(optimizer, guard.accepts(result))
+        step_optimizer(optimizer, guard.accepts(result))
         loss.zero_grad()
         return result
 

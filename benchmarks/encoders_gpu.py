@@ -66,7 +66,7 @@ def rows(family: str, options: argparse.Namespace) -> list[list[str]]:
         model = import_huggingface(folder).model.to(device, dtype)
     hf_model = hf_model.to(device, dtype)
     found = []
-    for length in (one for one in lengths if one <= options.tokens):
+    for length in (count for count in lengths if count <= options.tokens):
         ids = torch.randint(5, VOCABULARY, (max(1, options.tokens // length), length))
         packed, padded, mask = pack(ids.tolist()).to(device), ids.to(device), torch.ones_like(ids).to(device)
         runs = {
@@ -83,7 +83,7 @@ def rows(family: str, options: argparse.Namespace) -> list[list[str]]:
             for name, run in runs.items():
                 results[name].append(measure(run, device))
         (ms, gib), (hf_ms, hf_gib) = (
-            (1e3 * statistics.median(one[0] for one in results[name]), max(one[1] for one in results[name]))
+            (1e3 * statistics.median(time for time, _ in results[name]), max(memory for _, memory in results[name]))
             for name in runs
         )
         backends = ", ".join(dict.fromkeys(choice.backend for choice in choices))

@@ -161,10 +161,9 @@ class Bench:
     def _count_steps(self) -> None:
         update = loop.Trainer.update
 
-        def counted(run: Any, *arguments: Any) -> bool:
-            done = update(run, *arguments)
+        def counted(run: Any, *arguments: Any) -> None:
+            update(run, *arguments)
             self.counter[:] = struct.pack("q", run.state.step)
-            return done
 
         loop.Trainer.update = counted  # type: ignore[method-assign]
 
@@ -481,13 +480,16 @@ def not_finite(bench: Bench, samples: int) -> Iterator[Row]:
             out = bench.new_folder()
             attempt = bench.run(out, changed_loss(change))
             row.add(attempt, saved_step(out))
-            facts = load_checkpoint(CheckpointStore(out).paths()[0])
-            is_finite = all(tensor.isfinite().all() for tensor in facts.tensors.values())
+            checkpoint = load_checkpoint(CheckpointStore(out).paths()[0])
+            is_finite, state = (
+                all(tensor.isfinite().all() for tensor in checkpoint.tensors.values()),
+                checkpoint.metadata,
+            )
             has_report = (out / "state" / "bad_batch.json").exists()
-            ends = attempt.code == 0 and facts.facts["done"] and facts.facts["skipped"] in (1, 3)
+            ends = attempt.code == 0 and state["done"] and state["skipped"] in (1, 3)
             stops = attempt.code == 2 and has_report and json.loads((out / "state" / "bad_batch.json").read_text())
             if not is_finite or not (stops if count == 10**6 else ends):
-                row.failures.append(f"EXIT CODE {attempt.code}, finite weights: {is_finite}, {facts.facts['skipped']}")
+                row.failures.append(f"EXIT CODE {attempt.code}, finite weights: {is_finite}, {state['skipped']}")
             shutil.rmtree(out)
         yield row
 

@@ -25,7 +25,7 @@ def compare(path: Path) -> str:
         library, _ = read_gguf_tokenizer(read_gguf(path))
     except RegardError as error:
         return f"refused: {error.message.removeprefix(f'{path}: ')[:60]}…"
-    expected = [[int(one) for one in line.split()] for line in ids.read_text().splitlines()]
+    expected = [[int(number) for number in line.split()] for line in ids.read_text().splitlines()]
     inputs = texts.read_bytes().decode().removesuffix(SEPARATOR).split(SEPARATOR)
     same = [library.encode(text, add_special_tokens=False).ids == row for text, row in zip(inputs, expected)]
     return f"{sum(same)} of {len(same)} texts equal"

@@ -58,7 +58,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ceilings:
+class Roofline:
     """Peak rates of the machine: of a large matrix product, of a large copy (read and write), and of tanh."""
 
     flops: float
@@ -69,7 +69,7 @@ class Ceilings:
     def min_seconds(self, work: Work) -> float:
         """Lower bound on the time of this work.
 
-        >>> Ceilings(flops=100, bytes=10).min_seconds(Work(flops=200, bytes=50))
+        >>> Roofline(flops=100, bytes=10).min_seconds(Work(flops=200, bytes=50))
         5.0
         """
         return max(work.flops / self.flops, work.bytes / self.bytes, work.tanhs / self.tanhs if self.tanhs else 0.0)
@@ -94,7 +94,7 @@ def compare(
     case: str,
     implementations: Sequence[Implementation],
     work: Work,
-    ceilings: Ceilings,
+    roofline: Roofline,
     device: torch.device,
     rounds: int = ROUNDS,
     length: int | None = None,
@@ -133,7 +133,7 @@ def compare(
         if implementation.name not in calls:
             continue
         seconds = statistics.median(timings[implementation.name])
-        min_seconds = ceilings.min_seconds(work)
+        min_seconds = roofline.min_seconds(work)
         amount = work.flops if work.amount is None else work.amount
         rows[implementation.name] = Measurement(
             case,
@@ -149,7 +149,7 @@ def compare(
     return [rows[implementation.name] for implementation in implementations]
 
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+def measure_roofline(device: torch.device, dtype: torch.dtype) -> Roofline:
     """Measure the rates of a large matrix product, a large copy, and tanh."""
     size = MATRIX_SIZE[device.type]
     a = torch.randn(size, size, device=device).to(dtype)
@@ -160,7 +160,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     source.fill_(1.0)
     target = torch.empty_like(source)
     copy = _best_seconds(lambda: target.copy_(source), device)
-    return Ceilings(
+    return Roofline(
         2 * size**3 / product, 2 * source.nbytes / copy, _tanh_rate(device), machine=describe_machine(device, dtype)
     )
 
@@ -275,7 +275,7 @@ class Report:
     """The measurements of one benchmark, and the machine on which they were made."""
 
     benchmark: str
-    ceilings: Ceilings
+    roofline: Roofline
     rows: Sequence[Measurement]
     not_installed: tuple[str, ...] = ()
 
@@ -283,8 +283,8 @@ class Report:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"{self.benchmark}: {self.ceilings.machine}"
-        yield f"ceilings: {', '.join(self._ceilings())}"
+        yield f"{self.benchmark}: {self.roofline.machine}"
+        yield f"roofline: {', '.join(self._peak_rates())}"
         yield ""
         yield "| case | length | implementation | time | speed vs. best peer | memory | rate | of the ceiling | |"
         yield "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | --- |"
@@ -307,11 +307,11 @@ class Report:
             yield ""
             yield f"not installed: {', '.join(self.not_installed)}"
 
-    def _ceilings(self) -> Iterator[str]:
-        yield f"matrix product {format_si(self.ceilings.flops)}FLOP/s"
-        yield f"memory copy {format_si(self.ceilings.bytes)}B/s (read and written)"
-        if self.ceilings.tanhs:
-            yield f"tanh {format_si(self.ceilings.tanhs)}/s (some concat kernels avoid it)"
+    def _peak_rates(self) -> Iterator[str]:
+        yield f"matrix product {format_si(self.roofline.flops)}FLOP/s"
+        yield f"memory copy {format_si(self.roofline.bytes)}B/s (read and written)"
+        if self.roofline.tanhs:
+            yield f"tanh {format_si(self.roofline.tanhs)}/s (some concat kernels avoid it)"
 
     def _best_peer(self, row: Measurement) -> float | None:
         peers = [

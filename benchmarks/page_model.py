@@ -150,7 +150,7 @@ def main() -> None:
             page.wait_for_selector(IDLE)
             opened = 1e3 * (time.perf_counter() - start)
             page.wait_for_function("() => window.pageWorker")
-            in_page, in_torch = (statistics.median(one) for one in measure(page, case))
+            in_page, in_torch = (statistics.median(times) for times in measure(page, case))
             header = page.evaluate("JSON.parse(document.getElementById('model').textContent)")
             change = "" if header["change"] is None else f"{header['change']:.2g}"
             print(

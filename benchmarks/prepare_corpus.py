@@ -58,7 +58,9 @@ class MemoryPeak(threading.Thread):
             family = {self.process}
             while more := {one for one, values in status.items() if int(values["PPid"]) in family} - family:
                 family |= more
-            sums = [sum(int(status.get(one, {}).get(name, 0)) for one in family) for name in ("RssAnon", "VmRSS")]
+            sums = [
+                sum(int(status.get(process, {}).get(name, 0)) for process in family) for name in ("RssAnon", "VmRSS")
+            ]
             self.anonymous, self.resident = max(self.anonymous, sums[0] >> 10), max(self.resident, sums[1] >> 10)
 
 

@@ -96,8 +96,8 @@ def main() -> None:
             found = encoder.embed(texts, truncate=True)
             export_huggingface(encoder, exported)
             errors = [
-                np.abs(sentence_transformers.SentenceTransformer(str(one), device="cpu").encode(texts) - found).max()
-                for one in (folder, exported)
+                np.abs(sentence_transformers.SentenceTransformer(str(path), device="cpu").encode(texts) - found).max()
+                for path in (folder, exported)
             ]
         layers = ", ".join(variant["layers"]) or "–"
         cells = [", ".join(variant["pooling"]), layers, str(variant.get("max_len", 256)), *(f"{e:.1e}" for e in errors)]

@@ -277,7 +277,7 @@ def throughput_rows(servers: dict[str, list[str]], port: int, encoded: dict[str,
                 print(" | ".join(rows[-1]), flush=True)
     print(table(["server", "clients", "requests/s", "p50 ms", "p95 ms", "p99 ms"], rows))
     first, best = (loads["Regard", n] for n in (options.clients[0], max(options.clients)))
-    same = [first.texts[one] == best.texts[one] for one in first.texts.keys() & best.texts.keys()]
+    same = [first.texts[line] == best.texts[line] for line in first.texts.keys() & best.texts.keys()]
     capacity = max(load_.throughput for (name, _), load_ in loads.items() if name == "Regard")
     print(f"Batching: {capacity / first.throughput:.1f} × one request at a time. "
           f"Equal outputs under load: {sum(same)} of {len(same)}.")  # fmt: skip

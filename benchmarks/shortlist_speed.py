@@ -56,7 +56,7 @@ def main() -> None:
     for precision in ("float32", "int8"):
         for beam in (1, 5):
             config = dataclasses.replace(shape.decode_config(beam), precision=precision)
-            times = [[measure(config, one) for one in shortlists] for _ in range(options.rounds + 1)][1:]
+            times = [[measure(config, shortlist) for shortlist in shortlists] for _ in range(options.rounds + 1)][1:]
             medians = [statistics.median(column) for column in zip(*times)]
             for shortlist, median in zip(shortlists, medians):
                 size = total = shape.vocabulary

@@ -88,13 +88,13 @@ def main() -> int:
                     del optimizer.found_inf
                 optimizer.step()
 
-            with mock.patch.object(loop, "step_if", step):
+            with mock.patch.object(loop, "step_optimizer", step):
                 plain = run.capture_step()
                 time_updates(run, groups, plain, options.warm_up)  # captures the graphs, with the unconditional step
             time_updates(run, groups, guarded, options.warm_up)
             times: dict[str, list[float]] = {"plain": [], "guarded": []}
             for _ in range(options.rounds):
-                with mock.patch.object(loop, "step_if", step):
+                with mock.patch.object(loop, "step_optimizer", step):
                     times["plain"].append(time_updates(run, groups, plain, options.updates))
                 times["guarded"].append(time_updates(run, groups, guarded, options.updates))
             # A limit of 0 rejects every update, also inside a graph that was captured before.

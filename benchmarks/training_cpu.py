@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import training_peers
-from measurement import Measurement, Report, is_installed, measure_ceilings
+from measurement import Measurement, Report, is_installed, measure_roofline
 
 from regard.allocator import keep_freed_memory
 from regard.data import PairBatches
@@ -134,7 +134,7 @@ def main() -> None:
         print(train_regard(options.steps) if run.model == "Regard" else train_peer(run, options.steps))
         return
     precision = resolve_precision(make_recipe(options.steps)).train.precision
-    runs, ceilings = make_runs(precision), measure_ceilings(torch.device("cpu"), getattr(torch, precision))
+    runs, roofline = make_runs(precision), measure_roofline(torch.device("cpu"), getattr(torch, precision))
     seconds: dict[str, list[float]] = {label: [] for label in runs}
     notes: dict[str, str] = {}
     for _ in range(options.rounds):
@@ -154,11 +154,11 @@ def main() -> None:
             continue
         median = statistics.median(times)
         low, high = (round(2 * TOKENS / extreme) for extreme in (max(times), min(times)))
-        rate, share = 2 * TOKENS / median, flops / ceilings.flops / median
+        rate, share = 2 * TOKENS / median, flops / roofline.flops / median
         rows.append(
             Measurement(case, label, is_regard, None, median, None, rate, " tokens/s", share, f"{low} to {high}")
         )
-    print(Report("training", ceilings, rows))
+    print(Report("training", roofline, rows))
 
 
 if __name__ == "__main__":

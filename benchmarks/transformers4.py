@@ -121,7 +121,7 @@ def largest_error(transformers: Any, folder: Path) -> float:
         pooled = output.get("pooler_output")
         # SigLIP without its head: the mean of the patches.
         found = [hidden, hidden.mean(1) if pooled is None else pooled]
-    return max(float((found[int(i)].reshape(one.shape) - one).abs().max()) for i, one in expected.items())
+    return max(float((found[int(i)].reshape(tensor.shape) - tensor).abs().max()) for i, tensor in expected.items())
 
 
 if __name__ == "__main__":

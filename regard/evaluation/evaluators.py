@@ -43,6 +43,7 @@ from regard.evaluation.text_metrics import confusion_counts, squad_scores, text_
 from regard.models.bert import AnswerHead, TextLabelHead, TokenLabelHead
 from regard.models.vit import ImageLabelHead, PixelLabelHead
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
+from regard.pipelines.decoding_request import check_options
 from regard.pipelines.language_choice import language_tokens_of
 from regard.progress import show_progress
 
@@ -104,6 +105,7 @@ def evaluate(
     >>> evaluate("model", "test.tsv")["bleu"]  # doctest: +SKIP
     42.7
     """
+    check_options(options, EvaluationOptions.__annotations__, "evaluate")
     if isinstance(model, str | Path):
         model = load(model)
     settings = EvaluationOptions(**options)

@@ -217,7 +217,7 @@ def _language_entries(model: Any) -> dict[str, EntryPoint]:
         return logits, mask.sum(1), *(tensor for cache in caches for tensor in cache.tensors)
 
     def step(model: Any, last: Tensor, lengths: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        caches = [FunctionalKVCache(k, v, lengths, one) for (k, v), one in zip(_pairs(tensors), masks)]
+        caches = [FunctionalKVCache(k, v, lengths, mask) for (k, v), mask in zip(_pairs(tensors), masks)]
         logits, _ = model.step(DecoderState(lengths.reshape(last.shape), list(caches)), last)
         return logits, lengths + 1, *(tensor for cache in caches for tensor in cache.tensors)
 

@@ -95,12 +95,16 @@ class _PartFinder:
             if step.op == "softmax" and getattr(self.modules.get(step.module), "kind", None) in KINDS
         ]
         layers: dict[str, list[str]] = {}
-        for one in attentions:
-            layers.setdefault(one.attention, []).append(one.output)
+        for attention in attentions:
+            layers.setdefault(attention.attention, []).append(attention.output)
         for path, module in self.modules.items():
             if isinstance(module, FeedForward) and (outputs := self._module_outputs(path)):
                 layers[path] = outputs
-        positions = {one.bias: str(self.steps[one.bias].inputs[0]) for one in attentions if one.bias is not None}
+        positions = {
+            attention.bias: str(self.steps[attention.bias].inputs[0])
+            for attention in attentions
+            if attention.bias is not None
+        }
         positions |= self._added_positions() | self._rotations()
         return GraphParts(attentions, layers, positions, self._embeddings(), self._streams())
 
@@ -146,7 +150,7 @@ class _PartFinder:
         """The output of the attention whose context is computed by `step`."""
         path = step.module
         while not self._is_read_outside(step.name, path):
-            step = next(one for one in self.readers[step.name] if one.kind == "float")
+            step = next(reader for reader in self.readers[step.name] if reader.kind == "float")
         return step.name
 
     def _module_outputs(self, path: str) -> list[str]:
@@ -154,7 +158,7 @@ class _PartFinder:
         return [step.name for step in inside if step.kind == "float" and self._is_read_outside(step.name, path)]
 
     def _is_read_outside(self, name: str, path: str) -> bool:
-        return name in self.outputs or any(not _is_inside(one.module, path) for one in self.readers[name])
+        return name in self.outputs or any(not _is_inside(reader.module, path) for reader in self.readers[name])
 
     def _added_positions(self) -> dict[str, str]:
         """Sums of embeddings and positional encodings: of tokens, of patches and of the tokens before them."""
@@ -163,7 +167,7 @@ class _PartFinder:
             if step.op == "add" and len(step.inputs) == 2 and hasattr(self.modules.get(step.module), "dropout"):
                 path = f"{step.module}." if step.module else ""
                 origins = [f"{path}{name}" for name in ("positions", "learned", "sinusoidal", "encodings")]
-                if any(_is_inside(self._origin(str(step.inputs[1])), one) for one in origins):
+                if any(_is_inside(self._origin(str(step.inputs[1])), origin) for origin in origins):
                     found[step.name] = str(step.inputs[0])
         return found
 
@@ -179,7 +183,7 @@ class _PartFinder:
         """Rotary positions: cat(a cos − b sin, b cos + a sin), where a and b are the halves of the channels."""
         found = {}
         for step in self.steps.values():
-            if step.op == "cat" and [self._op(one) for one in step.inputs] == ["sub", "add"]:
+            if step.op == "cat" and [self._op(value) for value in step.inputs] == ["sub", "add"]:
                 product = self._input(str(step.inputs[0]))
                 half = self._input(product) if self._op(product) == "mul" else ""
                 if self._op(half) == "slice" and self.steps[self._input(half)].shape == step.shape:

@@ -90,7 +90,7 @@ def _needed_steps(graph: Graph, keep: Iterable[str]) -> set[str]:
         name = waiting.pop()
         if name in steps and name not in needed:
             needed.add(name)
-            waiting += [one for one in steps[name].inputs if one is not None]
+            waiting += [value for value in steps[name].inputs if value is not None]
             if (body := steps[name].body) is not None:
                 waiting += body.outputs
     return needed

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Bias, Disentangled, Mask, ScaledDot, Score, attend
+from regard.attention import Bias, Mask, ScaledDot, Score, attend
 from regard.attention.masks import MaskParts
 from regard.attention.offsets import Lengths, Offsets
 from regard.errors import RegardError
@@ -135,22 +135,3 @@ class CrossAttention(MultiHeadAttention):
     """Multi-head attention over another sequence."""
 
     kind = "cross"  # type: ignore[assignment]
-
-
-class DisentangledAttention(MultiHeadAttention):
-    """Multi-head attention with disentangled scores (DeBERTa).
-
-    Keys and queries of relative positions, which are passed as `bias`, come from the projections of the tokens.
-
-    >>> from regard.layers.positions import RelativeEmbedding
-    >>> attention = DisentangledAttention(16, heads=4)
-    >>> attention(torch.randn(2, 5, 16), bias=RelativeEmbedding(16, buckets=8)()).shape
-    torch.Size([2, 5, 16])
-    """
-
-    def add_positions(self, bias: RelativePositions | None) -> tuple[Score, None]:
-        if bias is None:  # the content alone, with the same scale
-            return ScaledDot(3.0 * self.head_width), None
-        queries = self.query(bias.embeddings).unflatten(-1, (self.heads, self.head_width))
-        keys = self.key_value(bias.embeddings).unflatten(-1, (2, self.kv_heads, self.head_width)).select(-3, 0)
-        return Disentangled(keys.transpose(0, 1), queries.transpose(0, 1), bias.index), None

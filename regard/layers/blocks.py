@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Bias, Offsets, ScaledDot, Score, SoftCap, causal, local, make_score, window
+from regard.attention import Bias, Mask, Offsets, make_score
 from regard.attention.offsets import Lengths
-from regard.layers.attention import CrossAttention, DisentangledAttention, MultiHeadAttention
+from regard.layers.attention import CrossAttention, MultiHeadAttention
 from regard.layers.dropout import Dropout, DropPath
 from regard.layers.feedforward import EncoderActivation, FeedForward, VisionActivation
 from regard.layers.kv_cache import CrossAttentionCache, KVCache
-from regard.layers.norms import DecoderNormKind, EncoderNormKind, make_joint_norm, make_norm
-from regard.layers.positions import RelativePositions, Rotary, RotaryScaling, RotaryTables
+from regard.layers.norms import DecoderNormKind, EncoderNormKind, make_norm
+from regard.layers.positions import RelativePositions, Rotary, RotaryTables
 
 NormPlacement = Literal["pre", "post"]
 BiasPlacement = Literal["all", "attention", "qkv", "not_qkv", "feedforward", "none"]
@@ -212,76 +212,45 @@ class BlockConfig:
     kv_heads: int | None = None
     head_width: int | None = None
     dropout: float = 0.1
-    norm: NormPlacement | Literal["sandwich", "output"] = "pre"
+    norm: NormPlacement = "pre"
     norm_kind: EncoderNormKind | DecoderNormKind = "layer"
     norm_eps: float = 1e-5
     activation: VisionActivation | EncoderActivation = "relu"
     rotary_base: float | None = None
-    rotary_factor: float = 1.0
-    rotary_context: int = 0
-    rotary_scaling: RotaryScaling = "interpolate"
-    rotary_share: float = 1.0
-    score_width: float = 0.0
-    score_cap: float = 0.0
-    sliding_window: int = 0
-    disentangled: bool = False
-    """attention with keys and queries of relative positions, which blocks get as `bias` (DeBERTa)"""
     qk_norm_eps: float | None = None
     qk_norm_kind: DecoderNormKind = "rms"
-    qk_norm_joint: bool = False
-    parallel: bool = False
-    """attention and feed-forward of a block have the same input: x + attention(norm(x)) + feedforward(norm(x))"""
     bias: BiasPlacement = "all"
     max_len: int = 256
     drop_path: float | None = None
     """None: no stochastic depth. A rate of 0 runs the same code as other rates, so that layers share compiled code"""
     layer_scale: float = 0.0
 
-    def make_attention(self, kind: Literal["self", "masked", "cross"], score: str) -> MultiHeadAttention:
-        """Attention of these blocks over the sequence itself, over its earlier tokens, or over another sequence."""
-        mask = causal() if kind == "masked" else None
-        if self.sliding_window and kind != "cross":
-            mask = window(self.sliding_window) if kind == "masked" else local(self.sliding_window)
-        classes = {"cross": CrossAttention, "self": DisentangledAttention if self.disentangled else MultiHeadAttention}
-        attention = classes.get(kind, MultiHeadAttention)(
+    def make_attention(
+        self, score: str, mask: Mask | None = None, attention_class: type[MultiHeadAttention] = MultiHeadAttention
+    ) -> MultiHeadAttention:
+        """Attention of these blocks; cross-attention has no rotary positions."""
+        width = self.head_width or self.width // self.heads
+        rotary = None
+        if self.rotary_base is not None and attention_class is not CrossAttention:
+            rotary = Rotary(width, self.rotary_base)
+        query_norm, key_norm = (
+            make_norm(self.qk_norm_kind, width, self.qk_norm_eps) if self.qk_norm_eps else None for _ in range(2)
+        )
+        attention = attention_class(
             self.width,
             self.heads,
             mask=mask,
-            rotary=self._make_rotary() if kind != "cross" else None,
-            query_norm=self._make_qk_norm(self.heads),
-            key_norm=self._make_qk_norm(self.kv_heads or self.heads),
+            rotary=rotary,
+            query_norm=query_norm,
+            key_norm=key_norm,
             kv_heads=self.kv_heads,
             head_width=self.head_width,
             qkv_bias=self.bias in ("all", "attention", "qkv"),
             out_bias=self.bias in ("all", "attention", "not_qkv"),
         )
-        attention.score = self._make_score(score)  # its parameters are drawn after those of the projections
+        # Its parameters are drawn after those of the projections.
+        attention.score = make_score(score, width, width, hidden=width, max_keys=self.max_len, heads=self.heads)
         return attention
-
-    @property
-    def _head_width(self) -> int:
-        return self.head_width or self.width // self.heads
-
-    def _make_score(self, name: str) -> Score:
-        width = self._head_width
-        score = make_score(name, width, width, hidden=width, max_keys=self.max_len, heads=self.heads)
-        if self.score_width and isinstance(score, ScaledDot):
-            score.width = self.score_width
-        return SoftCap(score, self.score_cap) if self.score_cap else score
-
-    def _make_qk_norm(self, heads: int) -> nn.Module | None:
-        """The norm of queries or keys, per head or of all heads together."""
-        if not self.qk_norm_eps:
-            return None
-        if self.qk_norm_joint:
-            return make_joint_norm(self.qk_norm_kind, heads * self._head_width, self.qk_norm_eps)
-        return make_norm(self.qk_norm_kind, self._head_width, self.qk_norm_eps)
-
-    def _make_rotary(self) -> Rotary | None:
-        if self.rotary_base is None:
-            return None
-        scaling = self.rotary_factor, self.rotary_context, self.rotary_scaling
-        return Rotary(self._head_width, self.rotary_base, *scaling, self.rotary_share)
 
     def make_feedforward(self) -> FeedForward:
         return FeedForward(
@@ -295,15 +264,12 @@ class BlockConfig:
     def make_residual(self) -> Residual:
         return Residual(self.width, self.dropout, self.layer_scale, self.drop_path)
 
-    def make_block(
-        self, score: str, kind: Literal["self", "masked"] = "self", cross_score: str | None = None
-    ) -> TransformerBlock:
-        """A block of an encoder or, masked, of a decoder; with a score for it, it has cross-attention."""
-        attention = self.make_attention(kind, score)
-        cross = None if cross_score is None else self.make_attention("cross", cross_score)
-        parts = attention, self.make_feedforward(), self.make_norm, self.make_residual
-        if self.norm in ("sandwich", "output"):
-            return SandwichBlock(*parts, normalizes_inputs=self.norm == "sandwich")
-        if self.parallel:
-            return ParallelBlock(*parts)
-        return (PreNormBlock if self.norm == "pre" else PostNormBlock)(*parts, cross)
+    def make_block(self, score: str, mask: Mask | None = None, cross_score: str | None = None) -> TransformerBlock:
+        """A block of an encoder or, with a causal mask, of a decoder; with a score for it, it has cross-attention."""
+        cross = None if cross_score is None else self.make_attention(cross_score, attention_class=CrossAttention)
+        return self.assemble(self.make_attention(score, mask), cross)
+
+    def assemble(self, attention: MultiHeadAttention, cross: MultiHeadAttention | None = None) -> TransformerBlock:
+        """A block with these attentions."""
+        block = PreNormBlock if self.norm == "pre" else PostNormBlock
+        return block(attention, self.make_feedforward(), self.make_norm, self.make_residual, cross)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.offsets import Lengths, Offsets
-from regard.layers.attention import MultiHeadAttention
+from regard.layers.attention import CrossAttention, MultiHeadAttention
 from regard.layers.blocks import BlockConfig, TransformerBlock, first_tokens
 from regard.layers.norms import make_norm
 from regard.layers.patches import Grid, gather_rows, patch_coordinates, prepend_prefix, remove_prefix
@@ -28,7 +28,7 @@ class AttentionPooling(nn.Module):
         super().__init__()
         self.question = nn.Parameter(torch.empty(1, config.width))  # the learned query
         nn.init.normal_(self.question, std=config.width**-0.5)
-        self.attention: MultiHeadAttention = config.make_attention("cross", score)
+        self.attention: MultiHeadAttention = config.make_attention(score, attention_class=CrossAttention)
         self.norm = config.make_norm() if feedforward else None
         self.feedforward = config.make_feedforward() if feedforward else None
 

@@ -45,30 +45,6 @@ class ZeroCenteredRMSNorm(nn.Module):
         return nn.functional.rms_norm(x.to(dtype), self.weight.shape, 1 + self.weight, self.eps).to(x.dtype)
 
 
-class _OverHeads:
-    """A norm of all heads of a token together (OLMo 2), of inputs (…, heads, channels)."""
-
-    def forward(self, x: Float[Tensor, "*n H D"]) -> Float[Tensor, "*n H D"]:
-        return super().forward(x.flatten(-2)).unflatten(-1, x.shape[-2:])  # type: ignore[misc]
-
-
-class JointRMSNorm(_OverHeads, RMSNorm):
-    """RMSNorm of all heads of a token together."""
-
-
-class JointZeroCenteredRMSNorm(_OverHeads, ZeroCenteredRMSNorm):
-    """ZeroCenteredRMSNorm of all heads of a token together."""
-
-
-def make_joint_norm(kind: DecoderNormKind, width: int, eps: float) -> nn.Module:
-    """Make a norm over all heads of a token, whose channels are `width` together.
-
-    >>> make_joint_norm("rms", 8, 1e-5)(torch.randn(3, 2, 4)).shape
-    torch.Size([3, 2, 4])
-    """
-    return (JointZeroCenteredRMSNorm if kind == "rms_zero_centered" else JointRMSNorm)(width, eps=eps)
-
-
 def make_norm(kind: EncoderNormKind | DecoderNormKind, width: int, eps: float = 1e-5) -> nn.Module:
     """Make a norm by its name.
 

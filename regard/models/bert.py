@@ -19,6 +19,7 @@ from regard.layers.norms import EncoderNormKind, make_norm
 from regard.layers.packed import Padded, Tokens
 from regard.layers.positions import RelativeBias, RelativeEmbedding, StackPositionKind
 from regard.models.config_checks import check_heads, check_relative_bias
+from regard.models.variants import make_encoder_block
 from regard.ranges import Count, Epsilon, Layers, Natural, OneOf, Range, Rate, check_ranges
 
 ProblemType = Literal["single_label", "multi_label", "regression"]
@@ -242,9 +243,8 @@ class BertConfig:
         """The largest distance of a key in a layer; 0: no limit."""
         return self.sliding_windows[layer % len(self.sliding_windows)] if self.sliding_windows else 0
 
-    def block_config(self, layer: int = 0) -> BlockConfig:
-        sliding_window = self.sliding_window(layer)
-        rotary_base = (self.window_rotary_base if sliding_window else 0.0) or self.rotary_base
+    def block_config(self) -> BlockConfig:
+        """The plain parts of the blocks."""
         return BlockConfig(
             width=self.width,
             heads=self.heads,
@@ -255,9 +255,7 @@ class BertConfig:
             norm_eps=self.norm_eps,
             activation=self.activation,
             bias=self.bias,
-            rotary_base=rotary_base if self.positions == "rotary" else None,
-            sliding_window=sliding_window,
-            disentangled=self.relative == "disentangled",
+            rotary_base=self.rotary_base if self.positions == "rotary" else None,
             qk_norm_eps=1e-6 if self.qk_norm else None,
             max_len=self.max_len,
         )
@@ -332,7 +330,7 @@ class Bert(nn.Module):
         )
         self.widen = nn.Linear(inner, config.width) if config.embedding_width else nn.Identity()
         self.relative = _make_relative(config, norm(config.width))
-        blocks = [config.block_config(i).make_block(config.score) for i in range(config.groups or config.layers)]
+        blocks = [make_encoder_block(config, i) for i in range(config.groups or config.layers)]
         if config.norm == "pre" and not config.first_norm:
             blocks[0].attention_norm = nn.Identity()
         self.blocks = nn.ModuleList(blocks)  # type: ignore[assignment]

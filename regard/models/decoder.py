@@ -91,7 +91,8 @@ class Decoder:
         """The state before the first target token, from the output of the encoder."""
         keys_values = [block.cross.keys_values(memory) for block in self.blocks if block.cross is not None]
         stored = [CrossAttentionCache.from_sequences(k, v, offsets) for k, v in keys_values]
-        positions = torch.zeros((len(stored[0].k), 1), dtype=torch.long, device=memory.device)
+        # Not len(…), which would fix the batch size of exported graphs.
+        positions = torch.zeros((stored[0].k.shape[0], 1), dtype=torch.long, device=memory.device)
         return DecoderState(positions, [KVCache(block.attention.mask) for block in self.blocks], stored)
 
     def step(self, state: DecoderState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], DecoderState]:

@@ -17,6 +17,7 @@ from regard.layers.packed import Packed, Tokens
 from regard.layers.positions import RotaryScaling, StackPositionKind
 from regard.models.config_checks import check_heads
 from regard.models.decoder import Decoder, DecoderState
+from regard.models.variants import make_decoder_block
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 
@@ -96,11 +97,8 @@ class GPTConfig:
         """The sliding window of a layer; 0: none."""
         return self.sliding_windows[layer % len(self.sliding_windows)] if self.sliding_windows else 0
 
-    def block_config(self, layer: int) -> BlockConfig:
-        """The configuration of a layer's block."""
-        sliding_window = self.sliding_window(layer)
-        is_rotary = self.positions == "rotary" and layer not in self.unrotated_layers
-        own_base = self.window_rotary_base if sliding_window else 0.0
+    def block_config(self) -> BlockConfig:
+        """The plain parts of the blocks."""
         return BlockConfig(
             width=self.width,
             heads=self.heads,
@@ -108,22 +106,12 @@ class GPTConfig:
             head_width=self.head_width or None,
             feedforward=self.feedforward,
             dropout=self.dropout,
-            norm=self.norm,
             norm_kind=self.norm_kind,
             norm_eps=self.norm_eps,
             activation=self.activation,
-            rotary_base=(own_base or self.rotary_base) if is_rotary else None,
-            rotary_factor=1.0 if own_base else self.rotary_factor,
-            rotary_context=self.rotary_context,
-            rotary_scaling="interpolate" if own_base else self.rotary_scaling,
-            rotary_share=self.rotary_share,
-            score_width=self.score_width,
-            score_cap=self.score_cap,
-            sliding_window=sliding_window,
+            rotary_base=self.rotary_base if self.positions == "rotary" else None,
             qk_norm_eps=self.norm_eps if self.qk_norm else None,
             qk_norm_kind="rms" if self.norm_kind == "layer" else self.norm_kind,
-            qk_norm_joint=self.qk_norm_joint,
-            parallel=self.parallel,
             bias=self.bias,
             max_len=self.max_len,
         )
@@ -170,7 +158,7 @@ class GPT(nn.Module):
             offset=config.position_offset,
         )
         self.blocks = nn.ModuleList(  # type: ignore[assignment]
-            config.block_config(i).make_block(config.score, "masked") for i in range(config.layers)
+            make_decoder_block(config, i) for i in range(config.layers)
         )
         self.norm = make_norm(config.norm_kind, config.width, config.norm_eps)
         self.output = nn.Linear(config.width, config.vocab, bias=False)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention import causal
 from regard.attention.scores import ScoreName
 from regard.errors import RegardError
 from regard.layers.blocks import BlockConfig, NormPlacement, TransformerBlock
@@ -177,7 +178,7 @@ class Transformer(nn.Module):
         block = config.block_config()
         encoder = (block.make_block(config.encoder_score) for _ in range(config.encoder_layers))
         decoder = (
-            block.make_block(config.decoder_score, "masked", config.cross_score) for _ in range(config.decoder_layers)
+            block.make_block(config.decoder_score, causal(), config.cross_score) for _ in range(config.decoder_layers)
         )
         self.encoder = nn.ModuleList(encoder)  # type: ignore[assignment]
         self.decoder = nn.ModuleList(decoder)  # type: ignore[assignment]

@@ -150,7 +150,7 @@ class PatchPixelHead(ImageHead):
     def add_layers(self, model: "ViT", block: BlockConfig) -> None:
         config, width = model.config, model.config.decoder_width
         decoder_block = replace(block, width=width, heads=width // DECODER_HEAD_WIDTH, feedforward=4 * width)
-        model.painter = PatchDecoder(config.width, decoder_block, config.score, config.decoder_layers)
+        model.mae_decoder = PatchDecoder(config.width, decoder_block, config.score, config.decoder_layers)
         model.output = nn.Linear(width, config.channels * config.patch**2)
 
     def output_of_tokens(self, model: "ViT", encoded: Tensor, images: Images) -> Any:
@@ -421,7 +421,7 @@ class ViT(nn.Module):
     def _make_head(self, config: ViTConfig, block: BlockConfig) -> None:
         self.pooler: AttentionPooling | None = None
         self.segmenter: SegmentationDecoder | None = None
-        self.painter: PatchDecoder | None = None  # decoder of masked patches
+        self.mae_decoder: PatchDecoder | None = None  # decoder of masked patches
         self.output: nn.Linear | None = None
         self.distilled: nn.Linear | None = None
         self.pooled_map: nn.Linear | None = None
@@ -525,7 +525,7 @@ class ViT(nn.Module):
 
         The patches with the largest `noise` are masked, random numbers by default.
         """
-        if self.painter is None or self.output is None:
+        if self.mae_decoder is None or self.output is None:
             raise RegardError(
                 f"A model with the head {self.config.head} does not reconstruct patches.", "Set model.head to pixels."
             )
@@ -546,7 +546,7 @@ class ViT(nn.Module):
         x, offsets, rotary = self.embedding.embed_visible(pixels, visible)
         for block in self.blocks:
             x = block(x, offsets, rotary=rotary)
-        predicted = self.output(self.painter(self.norm(x), visible, masked, grid, self.config.prefix))
+        predicted = self.output(self.mae_decoder(self.norm(x), visible, masked, grid, self.config.prefix))
         target = gather_rows(split_patches(pixels, self.config.patch).float(), masked)
         return Reconstruction(predicted, nn.functional.layer_norm(target, target.shape[-1:], eps=1e-6), masked)
 

@@ -49,7 +49,7 @@ class ImageModel(Pipeline):
     description = "an image model"
     commands = "regard classify, segment, evaluate, look, info"
     tokenizer_count = 0
-    sides = ("image",)
+    sides = fields = ("image",)
     stored_keys = frozenset({"resizing"})
     model: ViT
     training: dict[str, Any] = field(default_factory=dict)
@@ -72,11 +72,7 @@ class ImageModel(Pipeline):
         self.resizing = folder.read_section("resizing", Resizing())
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        return ("image",)
-
-    @property
-    def abilities(self) -> tuple[str, ...]:
+    def abilities(self) -> tuple[str, ...]:  # type: ignore[override]
         return (self.head.method,) if self.labels and self.head.method else ()
 
     def _describe_input(self) -> str:

@@ -45,10 +45,16 @@ class Pipeline(_Stored):
     """number of tokenizers: 2 for source and target, 1 for text, 0 for images"""
     sides: ClassVar[tuple[str, ...]] = ("text",)
     """the sequences that the model reads"""
+    fields: tuple[str, ...] = ("source",)
+    """names of the inputs of `look`"""
+    abilities: tuple[str, ...] = ()
+    """methods that the model supports, such as translate or classify; chat models also `chat`"""
     continues_source: ClassVar[bool] = False
     """whether the output of the model continues its input, as that of a language model does"""
     stored_keys: ClassVar[frozenset[str]] = frozenset()
     """keys of config.json that `write_settings` may return"""
+    head: Any = None
+    """what the outputs of an encoder or image model are; None for models that generate text"""
     model: Any
     training: dict[str, Any]
     special: SpecialTokens = SpecialTokens()
@@ -88,26 +94,6 @@ class Pipeline(_Stored):
 
     def read_settings(self, folder: "ModelFolder") -> None:
         """Set what `write_files` and `write_settings` have stored."""
-
-    @property
-    def head(self) -> Any:
-        """What the outputs of an encoder or image model are; None for models that generate text."""
-        return None
-
-    @property
-    def is_per_text(self) -> bool:
-        """Whether the output of the model has one row per text, not one per token."""
-        return False
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the inputs of `look`."""
-        return ("source",)
-
-    @property
-    def abilities(self) -> tuple[str, ...]:
-        """Methods that the model supports, such as translate or classify; of a chat model also "chat"."""
-        return ()
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, ...]:

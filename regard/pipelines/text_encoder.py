@@ -83,15 +83,11 @@ class TextEncoder(TextPipeline):
         return TEXT_HEADS[self.model.config.head]
 
     @property
-    def is_per_text(self) -> bool:
-        return self.head.is_per_text
-
-    @property
-    def fields(self) -> tuple[str, ...]:
+    def fields(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.head.fields
 
     @property
-    def abilities(self) -> tuple[str, ...]:
+    def abilities(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("embed", self.head.method) if self.head.method else ("embed",)
 
     def _require_head(self, head: type[TextHead], name: str, hint: str) -> None:
@@ -225,11 +221,11 @@ class TextEncoder(TextPipeline):
         encoded = self.encode_rows(rows, truncate=truncate)
         results: list[Classification | None] = [None] * len(rows)
         for indices, logits in self._outputs(encoded):
-            for i, probabilities in zip(indices, self._label_scores(logits).tolist()):
+            for i, probabilities in zip(indices, self.label_scores(logits).tolist()):
                 results[i] = Classification.from_probabilities(self.model.config.labels, probabilities)
         return [result for result in results if result is not None]
 
-    def _label_scores(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def label_scores(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         """The probabilities of the labels, or the values of a regression model."""
         problem = self.model.config.problem_type
         return (

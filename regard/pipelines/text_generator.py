@@ -102,7 +102,7 @@ class TextGenerator(DecodingPipeline):
     decoding: DecodeConfig = SAMPLING
 
     @property
-    def abilities(self) -> tuple[str, ...]:
+    def abilities(self) -> tuple[str, ...]:  # type: ignore[override]
         imported = self.training.get("imported")
         has_template = isinstance(imported, dict) and imported.get("chat_template")
         return ("generate", *(["chat"] if has_template else []), "score")
@@ -205,10 +205,8 @@ class TextGenerator(DecodingPipeline):
         """The continuations of each prompt, decoded with `decoding` by default; one list for a single string.
 
         `on_text(index, text)` is called for every piece of text generated for prompt `index` (not in beam search; with
-        several samples, for the first only). `history` records the candidates of every step. An output ends at `<eos>`,
-        after `max_len` tokens, or when prompt and output reach the length limit of the model. It contains all phrases
-        of the prompt's entry in `required` (beam search only) and none of its entry in `forbidden`, as whole words; a
-        list of strings applies to all prompts. `special_tokens`: see `encode_prompt`.
+        several samples, for the first only). An output ends at `<eos>`, after `max_len` tokens, or when prompt and
+        output reach the length limit of the model. `options` are those of `GenerationOptions`.
         """
         if isinstance(prompts, str):
             return self.generate([prompts], config, **options, on_text=on_text, progress=progress)[0]

@@ -65,7 +65,8 @@ class Translator(DecodingPipeline):
     description = "a translator"
     commands = "regard translate, evaluate, score, look, info"
     tokenizer_count = 2
-    sides = ("source", "target")
+    sides = fields = ("source", "target")
+    abilities = ("translate", "score")
     stored_keys = frozenset({"languages", "language_tokens", *DecodingPipeline.stored_keys})
     model: TranslationModel
     source_tokenizer: Tokenizer
@@ -135,14 +136,6 @@ class Translator(DecodingPipeline):
             vocab = min(config.source_vocab, config.target_vocab)
             self.language_tokens = LanguageTokens.from_json(tokens, f"{file}: language_tokens", vocab)
         self.shortlist = read_shortlist(folder.path, config.source_vocab, config.target_vocab)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return ("source", "target")
-
-    @property
-    def abilities(self) -> tuple[str, ...]:
-        return ("translate", "score")
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:

@@ -87,17 +87,14 @@ class RemoteModel:
         config: DecodeConfig | None = None,
         *,
         prefixes: Sequence[str] | None = None,
-        required: Sequence[str] | None = None,
-        forbidden: Sequence[str] | None = None,
-        truncate: bool = False,
         split: Split = "never",
-        to: str | None = None,
-        source_language: str | None = None,
+        **options: Any,
     ) -> Any:
-        """The `n_best` translations of each line, best first; one list for a single string."""
+        """The `n_best` translations of each line, best first; one list for a single string.
+
+        `options` are other fields of the request: `required`, `forbidden`, `truncate`, `to`, `source_language`.
+        """
         if isinstance(lines, str):
-            options: dict[str, Any] = {"required": required, "forbidden": forbidden, "truncate": truncate}
-            options |= {"to": to, "source_language": source_language}
             return self.translate([lines], config, prefixes=prefixes, split=split, **options)[0]
         results: list[list[Translation]] = []
         for start in range(0, len(lines), BLOCK_SIZE):
@@ -107,12 +104,8 @@ class RemoteModel:
                 texts=list(lines[block]),
                 options=_options(config),
                 prefixes=None if prefixes is None else list(prefixes[block]),
-                required=None if required is None else list(required),
-                forbidden=None if forbidden is None else list(forbidden),
-                truncate=truncate,
                 split=split,
-                to=to,
-                source_language=source_language,
+                **options,
             )
             results += [_outputs(Translation, n_best) for n_best in response["translations"]]
         return results

@@ -1,17 +1,18 @@
 """The server on a Ray cluster: Ray Serve runs the same application with replicas and autoscaling.
 
-python -m regard.serve.ray_application model --replicas 2            # or: --min-replicas 1 --max-replicas 8
+python -m regard.serve.ray_application model --replicas 2            # or: --max-replicas 8
 """
 
 import argparse
 import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.errors import require_package
+from regard.errors import RegardError, require_package
 from regard.serve.authentication import check_exposure, read_tokens
 
 
@@ -92,4 +93,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RegardError as error:
+        print(f"regard: {error}", file=sys.stderr)
+        sys.exit(2)

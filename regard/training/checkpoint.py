@@ -50,7 +50,7 @@ STEPS = "steps"
 STATE_FOLDER, CHECKSUMS = "state", "checksums.json"
 TENSORS = "state.safetensors"
 # The JSON values of a sharded checkpoint, whose tensors are in one file per rank.
-FACTS = "facts.json"
+METADATA = "metadata.json"
 _RESTORE = "Restore an intact copy of the checkpoint, or train again with another --out."
 LOCK = Path(STATE_FOLDER) / "lock"
 METRICS, LOSSES = "metrics.jsonl", "loss.png"
@@ -117,7 +117,7 @@ class TrainState:
     """skipped updates so far"""
     failed_step: int | None = None
     """the step at which the run was rolled back to a checkpoint"""
-    batch_parts: Count = 1
+    micro_batches: Count = 1
     """number of parts in which each batch is processed, to fit into memory"""
     done: bool = False
 
@@ -182,23 +182,23 @@ class Checkpoint:
     """Tensors by name (weights, optimizer state, EMA weights) and JSON values (step, epoch, best score)."""
 
     tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
     def to_bytes(self) -> bytes:
         tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors.items()}
-        return to_bytes(tensors, metadata={"facts": json.dumps(self.facts)})
+        return to_bytes(tensors, metadata={"metadata": json.dumps(self.metadata)})
 
     @staticmethod
     def load(path: Path) -> "Checkpoint":
         with _open(path) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return Checkpoint(tensors, _facts(file))
+            return Checkpoint(tensors, _parse_metadata(file))
 
 
-def read_facts(path: Path) -> dict[str, Any]:
+def _read_file_metadata(path: Path) -> dict[str, Any]:
     """The JSON values of a checkpoint file, without reading its tensors."""
     with _open(path) as file:
-        return _facts(file)
+        return _parse_metadata(file)
 
 
 @contextlib.contextmanager
@@ -210,11 +210,11 @@ def _open(path: Path) -> Iterator[Any]:
         raise DamagedCheckpointError(path, str(error)) from None
 
 
-def _facts(file: Any) -> dict[str, Any]:
-    facts = json.loads((file.metadata() or {})["facts"])
-    if not isinstance(facts, dict):
-        raise ValueError("its facts are not a table")
-    return facts
+def _parse_metadata(file: Any) -> dict[str, Any]:
+    metadata = json.loads((file.metadata() or {})["metadata"])
+    if not isinstance(metadata, dict):
+        raise ValueError("its metadata are not a table")
+    return metadata
 
 
 def gather_state(
@@ -397,20 +397,20 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def is_sharded(path: Path) -> bool:
     """Whether a checkpoint was written by the ranks of a sharded run."""
-    return (path / FACTS).exists()
+    return (path / METADATA).exists()
 
 
-def read_checkpoint_facts(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> dict[str, Any]:
     """The JSON values of a checkpoint, without reading its tensors."""
     if not is_sharded(path):
-        return read_facts(path / TENSORS)
+        return _read_file_metadata(path / TENSORS)
     try:
-        facts = json.loads((path / FACTS).read_bytes())
+        metadata = json.loads((path / METADATA).read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise DamagedCheckpointError(path, str(error)) from None
-    if not isinstance(facts, dict):
-        raise DamagedCheckpointError(path, "its facts are not a table")
-    return facts
+    if not isinstance(metadata, dict):
+        raise DamagedCheckpointError(path, "its metadata are not a table")
+    return metadata
 
 
 def verify(path: Path) -> int:
@@ -518,7 +518,7 @@ def check_run_folder(out: Path, inputs: Iterable[str | Path | None] = ()) -> Non
 
 def read_state(checkpoint: Path) -> TrainState:
     """The state of a run at a checkpoint."""
-    return TrainState.from_json(read_checkpoint_facts(checkpoint))
+    return TrainState.from_json(read_metadata(checkpoint))
 
 
 def read_stored_recipe(out: str | Path) -> Recipe | None:
@@ -691,7 +691,7 @@ def load_like(path: Path, like: Mapping[str, Tensor], parameters: Iterable[Tenso
     """
     patterns = _Patterns(like, [sharded_weight(p) for p in parameters])
     if is_sharded(path):
-        return Checkpoint(_load_shards(path, patterns), read_checkpoint_facts(path))
+        return Checkpoint(_load_shards(path, patterns), read_metadata(path))
     checkpoint = load_checkpoint(path)
     for name, tensor in checkpoint.tensors.items():
         checkpoint.tensors[name] = _place_like(tensor, patterns.find(name, tensor.shape))
@@ -775,10 +775,10 @@ class AsyncSaver:
             self.store.start(step)
         self.workers.wait()
         copies = BlockingAsyncStager(cache_staged_state_dict=False).stage(dict(checkpoint.tensors))
-        self.pending = self.executor.submit(self._write, copies, dict(checkpoint.facts), step)
+        self.pending = self.executor.submit(self._write, copies, dict(checkpoint.metadata), step)
         self.step = step
 
-    def _write(self, tensors: dict[str, Tensor], facts: dict[str, Any], step: int) -> None:
+    def _write(self, tensors: dict[str, Tensor], metadata: dict[str, Any], step: int) -> None:
         folder, rank = self.store.path(step), dist.get_rank(self.group)
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)  # flushes the files
         save_distributed(tensors, storage_writer=writer, process_group=self.group)
@@ -788,10 +788,10 @@ class AsyncSaver:
             if isinstance(result, str):
                 raise RegardError(result)
         if rank == 0:
-            content = json.dumps(facts).encode()
-            write_atomically(folder / FACTS, content)
+            content = json.dumps(metadata).encode()
+            write_atomically(folder / METADATA, content)
             checksums = {name: digest for result in results for name, digest in result.items()}
-            self.store.finish(step, checksums | {FACTS: hashlib.sha256(content).hexdigest()})
+            self.store.finish(step, checksums | {METADATA: hashlib.sha256(content).hexdigest()})
 
     def wait(self) -> bool:
         """Wait until the last save is on disk; False if there is none to wait for.

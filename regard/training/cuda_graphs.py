@@ -106,11 +106,11 @@ def capture_step(trainer: "Trainer") -> Callable[[list[Batch]], LossParts]:
     if config.accumulate > 1 or is_eager:
         return step
     if workers.update_group is None:
-        return GraphedUpdate(step) if trainer.state.batch_parts == 1 else step
+        return GraphedUpdate(step) if trainer.state.micro_batches == 1 else step
 
     def agree(error: Exception | None = None) -> bool:
         """Whether all ranks can capture the update, or have captured it; otherwise none does, as NCCL requires."""
-        is_split = trainer.state.batch_parts > 1  # the parts of a batch have different shapes
+        is_split = trainer.state.micro_batches > 1  # the parts of a batch have different shapes
         if not workers.any(error is not None or is_split)[0]:
             return True
         trainer.loss.zero_grad()

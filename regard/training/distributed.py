@@ -574,7 +574,7 @@ class TaskLoss(nn.Module):
         self.task, self.model, self.config = task, model, config
         self.features: Any = compiled_features(model) if config.compile else model.features
         self.autocast = make_autocast(config, device)
-        self.exchange: GradientExchange | None = None
+        self.gradient_buckets: GradientBuckets | None = None
         """the exchange of gradients with other ranks that have the same weights"""
 
     def forward(self, batch: Batch) -> LossParts:
@@ -584,7 +584,7 @@ class TaskLoss(nn.Module):
         return parts if batch.sentences else LossParts(*(0 * part for part in parts))
 
 
-class GradientExchange:
+class GradientBuckets:
     """Sums gradients over all ranks while the backward pass runs, in buckets that are sent as they become complete.
 
     Every rank sends the same buckets in the same order. On a GPU, nothing waits on the host, and memory addresses do
@@ -664,7 +664,7 @@ def replicate(loss: TaskLoss, group: Any, batch: Batch) -> None:
     is_used = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
     dist.all_reduce(is_used, group=group)
     loss.zero_grad()
-    loss.exchange = GradientExchange([p for p, count in zip(parameters, is_used.tolist()) if count], group)
+    loss.gradient_buckets = GradientBuckets([p for p, count in zip(parameters, is_used.tolist()) if count], group)
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
@@ -693,7 +693,7 @@ def accumulating(loss: TaskLoss, is_last: bool) -> Iterator[None]:
     """Exchange gradients only in the backward pass of the last batch of an update."""
     if isinstance(loss, FSDPModule):
         loss.set_requires_gradient_sync(is_last)
-    with loss.exchange.run() if loss.exchange and is_last else contextlib.nullcontext():
+    with loss.gradient_buckets.run() if loss.gradient_buckets and is_last else contextlib.nullcontext():
         yield
 
 

@@ -28,7 +28,7 @@ HEAD_PARAMETERS = (
     "distilled.",
     "pooled_map.",
     "segmenter.",
-    "painter.",
+    "mae_decoder.",
 )
 # Settings that a recipe may change when a Vision Transformer is fine-tuned: those that do not affect the shapes of its
 # weights, beside those of a head that it does not have yet.

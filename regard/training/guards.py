@@ -233,7 +233,7 @@ def roll_back(trainer: "Trainer") -> None:
         best_step=failed.best_step,
         skipped=failed.skipped,
         failed_step=skipped.step,
-        batch_parts=failed.batch_parts,
+        micro_batches=failed.micro_batches,
     )
     trainer.restore_counters()
     trainer.timed_from = time.monotonic()
@@ -334,24 +334,24 @@ def split_batches(trainer: "Trainer", batches: list[Batch]) -> None:
     """Process batches in twice as many parts from now on, after one did not fit into memory."""
     trainer.loss.zero_grad()
     state = trainer.state
-    if state.batch_parts >= max(batch.sentences for batch in batches):
+    if state.micro_batches >= max(batch.sentences for batch in batches):
         raise report_rank_error(_does_not_fit_error(state.step + 1), trainer.workers.rank)
-    _set_micro_batches(trainer, 2 * state.batch_parts)
+    _set_micro_batches(trainer, 2 * state.micro_batches)
 
 
 def agree_on_micro_batches(trainer: "Trainer") -> None:
     """Use the largest number of parts of all ranks, so that one number in the state serves a resumed run."""
     if trainer.workers.size > 1:
         exponents = torch.zeros(32)
-        exponents[trainer.state.batch_parts.bit_length() - 1] = 1
+        exponents[trainer.state.micro_batches.bit_length() - 1] = 1
         trainer.workers.sum([exponents])
         count = 2 ** int(exponents.nonzero().max())
-        if count > trainer.state.batch_parts:
+        if count > trainer.state.micro_batches:
             _set_micro_batches(trainer, count)
 
 
 def _set_micro_batches(trainer: "Trainer", count: int) -> None:
-    trainer.state.batch_parts = count
+    trainer.state.micro_batches = count
     trainer.run_log.warn(
         f"Step {trainer.state.step + 1}: out of memory. From now on every batch is processed in {count} parts, with "
         "the same result to rounding. To avoid this, lower train.batch_tokens (images: train.batch_images) and raise "

@@ -50,7 +50,7 @@ from regard.training.guards import (
 from regard.training.log import RunLog
 from regard.training.losses import LossParts
 from regard.training.machine import make_autocast
-from regard.training.optimizers import make_optimizer, scale_gradients, set_learning_rate, step_if, update_ema
+from regard.training.optimizers import make_optimizer, scale_gradients, set_learning_rate, step_optimizer, update_ema
 from regard.training.recipe import TASKS, Recipe
 from regard.training.schedules import Schedule, parse_duration
 from regard.training.tasks.task import BatchSource, evaluate_loss
@@ -205,7 +205,7 @@ class Trainer:
     def training_step(self, batches: list[Batch]) -> LossParts:
         """Forward and backward passes of this worker's batches, and the optimizer step, without GPU synchronization."""
         totals = LossParts(*(torch.zeros((), device=self.device) for _ in LossParts._fields))
-        micro_batches = [part for batch in batches for part in batch.split(self.state.batch_parts)]
+        micro_batches = [part for batch in batches for part in batch.split(self.state.micro_batches)]
         step, rank = self.state.step + 1, self.workers.rank
         for index, micro_batch in enumerate(micro_batches, 1):
             is_last = index == len(micro_batches)
@@ -222,7 +222,7 @@ class Trainer:
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = scale_gradients(grads, totals.tokens, self.config.clip)
         result = mark_non_finite(totals, norm)
-        step_if(self.optimizer, self.guard.accepts(result))
+        step_optimizer(self.optimizer, self.guard.accepts(result))
         self.loss.zero_grad()
         return result
 
@@ -272,7 +272,7 @@ class Trainer:
             checkpoint.tensors = {k: v for k, v in checkpoint.tensors.items() if not k.startswith("average.")}
         make_error = functools.partial(_mismatch_error, path)
         restore_state(checkpoint.tensors, self.model, self.optimizer, self.ema_model, make_error)
-        self.state = TrainState.from_json(checkpoint.facts)
+        self.state = TrainState.from_json(checkpoint.metadata)
         if is_extended(self.spec.recipe, self.state):
             self.state.decay_start, self.state.stale, self.state.done = None, 0, False
         self.state.provenance = self.spec.provenance

@@ -165,17 +165,17 @@ def _capped_loss_and_grads(
             logits = [torch.nn.functional.linear(x[part], *parameters).float() for x in inputs]
             logprobs = [((row / logit_cap).tanh() * logit_cap).log_softmax(-1) for row in logits]
             nlls = [-row.gather(1, targets[part, None])[:, 0] for row in logprobs]
-            losses = [(1 - smoothing) * one - smoothing * row.mean(-1) for one, row in zip(nlls, logprobs)]
+            losses = [(1 - smoothing) * pass_nll - smoothing * row.mean(-1) for pass_nll, row in zip(nlls, logprobs)]
             if len(logprobs) == 2:
                 first, second = logprobs
                 # Both divergences: Σ (p − q)(log p − log q); each pass has half of the share.
                 losses.append(divergence * ((first.exp() - second.exp()) * (first - second)).sum(-1))
-            chunk_loss = sum(((one * share[part]).sum() for one in losses), start=torch.zeros_like(loss))
+            chunk_loss = sum(((rows_loss * share[part]).sum() for rows_loss in losses), start=torch.zeros_like(loss))
         if needs_grad:
             for total, grad in zip(grads, torch.autograd.grad(chunk_loss, [*parameters, *inputs])):
                 total += grad
         loss += chunk_loss.detach()
-        nll += sum((one.detach() * share[part]).sum() for one in nlls)
+        nll += sum((pass_nll.detach() * share[part]).sum() for pass_nll in nlls)
     if not needs_grad:
         return loss, nll, None, None, []
     converted = [grad.to(x.dtype) for grad, x in zip(grads, [p for p in (weight, bias) if p is not None] + passes)]

@@ -111,7 +111,7 @@ def scale_gradients(grads: list[Tensor], count: Float[Tensor, ""], clip: float) 
     return norm
 
 
-def step_if(optimizer: torch.optim.Optimizer, accepted: Bool[Tensor, ""]) -> None:
+def step_optimizer(optimizer: torch.optim.Optimizer, accepted: Bool[Tensor, ""]) -> None:
     """Apply an update if `accepted`; otherwise weights and optimizer state keep their values.
 
     On a GPU the decision is made there: the host does not wait for it, and a CUDA graph includes it. Only the updates
@@ -119,7 +119,7 @@ def step_if(optimizer: torch.optim.Optimizer, accepted: Bool[Tensor, ""]) -> Non
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> weight.grad = torch.ones(2)
-    >>> step_if(torch.optim.Adam([weight]), torch.tensor(False))
+    >>> step_optimizer(torch.optim.Adam([weight]), torch.tensor(False))
     >>> weight.data
     tensor([1., 1.])
     """
@@ -130,7 +130,7 @@ def step_if(optimizer: torch.optim.Optimizer, accepted: Bool[Tensor, ""]) -> Non
 
 
 def step_on_device(optimizer: torch.optim.Optimizer, accepted: Bool[Tensor, ""]) -> None:
-    """`step_if` without reading `accepted` on the host: fused optimizers skip an update if `found_inf` is 1."""
+    """`step_optimizer` without reading `accepted` on the host: fused optimizers skip an update if `found_inf` is 1."""
     optimizer.found_inf = (~accepted).float()  # type: ignore[attr-defined]
     optimizer.step()
 

@@ -10,18 +10,16 @@ from jaxtyping import Float
 
 from regard.errors import RegardError
 from regard.files import write_atomically
-from regard.version import __version__
 from regard.viewer.display import PAGE_FORMAT, NotebookDisplay, check_format, make_widget
 from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import (
-    FORMAT,
     Scene,
     attention_headers,
     axis_headers,
     gold_links,
     initial_view,
     length_warning,
-    shorten_title,
+    make_header,
 )
 from regard.viewer.text_look import AttentionMap, Look, look
 
@@ -42,7 +40,7 @@ class Comparison(NotebookDisplay):
 
     @property
     def title(self) -> str:
-        return _common(one.title for one in self.looks) or " | ".join(self.labels)
+        return _common(look.title for look in self.looks) or " | ".join(self.labels)
 
     def difference(
         self, attention: str | None = None, head: int | None = None, *, first: int = 0, second: int = -1
@@ -80,35 +78,28 @@ class Comparison(NotebookDisplay):
         looks = self.looks
         parts = [
             {
-                "sides": axis_headers(one.maps),
-                "attentions": attention_headers(one.maps, blobs, len(looks)),
-                "links": gold_links(one),
+                "sides": axis_headers(look.maps),
+                "attentions": attention_headers(look.maps, blobs, len(looks)),
+                "links": gold_links(look),
             }
-            for one in looks
+            for look in looks
         ]
         labeled = [
-            {"label": label, "texts": {"source": one.source, "target": one.translation}, "own_output": output}
-            for one, label, output in zip(looks, self.labels, self.outputs or _own_outputs(looks))
+            {"label": label, "texts": {"source": look.source, "target": look.translation}, "own_output": output}
+            for look, label, output in zip(looks, self.labels, self.outputs or _own_outputs(looks))
         ]
-        header = {
-            "format": FORMAT,
-            "title": shorten_title(self.title),
-            "model": {
-                "family": _common(one.family for one in looks),
-                "name": _common(one.name for one in looks),
-                "regard": __version__,
-            },
-            "texts": {
-                "source": _common(one.source for one in looks),
-                "target": _common(one.translation for one in looks),
-            },
-            "warning": next(filter(None, map(length_warning, looks)), None),
-            "similarity": _similarity(looks),
-            "initial": initial_view(looks[0], attention, head),
+        header = make_header(
+            self.title,
+            _common(look.family for look in looks),
+            _common(look.name for look in looks),
+            {"source": _common(look.source for look in looks), "target": _common(look.translation for look in looks)},
+            warning=next(filter(None, map(length_warning, looks)), None),
+            similarity=_similarity(looks),
+            initial=initial_view(looks[0], attention, head),
             **parts[0],
             # The attentions of the first look are at the top level.
-            "compared": [labeled[0], *(one | part for one, part in zip(labeled[1:], parts[1:]))],
-        }
+            compared=[labeled[0], *(one | part for one, part in zip(labeled[1:], parts[1:]))],
+        )
         return Scene(header, blobs)
 
     @property
@@ -116,11 +107,11 @@ class Comparison(NotebookDisplay):
         """Handler for requests with other sentences, if every look has its model: all models on one sentence, or one
         model on two sentences.
         """
-        models = [one.pipeline for one in self.looks]
+        models = [look.pipeline for look in self.looks]
         if None in models:
             return None
-        layers = sorted({one.recorded.name for seen in self.looks for one in seen.maps.values()})
-        if _common(one.source for one in self.looks):
+        layers = sorted({shown.recorded.name for result in self.looks for shown in result.maps.values()})
+        if _common(look.source for look in self.looks):
             loaders = [lambda model=model: model for model in models]
             return ComparisonRequestHandler(models[0], self.looks[0].name, layers, models=loaders, labels=self.labels)
         if len(models) == 2 and models[0] is models[1]:
@@ -140,7 +131,7 @@ class Comparison(NotebookDisplay):
         # matplotlib is slow to import
         from regard.viewer.plots import MAX_SMALL_LABELS, HeadPanels, plot_side_by_side
 
-        shown = [self._select(one, attention, head) for one in self.looks]
+        shown = [self._select(look, attention, head) for look in self.looks]
         head_label = "mean of heads" if head is None else f"head {head}"
         grouped = [one.grouped_weights(MAX_SMALL_LABELS) for one in shown]
         panels = [
@@ -160,7 +151,7 @@ def compare(*looks: Look, labels: Sequence[str] | None = None) -> Comparison:
     """
     if len(looks) < 2:
         raise RegardError("A comparison needs at least two looks.", "Pass two looks or more.")
-    if not all(isinstance(one, Look) for one in looks):
+    if not all(isinstance(look, Look) for look in looks):
         raise RegardError("Only looks at texts can be compared.", "Pass results of look(model, text).")
     if labels is not None and len(labels) != len(looks):
         raise RegardError(f"There are {len(looks)} looks and {len(labels)} labels.", "Pass one label per look.")
@@ -177,7 +168,7 @@ def _default_labels(looks: Sequence[Look]) -> tuple[str, ...]:
         lambda one: one.family,
     ]
     for attribute in attributes:
-        labels = tuple(attribute(one) for one in looks)
+        labels = tuple(attribute(look) for look in looks)
         if all(labels) and len(set(labels)) == len(looks):
             return labels
     return tuple(str(index + 1) for index in range(len(looks)))
@@ -185,13 +176,13 @@ def _default_labels(looks: Sequence[Look]) -> tuple[str, ...]:
 
 def _own_outputs(looks: Sequence[Look]) -> list[str | None]:
     """The translation of each model itself, if models are compared on one source."""
-    return [_own_output(one) if _common(other.source for other in looks) else None for one in looks]
+    return [_own_output(look) if _common(other.source for other in looks) else None for look in looks]
 
 
-def _own_output(seen: Look) -> str | None:
+def _own_output(result: Look) -> str | None:
     """The translation of the model itself, if the target of the look was given."""
-    is_forced = seen.translation and seen.search is None and "target" in seen.pipeline.fields
-    return seen.pipeline(seen.source) if is_forced else None
+    is_forced = result.translation and result.search is None and "target" in result.pipeline.fields
+    return result.pipeline(result.source) if is_forced else None
 
 
 def _similarity(looks: Sequence[Look]) -> float | None:
@@ -200,7 +191,7 @@ def _similarity(looks: Sequence[Look]) -> float | None:
         return None
     if looks[0].pipeline.abilities != ("embed",):
         return None
-    first, second = looks[0].pipeline.embed([one.source for one in looks], truncate=True)
+    first, second = looks[0].pipeline.embed([look.source for look in looks], truncate=True)
     return float(first @ second)
 
 
@@ -235,15 +226,15 @@ class ComparisonRequestHandler(TextRequestHandler):
                 self._look_with(self.pipeline, text)
                 for text in (source, texts.get(SECOND_SOURCE, "").strip() or source)
             ]
-            return compare(*looks, labels=[one.source.strip() for one in looks])
+            return compare(*looks, labels=[look.source.strip() for look in looks])
         target = texts.get("target", "").strip() or None
         if self.share_last_translation and target is None and "target" in self.pipeline.fields:
             target = self._look_with(self.models[-1](), source).translation
         looks, outputs = [], []
         for load in self.models:
-            seen = self._look_with(load(), source, target)
-            outputs.append(_own_output(seen))
-            looks.append(replace(seen, pipeline=None, search=None))
+            result = self._look_with(load(), source, target)
+            outputs.append(_own_output(result))
+            looks.append(replace(result, pipeline=None, search=None, run=None))
         return replace(compare(*looks, labels=self.labels), outputs=tuple(outputs))
 
     def _look_with(self, model: Any, source: str, target: str | None = None) -> Look:

@@ -5,7 +5,6 @@ import html
 import logging
 from functools import cache, cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import RegardError, require_package
@@ -49,7 +48,7 @@ class NotebookDisplay:
         state = {name: value for name, value in vars(self).items() if name not in ("_widget", "_picture")}
         state |= {"pipeline": None} if "pipeline" in state else {}
         if "run" in state:
-            state["run"] = state["run"]._replace(model=SimpleNamespace(config=state["run"].model.config))
+            state["run"] = None if state["run"] is None else state["run"].without_model()
         return state
 
     def widget(self) -> Any:

@@ -67,9 +67,11 @@ def run_experiment(
         # Interventions name modules of one model.
         pipeline = replace(pipeline, ensemble_members=[])  # type: ignore[arg-type]
     before = _outcome(pipeline, source, target, "", pipeline, context)
-    rows = [one for one in interventions if isinstance(one, SetAttentionRow)]
+    rows = [intervention for intervention in interventions if isinstance(intervention, SetAttentionRow)]
     # These change the states of earlier tokens at every step, so cached keys and values cannot be used.
-    without_cache = generates and any(isinstance(one, SetAttentionRow | RemoveMask) for one in interventions)
+    without_cache = generates and any(
+        isinstance(intervention, SetAttentionRow | RemoveMask) for intervention in interventions
+    )
     generator: Any = pipeline
     if without_cache:
         generator = replace(pipeline, model=_UncachedDecoder(pipeline.model))  # type: ignore[arg-type]
@@ -86,22 +88,22 @@ def _outcome(
     if "target" in pipeline.fields and target is None:
         best = generator.translate([source], prefixes=[prefix] if prefix else None)[0][0]
         return compute_outcome(look_at_output(pipeline, source, best), pipeline, generator)
-    seen = look(pipeline, source + prefix if prefix else source, target, context=context)
-    return compute_outcome(seen, pipeline, generator)
+    result = look(pipeline, source + prefix if prefix else source, target, context=context)
+    return compute_outcome(result, pipeline, generator)
 
 
-def _check_rows(rows: Sequence[SetAttentionRow], seen: Look | ImageLook | None) -> None:
+def _check_rows(rows: Sequence[SetAttentionRow], result: Look | ImageLook | None) -> None:
     """Raise an error for a row index or a number of weights that does not match the attention map."""
-    for one in rows:
-        shown = seen.maps.get(one.attention) if seen is not None else None
+    for row in rows:
+        shown = result.maps.get(row.attention) if result is not None else None
         if shown is None:
             continue
-        if not 0 <= one.row < len(shown.rows):
+        if not 0 <= row.row < len(shown.rows):
             raise RegardError(
-                f"{one.attention} has no row {one.row}.", f"Choose a row from 0 to {len(shown.rows) - 1}."
+                f"{row.attention} has no row {row.row}.", f"Choose a row from 0 to {len(shown.rows) - 1}."
             )
-        if len(one.weights) != len(shown.columns):
-            raise wrong_row_length(one, len(shown.columns))
+        if len(row.weights) != len(shown.columns):
+            raise wrong_row_length(row, len(shown.columns))
 
 
 @dataclass(eq=False)
@@ -121,14 +123,14 @@ class _RecordedWithRows(Recorded):
         return weights[:, head_indices][:, :, resolve_indices(queries, weights.shape[2], "query")]
 
 
-def _with_rows(seen: Any, rows: Sequence[SetAttentionRow]) -> Any:
+def _with_rows(result: Any, rows: Sequence[SetAttentionRow]) -> Any:
     """The look with the replaced rows in its maps."""
     maps = {}
-    for name, one in seen.maps.items():
+    for name, one in result.maps.items():
         replaced = [row for row in rows if row.attention == name]
         recorded = {part.name: getattr(one.recorded, part.name) for part in fields(Recorded)}
         maps[name] = replace(one, recorded=_RecordedWithRows(**recorded, rows=replaced)) if replaced else one
-    return replace(seen, maps=maps)
+    return replace(result, maps=maps)
 
 
 @dataclass
@@ -149,7 +151,7 @@ class _UncachedDecoder(nn.Module):
         self.model, self.config = model, model.config
 
     def start(self, source: Packed) -> _UncachedState:
-        sequences = [one.tolist() for one in source.ids.split(source.offsets.lengths.tolist())]
+        sequences = [ids.tolist() for ids in source.ids.split(source.offsets.lengths.tolist())]
         if hasattr(self.model, "encode"):  # encoder-decoder; otherwise the output continues the source
             return _UncachedState(sequences, [[] for _ in sequences])
         return _UncachedState(None, sequences)
@@ -157,11 +159,11 @@ class _UncachedDecoder(nn.Module):
     def step(self, state: _UncachedState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], _UncachedState]:
         texts = state.ids
         if state.sources is not None or state.has_started:
-            texts = [[*one, token] for one, token in zip(texts, last.flatten().tolist())]
+            texts = [[*text, token] for text, token in zip(texts, last.flatten().tolist())]
         packed = pack(texts).to(last.device)
         inputs = [packed]
         if state.sources is not None:
-            inputs = [pack([one for one in state.sources for _ in range(state.beams)]).to(last.device), packed]
+            inputs = [pack([source for source in state.sources for _ in range(state.beams)]).to(last.device), packed]
         logits = self.model(*inputs)[packed.offsets.starts[1:].long() - 1]
         return logits.unflatten(0, last.shape), _UncachedState(state.sources, texts, state.beams, True)
 
@@ -187,11 +189,11 @@ def handle_experiment(
     files.
     """
     changes, shown = request.get("changes") or [], request.get("shown")
-    if not isinstance(changes, list) or not all(isinstance(one, dict) for one in changes):
+    if not isinstance(changes, list) or not all(isinstance(change, dict) for change in changes):
         raise RegardError("`changes` must be a list of objects.", "Send a list of interventions.")
     if shown is not None and not isinstance(shown, dict):
         raise RegardError("`shown` must be an object.", "Send the names of an attention and a head.")
-    interventions = [parse_intervention(one) for one in changes]
+    interventions = [parse_intervention(change) for change in changes]
     texts = {name: request.get(name) for name in ("source", "target", "prefix", "instead", "context")}
     for name, text in texts.items():
         if not isinstance(text, str) and not (text is None and name != "source"):

@@ -28,7 +28,7 @@ from regard.viewer.rollout import (
     attention_rollout,
     patch_index,
     rollout_of_run,
-    run_model,
+    run_on_images,
 )
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ class ImageLook(ExplainedLook, NotebookDisplay):
     def select_attention(self, name: str | None, patch: PatchCoordinates | None) -> PatchMap:
         """An attention by name, by default the last one (that has patches as queries, if a patch is given)."""
         if name is None:
-            return [one for one in self.maps.values() if patch is None or one.name != POOLER][-1]
+            return [shown for shown in self.maps.values() if patch is None or shown.name != POOLER][-1]
         if name not in self.maps:
             raise RegardError(f"The model has no attention {name!r}.", f"There are: {', '.join(self.maps)}.")
         return self.maps[name]
@@ -338,7 +338,7 @@ def look_at_image(model: ImageModel, image: ImageLike | Tensor, model_name: str 
     else:
         pixels = model.preprocess(image)
         images = pixels_to_float(torch.tensor(pixels)[None].to(model.device), pixels.shape[2])
-    run = run_model(model.model, images)
+    run = run_on_images(model.model, images)
     config, grid = model.model.config, run.grids[0]
     prefix = ["class token"] * config.has_class_token + ["distillation token"] * config.distilled
     prefix += [f"register {i}" for i in range(config.registers)]
@@ -349,8 +349,8 @@ def look_at_image(model: ImageModel, image: ImageLike | Tensor, model_name: str 
         SEGMENTER: ([*config.labels, *patches],) * 2,
     }
     maps = {
-        name: PatchMap(name, one.kind, *next(axes[start] for start in axes if name.startswith(start)), one)
-        for name, one in run.recording.items()
+        name: PatchMap(name, recorded.kind, *next(axes[start] for start in axes if name.startswith(start)), recorded)
+        for name, recorded in run.recording.items()
     }
     probabilities: Iterable[float] = ()
     head = IMAGE_HEADS[config.head]

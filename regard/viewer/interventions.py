@@ -84,9 +84,9 @@ class SetAttentionRow:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", tuple(float(one) for one in self.weights))
+        object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
         total = sum(self.weights)
-        if not all(one >= 0 for one in self.weights) or not abs(total - 1) < 1e-4:
+        if not all(weight >= 0 for weight in self.weights) or not abs(total - 1) < 1e-4:
             raise RegardError(
                 f"The weights of row {self.row} sum to {total:.6g}.", "Pass non-negative weights that sum to 1."
             )
@@ -120,7 +120,7 @@ def apply_interventions(model: nn.Module, interventions: Sequence[Intervention])
     """
     interceptor = AttentionInterceptor(model, interventions)
     with interceptor.installed(), ExitStack() as stack:
-        if any(isinstance(one, RemovePositions) for one in interventions):
+        if any(isinstance(intervention, RemovePositions) for intervention in interventions):
             for module, name in _positions(model):
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, None)
@@ -134,8 +134,10 @@ class AttentionInterceptor:
     def __init__(self, model: nn.Module, interventions: Sequence[Intervention]) -> None:
         self.model, self.thread = model, threading.get_ident()
         modules = dict(model.named_modules())
-        self.attentions = {name: one for name, one in modules.items() if getattr(one, "kind", None) in KINDS}
-        self.layers = [name for name, one in modules.items() if name in self.attentions or isinstance(one, FeedForward)]
+        self.attentions = {name: module for name, module in modules.items() if getattr(module, "kind", None) in KINDS}
+        self.layers = [
+            name for name, module in modules.items() if name in self.attentions or isinstance(module, FeedForward)
+        ]
         self.running: list[tuple[str, bool]] = []
         """attentions whose forward is running: name, and whether it was called with a cache"""
         self.model_forwards = 0
@@ -225,7 +227,9 @@ class AttentionInterceptor:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             if self.is_own_thread:
                 inputs = (*args, *kwargs.values())
-                self.running.append((name, any(isinstance(one, KVCache | CrossAttentionCache) for one in inputs)))
+                self.running.append(
+                    (name, any(isinstance(argument, KVCache | CrossAttentionCache) for argument in inputs))
+                )
 
         return hook
 
@@ -314,7 +318,7 @@ def fit_weights(intervention: SetAttentionRow, keys: int, is_growing: bool) -> l
         raise wrong_row_length(intervention, keys)
     weights = [*weights[:keys], *[0.0] * (keys - len(weights))]
     total = sum(weights)
-    return [one / total for one in weights] if total > 0 else None
+    return [weight / total for weight in weights] if total > 0 else None
 
 
 def wrong_row_length(intervention: SetAttentionRow, keys: int) -> RegardError:

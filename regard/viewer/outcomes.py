@@ -83,7 +83,7 @@ class Outcome:
 
 
 @torch.no_grad()
-def compute_outcome(seen: Look | ImageLook, pipeline: Any = None, generator: Any = None) -> Outcome:
+def compute_outcome(look: Look | ImageLook, pipeline: Any = None, generator: Any = None) -> Outcome:
     """The output of the model of a look, for the same input.
 
     `pipeline` is the model, by default that of the look; `generator` generates text in its place (see experiments.py).
@@ -91,40 +91,46 @@ def compute_outcome(seen: Look | ImageLook, pipeline: Any = None, generator: Any
     >>> compute_outcome(look(translator, "The cat sleeps.")).text  # doctest: +SKIP
     'Le chat dort.'
     """
-    if isinstance(seen, ImageLook):
-        return label_outcome(seen.probabilities, seen) if seen.probabilities else Outcome("", None, _areas(seen), seen)
-    pipeline = pipeline or seen.pipeline
-    return text_outcome(pipeline, seen, generator or pipeline)
+    if isinstance(look, ImageLook):
+        return label_outcome(look.probabilities, look) if look.probabilities else Outcome("", None, _areas(look), look)
+    pipeline = pipeline or look.pipeline
+    return text_outcome(pipeline, look, generator or pipeline)
+
+
+def recorded_logits(look: Look) -> Float[Tensor, "rows V"]:
+    """What the model returned for the input of a look."""
+    if look.run is None:
+        raise RegardError("This look has no recorded run: its output cannot be computed.", "Call regard.look again.")
+    return look.run.output.float()
 
 
 @singledispatch
-def text_outcome(pipeline: Any, seen: Look, generator: Any) -> Outcome:
+def text_outcome(pipeline: Any, look: Look, generator: Any) -> Outcome:
     """The outcome of a text model; each class of pipelines registers a function."""
     raise RegardError(f"A look at {type(pipeline).__name__} has no outcome.", "Use a pipeline for text.")
 
 
 @text_outcome.register
-def translation_outcome(translator: Translator, seen: Look, generator: Any) -> Outcome:
-    source, target = seen.ids
-    targets = [*target[1:], translator.special.eos]
-    # The ids of the look, not those of its text: a model may output other pieces than its tokenizer would choose.
-    forced = len(translator.special.make_decoder_input([]))
-    probabilities = translator.model(*translator.teacher_forced([(source, target[forced:])])).float().softmax(-1)
+def translation_outcome(translator: Translator, look: Look, generator: Any) -> Outcome:
+    targets = [*look.ids[1][1:], translator.special.eos]
+    probabilities = recorded_logits(look).softmax(-1)
     steps = _steps(translator.target_tokenizer, probabilities, targets)
-    return Outcome(seen.translation, _logprob(probabilities, targets), steps, seen, kind="translation")
+    return Outcome(look.translation, _logprob(probabilities, targets), steps, look, kind="translation")
 
 
 @text_outcome.register
-def continuation_outcome(language_model: TextGenerator, seen: Look, generator: Any) -> Outcome:
-    (ids,) = seen.ids
+def continuation_outcome(language_model: TextGenerator, look: Look, generator: Any) -> Outcome:
+    (ids,) = look.ids
     config = DecodeConfig(method="greedy", max_len=CONTINUATION_TOKENS)
     limit = language_model.length_limit
     added: list[int] = []
     text = ""
     if limit is None or len(ids) < limit:
-        best = generator.generate([seen.source], config, truncate=True)[0][0]
+        best = generator.generate([look.source], config, truncate=True)[0][0]
         text, added = best.text, list(best.hypothesis.ids)
-    logits = language_model.model(language_model.pack([[*ids, *added]])).float()
+    logits = recorded_logits(look)
+    if len(added) > 1:  # those of the look predict the first one
+        logits = language_model.model(language_model.pack([[*ids, *added]])).float()
     first = len(ids) - 1
     tokenizer = language_model.tokenizer
     probabilities = logits[first:].softmax(-1)
@@ -132,7 +138,7 @@ def continuation_outcome(language_model: TextGenerator, seen: Look, generator: A
     input_steps = _steps(tokenizer, logits[:first].softmax(-1), ids[1:]) if first <= MAX_INPUT_STEPS else []
     following = _next_token(tokenizer, ids, logits[first].log_softmax(-1))
     logprob = _logprob(probabilities, added)
-    return Outcome(text, logprob, steps, seen, input_steps, following, generated=added, kind="continuation")
+    return Outcome(text, logprob, steps, look, input_steps, following, generated=added, kind="continuation")
 
 
 def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor, "V"]) -> NextToken:
@@ -146,41 +152,42 @@ def _next_token(tokenizer: Tokenizer, ids: Sequence[int], logprobs: Float[Tensor
 
 
 @text_outcome.register
-def encoder_outcome(encoder: TextEncoder, seen: Look, generator: Any) -> Outcome:
-    return head_outcome(encoder.head, encoder, seen)
+def encoder_outcome(encoder: TextEncoder, look: Look, generator: Any) -> Outcome:
+    return head_outcome(encoder.head, encoder, look)
 
 
 @singledispatch
-def head_outcome(head: TextHead, encoder: TextEncoder, seen: Look) -> Outcome:
+def head_outcome(head: TextHead, encoder: TextEncoder, look: Look) -> Outcome:
     """The outcome of an encoder, by default an embedding; each class of heads registers a function."""
-    vector = encoder.embed([seen.source], truncate=True)[0]
-    return Outcome("", None, [], seen, vector=vector, kind="embedding")
+    vector = encoder.embed([look.source], truncate=True)[0]
+    return Outcome("", None, [], look, vector=vector, kind="embedding")
 
 
 @head_outcome.register
-def text_label_outcome(head: TextLabelHead, encoder: TextEncoder, seen: Look) -> Outcome:
-    return label_outcome(encoder.classify([seen.source], truncate=True)[0].probabilities, seen)
+def text_label_outcome(head: TextLabelHead, encoder: TextEncoder, look: Look) -> Outcome:
+    scores = encoder.label_scores(recorded_logits(look))[0].tolist()
+    return label_outcome(dict(zip(encoder.model.config.labels, scores)), look)
 
 
 @head_outcome.register
-def token_label_outcome(head: TokenLabelHead, encoder: TextEncoder, seen: Look) -> Outcome:
-    tagged = " ".join(f"{word.text}/{word.tag}" for word in encoder.tag(seen.source))
-    return Outcome(tagged, None, [], seen, kind="answer")
+def token_label_outcome(head: TokenLabelHead, encoder: TextEncoder, look: Look) -> Outcome:
+    tagged = " ".join(f"{word.text}/{word.tag}" for word in encoder.tag(look.source))
+    return Outcome(tagged, None, [], look, kind="answer")
 
 
 @head_outcome.register
-def answer_outcome(head: AnswerHead, encoder: TextEncoder, seen: Look) -> Outcome:
-    return Outcome(seen.translation, None, [], seen, kind="answer")
+def answer_outcome(head: AnswerHead, encoder: TextEncoder, look: Look) -> Outcome:
+    return Outcome(look.translation, None, [], look, kind="answer")
 
 
 @head_outcome.register
-def masked_token_outcome(head: MaskedTokenHead, encoder: TextEncoder, seen: Look) -> Outcome:
-    (ids,) = seen.ids
+def masked_token_outcome(head: MaskedTokenHead, encoder: TextEncoder, look: Look) -> Outcome:
+    (ids,), logits = look.ids, recorded_logits(look)
     texts = masked_inputs(encoder, ids)
-    logits = encoder.model(encoder.pack(texts)).float()
-    if len(texts) > 1:
+    if texts != [ids]:
+        logits = encoder.model(encoder.pack(texts)).float()
         logits = logits.unflatten(0, (len(ids), len(ids))).diagonal().T
-    return Outcome("", None, _steps(encoder.tokenizer, logits.softmax(-1), ids), seen, kind="mask")
+    return Outcome("", None, _steps(encoder.tokenizer, logits.softmax(-1), ids), look, kind="mask")
 
 
 def masked_inputs(encoder: TextEncoder, ids: list[int]) -> list[list[int]]:
@@ -191,19 +198,19 @@ def masked_inputs(encoder: TextEncoder, ids: list[int]) -> list[list[int]]:
     return [[*ids[:i], mask, *ids[i + 1 :]] for i in range(len(ids))]
 
 
-def label_outcome(probabilities: Mapping[str, float], seen: Look | ImageLook) -> Outcome:
+def label_outcome(probabilities: Mapping[str, float], look: Look | ImageLook) -> Outcome:
     """The outcome of a classifier."""
     best = dict(sorted(probabilities.items(), key=lambda one: -one[1])[:TOP_K])
     if not best:
-        return Outcome("", None, [], seen)
+        return Outcome("", None, [], look)
     label, probability = next(iter(best.items()))
-    return Outcome(label, None, [PredictionStep(label, probability, best, label)], seen)
+    return Outcome(label, None, [PredictionStep(label, probability, best, label)], look)
 
 
-def _areas(seen: ImageLook) -> list[PredictionStep]:
+def _areas(look: ImageLook) -> list[PredictionStep]:
     """For a segmenter: the fraction of pixels per label."""
-    labels, output = seen.run.model.config.labels, seen.run.output
-    if not IMAGE_HEADS[seen.run.model.config.head].is_per_pixel or not isinstance(output, Tensor):
+    labels, output = look.run.model.config.labels, look.run.output
+    if not IMAGE_HEADS[look.run.model.config.head].is_per_pixel or not isinstance(output, Tensor):
         return []
     shares = torch.bincount(output[0].argmax(0).flatten(), minlength=len(labels)) / output[0, 0].numel()
     best, indices = shares.topk(min(TOP_K, len(labels)))
@@ -236,8 +243,8 @@ def outcome_header(outcome: Outcome) -> dict[str, Any]:
     return {
         "text": outcome.text,
         "logprob": outcome.logprob,
-        "steps": [_step_header(one) for one in outcome.steps],
-        "input_steps": [_step_header(one) for one in outcome.input_steps],
+        "steps": [_step_header(step) for step in outcome.steps],
+        "input_steps": [_step_header(step) for step in outcome.input_steps],
         "next_token": None if following is None else {**following._asdict(), "temperatures": list(TEMPERATURES)},
     }
 

@@ -102,23 +102,26 @@ def plot_heat_map(
 @rc_context(STYLE)
 def plot_overview(title: str, attentions: Sequence[HeadPanels], file_format: str) -> bytes:
     """Plot a small map per head: one row per attention, one column per head."""
-    heads = max(len(one.weights) for one in attentions)
+    heads = max(len(attention.weights) for attention in attentions)
     side, gap = 1.9, 0.3  # inches
-    labels = [piece for one in attentions for piece in (*one.rows, *one.columns)]
+    labels = [piece for attention in attentions for piece in (*attention.rows, *attention.columns)]
     margin = 0.2 + 0.065 * _max_length(labels)
-    heights = [side * len(one.rows) / max(len(one.rows), len(one.columns)) + margin + gap for one in attentions]
+    heights = [
+        side * len(attention.rows) / max(len(attention.rows), len(attention.columns)) + margin + gap
+        for attention in attentions
+    ]
     figure = _figure(max(6.0, margin + heads * (side + gap)), sum(heights) + 0.8)
     grid = figure.add_gridspec(len(attentions), heads, height_ratios=heights)
-    for i, one in enumerate(attentions):
-        size = max(1.5, min(7.0, 90 * side / max(len(one.rows), len(one.columns)) / 2))
-        for head, weights in enumerate(one.weights):
+    for i, attention in enumerate(attentions):
+        size = max(1.5, min(7.0, 90 * side / max(len(attention.rows), len(attention.columns)) / 2))
+        for head, weights in enumerate(attention.weights):
             axes = figure.add_subplot(grid[i, head])
             _draw(axes, weights)
-            _label(axes, one.rows if head == 0 else [], one.columns, size)
+            _label(axes, attention.rows if head == 0 else [], attention.columns, size)
             for label in axes.get_xticklabels():
                 label.set(rotation=90)
             axes.set_title(
-                f"{one.name}, head {head}" if head == 0 else f"head {head}", fontsize=8, color=INK, loc="left"
+                f"{attention.name}, head {head}" if head == 0 else f"head {head}", fontsize=8, color=INK, loc="left"
             )
     figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
     return render(figure, file_format)
@@ -131,13 +134,18 @@ def plot_side_by_side(title: str, attentions: Sequence[HeadPanels], file_format:
     rows = -(-len(attentions) // columns)
     side = 3.2  # inches
     figure = _figure(columns * side, rows * side + 0.6)
-    for index, one in enumerate(attentions):
+    for index, attention in enumerate(attentions):
         axes = figure.add_subplot(rows, columns, index + 1)
-        _draw(axes, one.weights[0])
-        _label(axes, one.rows, one.columns, max(1.5, min(9.0, 110 / max(len(one.rows), len(one.columns)))))
+        _draw(axes, attention.weights[0])
+        _label(
+            axes,
+            attention.rows,
+            attention.columns,
+            max(1.5, min(9.0, 110 / max(len(attention.rows), len(attention.columns)))),
+        )
         for label in axes.get_xticklabels():
             label.set(rotation=90)
-        name = one.name if len(one.name) <= 40 else one.name[:39] + "…"
+        name = attention.name if len(attention.name) <= 40 else attention.name[:39] + "…"
         axes.set_title(name, fontsize=10, color=INK, loc="left", parse_math=False)
     figure.suptitle(title, fontsize=13, color=INK, x=0.02, ha="left", parse_math=False)
     return render(figure, file_format)
@@ -156,8 +164,8 @@ def _draw(axes: Axes, weights: Float[np.ndarray, "T S"]) -> Any:
 
 
 def _label(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float) -> None:
-    axes.set_yticks(range(len(rows)), [_visible(one) for one in rows], fontsize=size)
-    axes.set_xticks(range(len(columns)), [_visible(one) for one in columns], fontsize=size)
+    axes.set_yticks(range(len(rows)), [_visible(row) for row in rows], fontsize=size)
+    axes.set_xticks(range(len(columns)), [_visible(column) for column in columns], fontsize=size)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)  # $ is a plain character
 

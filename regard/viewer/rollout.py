@@ -5,14 +5,15 @@ Of an image model also weighted by the gradients of a label. The page computes t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention import Offsets, Recording, record
+from regard.attention import Offsets, Recording
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
 from regard.evaluation.teacher_forcing import attention_names
@@ -20,6 +21,7 @@ from regard.layers.embeddings import Images
 from regard.layers.patches import Grid, PackedImages, compute_grid
 from regard.models import ViT
 from regard.models.vit import IMAGE_HEADS, ImageLabelHead
+from regard.viewer.model_run import MAX_PATCHES, ModelRun, is_small, run_model
 
 if TYPE_CHECKING:
     from regard.viewer.text_look import AttentionMap, Look
@@ -36,6 +38,12 @@ class ImageRun(NamedTuple):
     encoded: Float[Tensor, "*n E"]
     output: Tensor | list[Tensor]
     recording: Recording
+    model_run: ModelRun | None
+    """None in a look that was pickled"""
+
+    def without_model(self) -> "ImageRun":
+        """The run with the config of the model alone, as it is pickled with a look."""
+        return self._replace(model=cast(Any, SimpleNamespace(config=self.model.config)), model_run=None)
 
     @property
     def grids(self) -> tuple[Grid, ...]:
@@ -45,18 +53,26 @@ class ImageRun(NamedTuple):
         return (compute_grid(self.images.shape[-2:], self.model.config.patch),) * len(self.images)
 
 
-def run_model(model: ViT, images: Images, *, needs_grad: bool = False) -> ImageRun:
-    """Run a model on images and record its attention.
+def run_on_images(model: ViT, images: Images, *, needs_grad: bool = False) -> ImageRun:
+    """Run a model on images and record its attention."""
+    images = _require_grad(images) if needs_grad else images
+    keep_outputs = False
+    if isinstance(images, Tensor) and len(images) == 1 and not needs_grad:
+        rows, columns = compute_grid(images.shape[-2:], model.config.patch)
+        keep_outputs = is_small(model, rows * columns, MAX_PATCHES)
+    with torch.set_grad_enabled(needs_grad):
+        run = run_model(model, lambda: forward_all_tokens(model, images), keep_outputs=keep_outputs)
+    encoded, output = run.output
+    return ImageRun(model, images, encoded, output, run.recording, run)
+
+
+def forward_all_tokens(model: ViT, images: Images) -> tuple[Tensor, Any]:
+    """The encoded tokens and the output of the model.
 
     Unlike the model's forward, it computes all tokens of the last block, even if the label needs the class token only.
     """
-    model.eval()
-    images = _require_grad(images) if needs_grad else images
-    with torch.set_grad_enabled(needs_grad), record(model) as recording:
-        encoded = model.encode(images)
-        output = model.output_of_tokens(encoded, images)
-    used = Recording({name: one for name, one in recording.items() if one.calls})
-    return ImageRun(model, images, encoded, output, used)
+    encoded = model.encode(images)
+    return encoded, model.output_of_tokens(encoded, images)
 
 
 def _require_grad(images: Images) -> Images:
@@ -127,7 +143,7 @@ def attention_rollout(model: ViT, images: Images, labels: Sequence[int] | None =
     (torch.Size([5, 7, 7]), torch.Size([2, 3]), True)
     """
     if labels is None:
-        return rollout_of_run(run_model(model, images))
+        return rollout_of_run(run_on_images(model, images))
     if len(labels) != len(images):
         raise RegardError(f"{len(labels)} labels for {len(images)} images.", "Pass one label per image.")
     return label_rollouts(model, images, [labels])[0]
@@ -147,7 +163,7 @@ def label_rollouts(model: ViT, images: Images, choices: Iterable[Sequence[int]])
             "Leave out the label, or use a model with labels.",
         )
     with torch.inference_mode(False):
-        run = run_model(model, images, needs_grad=True)
+        run = run_on_images(model, images, needs_grad=True)
         return [_gradient_rollout(run, labels) for labels in choices]
 
 

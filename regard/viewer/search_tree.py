@@ -142,14 +142,14 @@ def build_tree(
 ) -> SearchTree:
     """Build the tree of a recorded search; `source` are the ids of the source or prompt. See `record_search`."""
     label, source_tokens = pipeline.tokenizers[-1].label, _source_tokens(pipeline, source)
-    paths = [history.path(one) for one in hypotheses]
+    paths = [history.path(hypothesis) for hypothesis in hypotheses]
     nodes, node_indices, omitted = _grow(history, paths)
     ids = _ids(nodes)
     texts = _texts(pipeline, source, ids)
     nodes = [replace(node, token=label(node.id), text=text) for node, text in zip(nodes, texts)]
     last = [node_indices[len(path) - 1, path[-1]] if path else None for path in paths]
-    outputs = zip(hypotheses, _texts(pipeline, source, [one.ids for one in hypotheses]), last)
-    results = [SearchResult(text, one.score, one.logprob, node) for one, text, node in outputs]
+    outputs = zip(hypotheses, _texts(pipeline, source, [hypothesis.ids for hypothesis in hypotheses]), last)
+    results = [SearchResult(text, hypothesis.score, hypothesis.logprob, node) for hypothesis, text, node in outputs]
     nodes, attention, weights = _add_weights(pipeline, source, nodes, ids, hypotheses[0].ids, attention)
     forced = pipeline.forced_ids(prefix)
     return SearchTree(
@@ -240,7 +240,7 @@ def _texts(pipeline: DecodingPipeline, source: list[int], ids: Sequence[list[int
     context = source[-8:] if pipeline.continues_source else []
     tokenizer = pipeline.tokenizers[1]
     start = len(tokenizer.decode(context))
-    return [text[start:] for text in tokenizer.decode_batch([context + one for one in ids])]
+    return [text[start:] for text in tokenizer.decode_batch([context + output for output in ids])]
 
 
 def _add_weights(
@@ -337,7 +337,9 @@ def search_header(tree: SearchTree, blob: dict[str, Any] | None) -> dict[str, An
         "weights": blob,
         "omitted": tree.omitted,
         "nodes": nodes,
-        "results": [{"text": one.text, "score": _significant(one.score), "node": one.node} for one in tree.results],
+        "results": [
+            {"text": result.text, "score": _significant(result.score), "node": result.node} for result in tree.results
+        ],
     }
 
 

@@ -11,20 +11,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention import Recorded, record
+from regard.attention import Recorded
 from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import Link, WordSplitter
-from regard.evaluation.teacher_forcing import attention_names, mutual_information, record_teacher_forced
+from regard.evaluation.teacher_forcing import mutual_information
 from regard.files import write_atomically
 from regard.layers.packed import pack
 from regard.models import ViT, family_name
 from regard.pipelines import ImageModel, Pipeline, TextEncoder, TextGenerator, Translation, Translator
+from regard.pipelines.decoding_request import check_options
 from regard.pipelines.image_model import ImageLike
 from regard.ranges import format_value
 from regard.viewer.display import PAGE_FORMAT, ExplainedLook, NotebookDisplay, check_format, make_widget
 from regard.viewer.image_look import ImageLook, look_at_image
+from regard.viewer.model_run import ModelRun, is_small, run_model
 from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, group_weights, pair_ranges
 
 if TYPE_CHECKING:
@@ -159,6 +161,8 @@ class Look(ExplainedLook, NotebookDisplay):
     """question answering: positions of the question and of the context"""
     context: str = ""
     """question answering: the text that the question is about"""
+    run: ModelRun | None = field(default=None, repr=False)
+    """the forward pass that was recorded; None in a look that was pickled or is one of a comparison"""
     search: tuple[list[Translation], DecodeConfig, str] | None = field(default=None, repr=False)
     """if the model translated: the n-best list, the configuration and the prefix of the search"""
 
@@ -176,7 +180,7 @@ class Look(ExplainedLook, NotebookDisplay):
             )
         if self.question is not None:
             return max(self.maps.values(), key=lambda one: mutual_information(self.question_block(one.head_weights())))
-        cross = [one for one in self.maps.values() if one.kind == "cross"]
+        cross = [shown for shown in self.maps.values() if shown.kind == "cross"]
         return max(cross or self.maps.values(), key=lambda one: one.sharpness)
 
     def question_block(self, weights: Float[np.ndarray, "T S"]) -> Float[np.ndarray, "t s"]:
@@ -195,7 +199,7 @@ class Look(ExplainedLook, NotebookDisplay):
             return None
         translations, config, prefix = self.search
         attention = self.alignment.name if self.maps and self.alignment.kind == "cross" else None
-        hypotheses = [one.hypothesis for one in translations]
+        hypotheses = [translation.hypothesis for translation in translations]
         return build_tree(self.pipeline, self.ids[0], hypotheses, history, config, prefix=prefix, attention=attention)
 
     def attribution(self, method: str = "gradient") -> "Attribution":
@@ -289,7 +293,7 @@ class Look(ExplainedLook, NotebookDisplay):
 
         if self.pipeline is None:
             return make_widget(build_scene(self), None)
-        layers = list(dict.fromkeys(one.recorded.name for one in self.maps.values()))
+        layers = list(dict.fromkeys(shown.recorded.name for shown in self.maps.values()))
         return make_widget(build_scene(self), TextRequestHandler(self.pipeline, self.name, layers))
 
     def __repr__(self) -> str:
@@ -350,11 +354,12 @@ def look(model: Any, source: Any, target: Any = None, **options: Any) -> Any:
     text; image models take an image (a file, a PIL image, an array, bytes, or a tensor as the model takes it).
     `options` are those of `LookOptions`, such as `layers`, `config` and `context`.
 
-    >>> seen = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
-    >>> seen.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
+    >>> result = look(translator, "The cat chased the mouse.")  # doctest: +SKIP
+    >>> result.maps["decoder.1.cross"].weights.shape  # doctest: +SKIP
     (4, 8, 7)
-    >>> seen.save("page.html")  # doctest: +SKIP
+    >>> result.save("page.html")  # doctest: +SKIP
     """
+    check_options(options, LookOptions.__annotations__, "look")
     if look_at.dispatch(type(model)) is look_at.dispatch(object):
         raise RegardError(
             f"look needs a model with its tokenizers (got {type(model).__name__}).",
@@ -384,14 +389,14 @@ def look_at_translation(translator: Translator, source: str, options: LookOption
     bound = translator.with_target(options.to, options.source_language)
     if target is not None:
         target_ids = bound.encode_target(target, name="the target", truncate=options.truncate)
-        seen = _look_at_pair(bound, source, target, target_ids, options)
+        result = _look_at_pair(bound, source, target, target_ids, options)
     else:
         bound.encode_source(source, name="the source", truncate=options.truncate)  # raises an error if it is too long
         config, prefixes = options.config or bound.decoding, [options.prefix] if options.prefix else None
         outputs = bound.translate([source], config, prefixes=prefixes, truncate=options.truncate, history=True)[0]
-        seen = look_at_output(bound, source, outputs[0], options)
-        seen = replace(seen, search=(outputs, config, options.prefix))
-    return replace(seen, gold=None if options.gold is None else sorted(set(options.gold)))
+        result = look_at_output(bound, source, outputs[0], options)
+        result = replace(result, search=(outputs, config, options.prefix))
+    return replace(result, gold=None if options.gold is None else sorted(set(options.gold)))
 
 
 @look_at.register
@@ -415,8 +420,8 @@ def look_at_text(encoder: TextEncoder, source: str, options: LookOptions) -> Loo
     begin, end = len(special.prefix), len(ids) - len(special.suffix)
     question = pair_ranges(len(tokenizer.encode(source)), len(ids), special)
     axis = build_pair_axis(tokenizer, pair, ids[begin:end], question, begin, options.words)
-    seen = _look_at_ids(encoder, source, ids, options, axis, segments)
-    return replace(seen, translation=encoder.answer(Question("", *pair)), question=question, context=context)
+    result = _look_at_ids(encoder, source, ids, options, axis, segments)
+    return replace(result, translation=encoder.answer(Question("", *pair)), question=question, context=context)
 
 
 @look_at.register
@@ -475,21 +480,18 @@ def _look_at_ids(
     segments: list[int] | None = None,
 ) -> Look:
     """The look at a text of these ids; `inner` is the axis of the tokens without special ones."""
-    pipeline.model.eval()
-    more_inputs = [] if segments is None else [torch.tensor(segments, device=pipeline.device)]
-    with torch.inference_mode(), record(pipeline.model, options.layers) as recording:
-        pipeline.model(pack([ids]).to(pipeline.device), *more_inputs)
+    run = _run_on(pipeline.model, model_inputs(pipeline, [ids], segments), len(ids), options.layers)
     special, label = pipeline.special, pipeline.tokenizer.label
     head, tail = (0 if one is None else 1 for one in (special.begin, special.end))
     inner = inner or build_axis(pipeline.tokenizer, text, ids[head : len(ids) - tail], options.words)
     axis = inner.add_special_tokens("text", [label(i) for i in ids[:head]], [label(i) for i in ids[len(ids) - tail :]])
     maps = {}
-    for name, one in recording.items():
-        for index, call in enumerate(one.calls):  # several if layers share weights
-            map_name = name if len(one.calls) == 1 else f"{name}.{index}"
+    for name, recorded in run.recording.items():
+        for index, call in enumerate(recorded.calls):  # several if layers share weights
+            map_name = name if len(recorded.calls) == 1 else f"{name}.{index}"
             # The only cross-attention of a single text is pooling by a learned query.
-            queries = TokenAxis("query", ["query"], [-1]) if one.kind == "cross" else axis
-            maps[map_name] = AttentionMap(map_name, one.kind, queries, axis, replace(one, calls=[call]))
+            queries = TokenAxis("query", ["query"], [-1]) if recorded.kind == "cross" else axis
+            maps[map_name] = AttentionMap(map_name, recorded.kind, queries, axis, replace(recorded, calls=[call]))
     return Look(
         text,
         "",
@@ -499,6 +501,7 @@ def _look_at_ids(
         pipeline=pipeline,
         ids=(ids,),
         segments=segments,
+        run=run,
         family=family_name(pipeline.model.config),
         name=options.name,
     )
@@ -528,9 +531,6 @@ def _look_at_pair(
 ) -> Look:
     words = options.words
     source_ids = translator.encode_source(source, name="the source", truncate=options.truncate)
-    # Without attention there is nothing to record: a page shows the step-by-step view alone.
-    has_attention = bool(attention_names(translator))
-    recording = record_teacher_forced(translator, [(source_ids, target_ids)], options.layers) if has_attention else {}
     special, label = translator.special, translator.target_tokenizer.label
     source_label = translator.source_tokenizer.label
     begin, last = len(special.prefix), len(source_ids) - len(special.suffix)
@@ -546,7 +546,13 @@ def _look_at_pair(
         "masked": (decoder_axis, decoder_axis),
         "cross": (predicted, encoder_axis),
     }
-    maps = {name: AttentionMap(name, one.kind, *axes[one.kind], one) for name, one in recording.items()}
+    ids = source_ids, special.make_decoder_input(target_ids)
+    run = _run_on(translator.model, model_inputs(translator, ids), max(map(len, ids)), options.layers)
+    # Without attention there are no maps: a page shows the step-by-step view alone.
+    maps = {
+        name: AttentionMap(name, recorded.kind, *axes[recorded.kind], recorded)
+        for name, recorded in run.recording.items()
+    }
     return Look(
         source,
         target,
@@ -554,7 +560,19 @@ def _look_at_pair(
         target_text.tokens,
         maps,
         pipeline=translator,
-        ids=(source_ids, special.make_decoder_input(target_ids)),
+        ids=ids,
+        run=run,
         family=family_name(translator.model.config),
         name=options.name,
     )
+
+
+def model_inputs(pipeline: Any, ids: Sequence[list[int]], segments: list[int] | None = None) -> list[Any]:
+    """The arguments of the model's forward for one input: the ids of each side, and segment ids of a question."""
+    inputs: list[Any] = [pack([side]).to(pipeline.device) for side in ids]
+    return inputs if segments is None else [*inputs, torch.tensor(segments, device=pipeline.device)]
+
+
+@torch.inference_mode()
+def _run_on(model: Any, inputs: list[Any], tokens: int, layers: LayerNames) -> ModelRun:
+    return run_model(model, lambda: model(*inputs), layers, keep_outputs=layers is None and is_small(model, tokens))

@@ -317,7 +317,7 @@ def test_compiling_a_score_without_a_kernel_into_one_graph_is_an_error(monkeypat
 
 def test_reference_exports_with_a_dynamic_length(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shapes are symbolic during export
-    block = BlockConfig(8, 2, 16).make_block("scaled_dot", "masked").eval()
+    block = BlockConfig(8, 2, 16).make_block("scaled_dot", causal()).eval()
 
     class Model(torch.nn.Module):
         def __init__(self):

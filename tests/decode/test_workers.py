@@ -137,7 +137,7 @@ def test_silent_worker_is_replaced(two_workers, monkeypatch):
     stopped = wait_until_ready(2)[0].process
     os.kill(stopped.pid, signal.SIGSTOP)
     assert decode_all(model, Request(SOURCES, CONFIGS["greedy"])) == expected
-    assert stopped.wait(timeout=60) == -signal.SIGKILL
+    assert stopped.wait() == -signal.SIGKILL
 
 
 def test_errors_of_a_worker_are_raised_here(two_workers):

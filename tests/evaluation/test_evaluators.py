@@ -43,3 +43,10 @@ def test_unknown_layer_is_an_error(pairs, tmp_path, transformer):
 def test_other_objects_are_an_error(pairs):
     with pytest.raises(RegardError, match=r"Cannot evaluate int\. Pass what regard\.load returns\."):
         regard.evaluate(3, pairs)
+
+
+def test_unknown_options_are_errors(transformer_folder):
+    with pytest.raises(RegardError, match=r"evaluate has no option column\. Did you mean columns\?"):
+        regard.evaluate(transformer_folder, "test.tsv", column=("source", "target"))
+    with pytest.raises(RegardError, match=r"look has no option layer\. Did you mean layers\?"):
+        regard.look(regard.load(transformer_folder, "cpu"), "one", layer="decoder.0.cross")

@@ -138,7 +138,7 @@ IMPORTED: dict[str, dict[str, Any]] = {
 
 def current_name(name: str) -> str:
     """The present name of a weight that had this name when the values were frozen."""
-    return name
+    return name.replace("painter.", "mae_decoder.")
 
 
 @functools.cache

@@ -225,7 +225,9 @@ TARGETS: dict[str, Target] = {
     "run/state.safetensors": Target(
         valid_files.write_checkpoint, f"{_STEP}/state.safetensors", _resume_changed_checkpoint
     ),
-    "run/facts.json": Target(valid_files.write_sharded_checkpoint, f"{_STEP}/facts.json", _resume_changed_checkpoint),
+    "run/metadata.json": Target(
+        valid_files.write_sharded_checkpoint, f"{_STEP}/metadata.json", _resume_changed_checkpoint
+    ),
     "run/shard.safetensors": Target(
         valid_files.write_sharded_checkpoint,
         f"{_STEP}/shard-00001-model-00001-of-00001.safetensors",

@@ -26,7 +26,7 @@ from regard.interop import export_huggingface, write_sentencepiece
 from regard.interop.sentencepiece_files import CONTROL, UNKNOWN, Piece, PieceModel, build_tokenizer
 from regard.models import BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, ViTConfig, make_model
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, save
-from regard.training.checkpoint import CHECKSUMS, FACTS, Checkpoint, CheckpointStore, TrainState, gather_state
+from regard.training.checkpoint import CHECKSUMS, METADATA, Checkpoint, CheckpointStore, TrainState, gather_state
 from regard.training.recipe import Recipe, recipe_to_dict
 from regard.training.shards.dataset import MANIFEST, shard_name, starts_name
 from regard.training.shards.preparation import prepare
@@ -146,14 +146,14 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def write_sharded_checkpoint(folder: Path) -> None:
-    """A run with a checkpoint as the ranks of a sharded run write it: facts.json and files of tensors."""
+    """A run with a checkpoint as the ranks of a sharded run write it: metadata.json and files of tensors."""
     checkpoint = make_checkpoint()
     step = CheckpointStore(folder).start(3)
     writer = HuggingFaceStorageWriter(str(step), save_distributed=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.distributed is not initialized, as intended
         save_distributed(checkpoint.tensors, storage_writer=writer, no_dist=True)
-    write_atomically(step / FACTS, json.dumps(checkpoint.facts).encode())
+    write_atomically(step / METADATA, json.dumps(checkpoint.metadata).encode())
     update_checksums(folder)
 
 

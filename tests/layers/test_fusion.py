@@ -11,15 +11,19 @@ from regard.layers.blocks import BlockConfig, Residual
 from regard.layers.fusion import fuse_residuals, sum_and_norm
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.parameters import find_change, find_replacement
+from regard.models.variants import make_decoder_block
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 
 DEVICE = "cpu" if is_interpreted() else "cuda"
+SIZES: dict = dict(width=16, heads=2, feedforward=32)
 
 
 def block_of(norm: str, cross: bool = False, **changes):
     torch.manual_seed(0)
-    config = BlockConfig(16, 2, 32, norm=norm, **(dict(dropout=0.0) | changes))
+    if norm == "sandwich":
+        return make_decoder_block(GPTConfig(norm=norm, **SIZES, **changes), 0).to(DEVICE)
+    config = BlockConfig(norm=norm, **SIZES, **changes)
     return config.make_block("dot", cross_score="dot" if cross else None).to(DEVICE)
 
 
@@ -30,7 +34,7 @@ def test_fused_blocks_equal_plain_blocks(cross, kind, norm, monkeypatch):
     if cross and norm == "sandwich":
         pytest.skip("blocks with norms of outputs have no cross-attention")
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the shape checker cannot be compiled
-    block = block_of(norm, cross, norm_kind=kind)
+    block = block_of(norm, cross, norm_kind=kind, dropout=0.0)
     offsets = Offsets.from_starts(torch.tensor([0, 2, 6], device=DEVICE))
     x, memory = torch.randn(2, 6, 16, device=DEVICE).unbind()
     options = {"memory": memory, "memory_offsets": offsets} if cross else {}
@@ -70,10 +74,10 @@ def test_calls_without_the_kernel(monkeypatch):
     x = torch.randn(6, 16, device=DEVICE)
     offsets = Offsets.from_starts(torch.tensor([0, 6], device=DEVICE))
     for changes in (dict(layer_scale=0.1), dict(drop_path=0.0), dict(norm_kind="layer_without_bias")):
-        block = block_of("post", **changes)
+        block = block_of("post", dropout=0.0, **changes)
         expected = block(x, offsets)
         assert torch.equal(fuse_residuals(block)(x, offsets), expected)
-    block = block_of("post")
+    block = block_of("post", dropout=0.0)
     expected = block(x[None], None)
     assert torch.equal(fuse_residuals(block)(x[None], None), expected)  # not packed
     residual = Residual(16, 0.0)

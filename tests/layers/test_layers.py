@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.attention import Offsets, ScaledDot
+from regard.attention import Offsets, ScaledDot, causal
 from regard.attention.reference import reference
 from regard.errors import RegardError
 from regard.layers.attention import CrossAttention
@@ -103,7 +103,7 @@ def test_layer_norm_gives_each_token_mean_0_and_variance_1():
 def test_blocks_match_the_formulas_of_the_paper(norm, kind):
     torch.manual_seed(0)
     config = BlockConfig(8, 2, 16, dropout=0.0, norm=norm, norm_kind=kind, norm_eps=0.1)
-    encoder, decoder = config.make_block("scaled_dot"), config.make_block("scaled_dot", "masked", "scaled_dot")
+    encoder, decoder = config.make_block("scaled_dot"), config.make_block("scaled_dot", causal(), "scaled_dot")
     for parameter in (*encoder.parameters(), *decoder.parameters()):
         nn.init.normal_(parameter)
     offsets, memory_offsets = Offsets.from_starts(torch.tensor([0, 2, 5])), Offsets.from_starts(torch.tensor([0, 3, 4]))
@@ -126,7 +126,7 @@ def test_parameter_names_of_blocks():
     config = BlockConfig(8, 2, 16, layer_scale=0.1)
     for block, sublayers in (
         (config.make_block("dot"), {"attention", "feedforward"}),
-        (config.make_block("dot", "masked", "dot"), {"attention", "cross", "feedforward"}),
+        (config.make_block("dot", causal(), "dot"), {"attention", "cross", "feedforward"}),
     ):
         expected = sublayers | {f"{name}_norm" for name in sublayers} | {f"{name}_residual" for name in sublayers}
         assert {name.split(".")[0] for name, _ in block.named_parameters()} == expected

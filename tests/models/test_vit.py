@@ -173,9 +173,9 @@ def test_training_step_does_not_synchronize_with_the_device(choice, monkeypatch)
     monkeypatch.setattr(masks, "_is_readable", lambda lengths: False)  # as on a GPU
     model = small(drop_path=0.5, dropout=0.1, layer_scale=0.1, registers=1, **choice).train()
     default, other = torch.rand(2, 3, 12, 20), torch.rand(2, 3, 16, 8)
-    for images in (default, other) if model.painter else (default, other, pack_images(make_images(), 4)):
+    for images in (default, other) if model.mae_decoder else (default, other, pack_images(make_images(), 4)):
         with ForbidSync():
-            out = model.masked_loss(images) if model.painter else model(images)
+            out = model.masked_loss(images) if model.mae_decoder else model(images)
             (sum(mask.sum() for mask in out) if isinstance(out, list) else out.sum()).backward()
     with pytest.raises(AssertionError), ForbidSync():
         default.sum().item()
@@ -232,7 +232,7 @@ def test_only_visible_patches_are_encoded_and_only_masked_ones_predicted(choice)
         torch.manual_seed(0)
         predicted, target, masked = model.reconstruct(images, mask_ratio=0.6)
     assert recording["blocks.0.attention"].weights().shape[-1] == 6 + model.config.prefix
-    assert recording["painter.blocks.0.attention"].weights().shape[-1] == 15 + model.config.prefix
+    assert recording["mae_decoder.blocks.0.attention"].weights().shape[-1] == 15 + model.config.prefix
     assert masked.shape == (3, 9)
     assert predicted.shape == target.shape == (3, 9, 48)
     # The target is the masked patches, each normalized to mean 0 and variance 1.
@@ -320,7 +320,7 @@ def test_heads_differ_only_in_head_parameters(choice):
     """Fine-tuning with another head replaces parameters under these names only."""
     model, other = small(**choice), small(**(choice | dict(head="none", pooling="class", distilled=False)))
     names = {name for name, _ in model.named_parameters()} ^ {name for name, _ in other.named_parameters()}
-    heads = ("output.", "distilled.", "pooler.", "segmenter.", "painter.", "embedding.prefix")
+    heads = ("output.", "distilled.", "pooler.", "segmenter.", "mae_decoder.", "embedding.prefix")
     assert all(name.startswith(heads) for name in names)
 
 

@@ -35,3 +35,11 @@ def test_replicas_serve_the_same_application(folders, local):
     finally:
         process.kill()
         process.wait()
+
+
+def test_errors_are_sentences(tmp_path):
+    command = [sys.executable, "-m", "regard.serve.ray_application", "model", "--tokens", str(tmp_path / "missing")]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"regard: {tmp_path / 'missing'}")
+    assert "Traceback" not in run.stderr

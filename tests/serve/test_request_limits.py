@@ -78,31 +78,31 @@ class Steps:
 def test_calls_that_run_alone_have_deadlines_and_block_nothing(scheduler, transformer):
     steps = Steps()
     slow = scheduler.call(("look",), steps, [0], timeout=1.0, is_alone=True)
-    assert steps.started.wait(10)
-    assert scheduler.submit(transformer.prepare(["one two"])).result(timeout=30)
-    assert scheduler.call(("double",), lambda values: [2 * value for value in values], [2]).result(timeout=30) == [4]
-    assert scheduler.call(("look",), lambda values: values, [3], is_alone=True).result(timeout=30) == [3]
+    assert steps.started.wait()
+    assert scheduler.submit(transformer.prepare(["one two"])).result()
+    assert scheduler.call(("double",), lambda values: [2 * value for value in values], [2]).result() == [4]
+    assert scheduler.call(("look",), lambda values: values, [3], is_alone=True).result() == [3]
     with pytest.raises(DeadlineExceeded):
-        slow.result(timeout=30)
-    assert steps.ended.wait(10)
+        slow.result()
+    assert steps.ended.wait()
     cancelled = Steps()
     future = scheduler.call(("look",), cancelled, [0], is_alone=True)
-    assert cancelled.started.wait(10)
+    assert cancelled.started.wait()
     future.cancel()
-    assert cancelled.ended.wait(10)
+    assert cancelled.ended.wait()
 
 
 def test_required_phrases_honor_deadlines(scheduler, transformer):
     """Other requests do not wait, and the search ends at the next step."""
     long = DecodeConfig(beam=4, min_len=3000, max_len=3000, max_extra=3000)
     future = scheduler.submit(transformer.prepare(["one two three"], long, required=["trois"]), timeout=1.0)
-    assert scheduler.submit(transformer.prepare(["one two"])).result(timeout=30)
+    assert scheduler.submit(transformer.prepare(["one two"])).result()
     with pytest.raises(DeadlineExceeded):
-        future.result(timeout=30)
+        future.result()
     # A side thread takes this one when the search has ended.
     blockers = [scheduler.call(("look",), lambda values: values, [i], is_alone=True) for i in range(3)]
-    assert [blocker.result(timeout=30) for blocker in blockers] == [[0], [1], [2]]
-    assert scheduler.close(timeout=30)
+    assert [blocker.result() for blocker in blockers] == [[0], [1], [2]]
+    assert scheduler.close()
 
 
 def test_phrases_are_planned_and_matched_in_steps(transformer):
@@ -133,11 +133,11 @@ def test_recordings_of_attention_are_refused_at_the_capacity():
     try:
         with contextlib.suppress(Overloaded):
             for _ in range(1000):
-                accepted.append(scheduler.call(("look",), lambda _: [blocker.wait(30)], [0], is_alone=True))
+                accepted.append(scheduler.call(("look",), lambda _: [blocker.wait()], [0], is_alone=True))
         assert scheduler_module.MIN_ITEMS <= len(accepted) < 20
         blocker.set()
         for future in accepted:
-            future.result(timeout=30)
+            future.result()
         assert set(scheduler._meters) == {"look"}
         assert set(scheduler._outstanding) == {"look"}
     finally:

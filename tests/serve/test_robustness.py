@@ -7,6 +7,7 @@ import random
 import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -52,8 +53,8 @@ def http(path: str, body: bytes = b"", **headers: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def guarded(folders):
-    """A server with a token and short limits."""
-    limits = ServeLimits(max_body_bytes=10_000, receive_timeout=0.3)
+    """A server with a token and small requests."""
+    limits = ServeLimits(max_body_bytes=10_000)
     registry = ModelRegistry([folders["numbers"]], device="cpu", latency_target=30)
     with run_in_thread(registry, limits=limits, tokens=[TOKEN], allowed_origins=["https://page.example"]) as running:
         yield running
@@ -95,7 +96,8 @@ def test_large_bodies(guarded):
     assert b"The request has more than 10000 bytes." in chunked
 
 
-def test_slow_clients(guarded):
+def test_slow_clients(guarded, monkeypatch):
+    monkeypatch.setattr(guarded.service, "limits", replace(guarded.service.limits, receive_timeout=0.3))
     with connection(guarded) as sock:
         sock.sendall(http("/api/translate", b'{"te', Content_Length="100", Authorization=f"Bearer {TOKEN}"))
         assert b" 408 " in sock.recv(65536).splitlines()[0]

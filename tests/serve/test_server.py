@@ -137,7 +137,7 @@ def test_the_docs_page_needs_no_other_address(server, browser):
             assert f"{method.upper()} {path}" in text
     for name in ("options.beam", "messages.content", "forced beginning of each translation"):
         assert name in text
-    with urllib.request.urlopen(f"{server.url}/docs", timeout=10) as response:
+    with urllib.request.urlopen(f"{server.url}/docs") as response:
         content = response.read().decode()
     assert "<script" not in content
     assert "http" not in content.replace("http-equiv", "")

@@ -128,12 +128,12 @@ def store(tmp_path) -> CheckpointStore:
 
 
 def intact_step(store: CheckpointStore, report=lambda _: None) -> int:
-    return load_checkpoint(store.find_intact(report)).facts["step"]
+    return load_checkpoint(store.find_intact(report)).metadata["step"]
 
 
 def test_round_trip(store):
     loaded = load_checkpoint(store.find_intact())
-    assert loaded.facts == example(500).facts
+    assert loaded.metadata == example(500).metadata
     assert loaded.tensors.keys() == example(500).tensors.keys()
     assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in example(500).tensors.items())
 

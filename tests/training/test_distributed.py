@@ -14,7 +14,7 @@ from torch import nn
 from regard.errors import RegardError
 from regard.training import Recipe, distributed, run_recipe
 from regard.training.checkpoint import CheckpointStore, is_sharded
-from regard.training.distributed import GradientExchange
+from regard.training.distributed import GradientBuckets
 from tests.training.helpers import fail_after, losses, small_dataset, small_recipe
 from tests.training.ranks import run_ranks
 
@@ -110,7 +110,7 @@ def grads(model):
 
 def test_buckets_are_sent_from_the_last_layer_to_the_first(sent):
     model = Layers()
-    exchange = GradientExchange(list(model.parameters()), None)
+    exchange = GradientBuckets(list(model.parameters()), None)
     with exchange.run():
         model().backward()
     assert sent == [29, 3]  # 5 + 4 + 20 numbers, which are more than 40 bytes, and the rest
@@ -120,7 +120,7 @@ def test_buckets_are_sent_from_the_last_layer_to_the_first(sent):
 
 def test_gradients_are_accumulated_and_sent_once(sent):
     model = Layers()
-    exchange = GradientExchange(list(model.parameters()), None)
+    exchange = GradientBuckets(list(model.parameters()), None)
     for _ in range(2):
         model.zero_grad()
         model().backward()
@@ -132,7 +132,7 @@ def test_gradients_are_accumulated_and_sent_once(sent):
 
 def test_parameters_without_gradient_on_this_rank_are_zero(sent):
     model = Layers()
-    exchange = GradientExchange(list(model.parameters()), None)
+    exchange = GradientBuckets(list(model.parameters()), None)
     with exchange.run():
         model().backward()
     model.zero_grad()
@@ -144,7 +144,7 @@ def test_parameters_without_gradient_on_this_rank_are_zero(sent):
 
 def test_a_failed_backward_pass_sends_nothing_later(sent):
     model = Layers()
-    exchange = GradientExchange(list(model.parameters()), None)
+    exchange = GradientBuckets(list(model.parameters()), None)
     with pytest.raises(ValueError, match="failed"), exchange.run():
         raise ValueError("failed")
     model().backward()
@@ -154,6 +154,6 @@ def test_a_failed_backward_pass_sends_nothing_later(sent):
 
 def test_a_group_of_one_rank_changes_nothing(group):
     model = Layers()
-    with GradientExchange(list(model.parameters()), group).run():
+    with GradientBuckets(list(model.parameters()), group).run():
         model().backward()
     assert grads(model) == [[1.0] * n for n in (3, 20, 4, 5)]

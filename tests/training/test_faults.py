@@ -19,7 +19,7 @@ from regard.data.batching.sequences import Sequences
 from regard.errors import Interrupted, Preempted, RegardError
 from regard.pipelines import load
 from regard.training import guards, list_step_folders, log, loop, run_recipe
-from regard.training.checkpoint import METRICS, TENSORS, CheckpointStore, TrainState, read_checkpoint_facts
+from regard.training.checkpoint import METRICS, TENSORS, CheckpointStore, TrainState, read_metadata
 from regard.training.guards import agree_on_micro_batches
 from regard.training.log import read_metrics
 from regard.training.tasks.task import features_loss
@@ -64,7 +64,7 @@ def scaled(factor, *numbers):
 
 
 def state_of(out):
-    return read_checkpoint_facts(CheckpointStore(out).find_intact())
+    return read_metadata(CheckpointStore(out).find_intact())
 
 
 def metric_steps(out):
@@ -145,7 +145,7 @@ def test_ranks_agree_on_the_number_of_parts():
         run_log=SimpleNamespace(warn=warnings.append),
     )
     agree_on_micro_batches(rank)
-    assert rank.state.batch_parts == 4
+    assert rank.state.micro_batches == 4
     assert warnings[0].startswith("Step 7: out of memory. From now on every batch is processed in 4 parts")
 
 

@@ -85,7 +85,7 @@ def test_runs_in_several_threads_wait_for_each_other(plain, tmp_path, capsys):
     """Random numbers, threads and process groups belong to the process."""
     with ThreadPoolExecutor(2) as threads:
         runs = [threads.submit(run, small_recipe(), tmp_path / name) for name in ("a", "b")]
-        assert [type(one.result()) for one in runs] == [Translator] * 2
+        assert [type(future.result()) for future in runs] == [Translator] * 2
     for name in ("a", "b"):
         assert bit_equal(saved_tensors(tmp_path / name), saved_tensors(plain))
     assert "regard: waiting for the end of another training in this process." in capsys.readouterr().err

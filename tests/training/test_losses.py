@@ -106,7 +106,7 @@ def test_soft_capped_logits(monkeypatch, smoothing, divergence):
         second = other if divergence else None
         loss, nll, _ = compute(x, w, targets, smoothing, second, divergence, bias, 1.5)
         loss.backward()
-        results.append([loss, nll, *(one.grad for one in (x, w, bias)), *([other.grad] if divergence else [])])
+        results.append([loss, nll, *(tensor.grad for tensor in (x, w, bias)), *([other.grad] if divergence else [])])
     for found, expected in zip(*results):
         torch.testing.assert_close(found.double(), expected.double(), atol=1e-4, rtol=1e-4)
     with torch.no_grad():

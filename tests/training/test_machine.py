@@ -61,7 +61,7 @@ def test_resumed_run_keeps_its_precision(child):
 
 def test_precision_is_stored_in_the_checkpoint(tmp_path, child):
     run_recipe(small_recipe(train={"steps": 2}), tmp_path / "run", dataset=small_dataset(), quiet=True)
-    assert Checkpoint.load(last_checkpoint(tmp_path / "run")).facts["precision"] == "float32"
+    assert Checkpoint.load(last_checkpoint(tmp_path / "run")).metadata["precision"] == "float32"
 
 
 def test_cpu_without_bfloat16_instructions_uses_float32(child, monkeypatch):

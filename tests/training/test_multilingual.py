@@ -33,7 +33,7 @@ SENTENCES = list(itertools.product((0, 1, 2), (3, 4, 5), (6, 7)))
 
 
 def write_pairs(path, source, target, repeats=1):
-    lines = [f"{sentence(one, source)}\t{sentence(one, target)}\n" for one in SENTENCES]
+    lines = [f"{sentence(words, source)}\t{sentence(words, target)}\n" for words in SENTENCES]
     # Cleaning drops duplicates, so further pairs get a number.
     more = [f"{i} {line.replace(chr(9), f'{chr(9)}{i} ')}" for i in range(1, repeats) for line in lines]
     path.write_text("".join(lines + more))
@@ -72,8 +72,8 @@ def translator(folder):
 
 def test_one_model_translates_into_each_language(translator):
     for language in ("de", "fr"):
-        outputs = translator.translate([sentence(one, "en") for one in SENTENCES], to=language)
-        assert [one[0].text for one in outputs] == [sentence(one, language) for one in SENTENCES]
+        outputs = translator.translate([sentence(words, "en") for words in SENTENCES], to=language)
+        assert [n_best[0].text for n_best in outputs] == [sentence(words, language) for words in SENTENCES]
 
 
 def test_scores_are_reported_per_pair(folder, translator):
@@ -124,12 +124,12 @@ def test_look_and_alignment_treat_the_tag_as_a_special_token(translator):
 
 
 def test_engine_and_plain_search_agree(translator):
-    lines = [sentence(one, "en") for one in SENTENCES]
+    lines = [sentence(words, "en") for words in SENTENCES]
     for to in ("de", "fr"):
         plain, engine = (
             translator.translate(lines, regard.DecodeConfig(engine=name, beam=2), to=to) for name in ("plain", "auto")
         )
-        assert [one[0].text for one in plain] == [one[0].text for one in engine]
+        assert [n_best[0].text for n_best in plain] == [n_best[0].text for n_best in engine]
 
 
 def test_onnx_folder_keeps_the_languages(translator, tmp_path):

@@ -16,8 +16,8 @@ from regard.training.optimizers import (
     make_optimizer,
     scale_gradients,
     set_learning_rate,
-    step_if,
     step_on_device,
+    step_optimizer,
 )
 from regard.training.schedules import Schedule
 
@@ -101,7 +101,7 @@ MODELS = {
         ViTConfig(**IMAGE, head="segment", segmenter="queries", pooling="mean"),
         {"segmenter.queries"},
     ),
-    "vit-paint": (ViTConfig(**IMAGE, head="pixels", decoder_width=64), {"embedding.prefix", "painter.hidden"}),
+    "vit-paint": (ViTConfig(**IMAGE, head="pixels", decoder_width=64), {"embedding.prefix", "mae_decoder.hidden"}),
 }
 
 
@@ -234,7 +234,7 @@ def step_twice(name, step):
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])
 def test_update_skipped_on_the_device_changes_nothing(name):
     """As on a GPU, where the host does not know which updates are skipped; also the very first one is."""
-    on_host, on_device = step_twice(name, step_if), step_twice(name, step_on_device)
+    on_host, on_device = step_twice(name, step_optimizer), step_twice(name, step_on_device)
     assert on_host.keys() == on_device.keys()
     for key, expected in on_host.items():
         # On a GPU, Muon computes with the learning rate as a tensor, in float32.

@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import Interrupted, RegardError
 from regard.training import loop, run_recipe
-from regard.training.checkpoint import METRICS, CheckpointStore, is_sharded, read_checkpoint_facts
+from regard.training.checkpoint import METRICS, CheckpointStore, is_sharded, read_metadata
 from regard.training.log import read_metrics
 from regard.training.tasks.task import features_loss
 from regard.training.tasks.translate import TranslateTask
@@ -61,7 +61,7 @@ def train_until_a_signal(out: Path, sharding: str) -> None:
 
 
 def state_of(out: Path) -> dict:
-    return read_checkpoint_facts(CheckpointStore(out).find_intact())
+    return read_metadata(CheckpointStore(out).find_intact())
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_both_ranks_roll_back(tmp_path, sharding, step):
 def test_one_rank_splits_its_batches(plain, tmp_path):
     """The number of parts is that of the rank that needs most."""
     assert run_ranks(2, train_with_a_changed_loss, tmp_path, "none", "memory") == [0, 0]
-    assert state_of(tmp_path)["batch_parts"] > 1
+    assert state_of(tmp_path)["micro_batches"] > 1
     assert losses(tmp_path) == pytest.approx(losses(plain), rel=1e-4)
 
 

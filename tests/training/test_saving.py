@@ -15,13 +15,13 @@ from regard.errors import RegardError
 from regard.models import GPTConfig, make_model
 from regard.training.checkpoint import (
     CHECKSUMS,
-    FACTS,
+    METADATA,
     AsyncSaver,
     Checkpoint,
     CheckpointStore,
     gather_state,
     load_like,
-    read_checkpoint_facts,
+    read_metadata,
     restore_state,
     unique_parameters,
 )
@@ -71,7 +71,7 @@ def restored_state(folder: Path, group=None) -> dict[str, torch.Tensor]:
     model, optimizer = model_and_optimizer(2, group)
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
     checkpoint = load_like(CheckpointStore(folder).find_intact(), unique_parameters(model), parameters)
-    assert checkpoint.facts == {"step": 7}
+    assert checkpoint.metadata == {"step": 7}
     restore_state(checkpoint.tensors, model, optimizer, None, RegardError)
     return full_state(model, optimizer)
 
@@ -113,19 +113,19 @@ def test_the_last_saves_are_kept(folder):
     assert [path.name for path in CheckpointStore(folder).paths()] == ["step-00000007", "step-00000005"]
     assert sorted(path.name for path in (folder / "state" / "step-00000007").iterdir()) == [
         CHECKSUMS,
-        FACTS,
+        METADATA,
         *(f"shard-{rank:05}-model-00001-of-00001.safetensors" for rank in range(1, 5)),
     ]
 
 
-@pytest.mark.parametrize("name", [FACTS, "shard-00003-model-00001-of-00001.safetensors"])
+@pytest.mark.parametrize("name", [METADATA, "shard-00003-model-00001-of-00001.safetensors"])
 def test_a_damaged_checkpoint_is_passed_over(folder, tmp_path, name):
     shutil.copytree(folder / "state", tmp_path / "state")
     store, reports = CheckpointStore(tmp_path), []
     damaged = store.path(7) / name
     damaged.write_bytes(damaged.read_bytes()[:-1])
     path = store.find_intact(reports.append)
-    assert read_checkpoint_facts(path) == {"step": 5}
+    assert read_metadata(path) == {"step": 5}
     assert f"the checksum of {name} does not match" in reports[0]
 
 
@@ -148,7 +148,7 @@ def test_invalid_content_is_an_error(folder, tmp_path):
         save_file(load_file(file), file, metadata={"DCP_SHARDING_INFO": json.dumps(info)})
         with pytest.raises(RegardError, match="7: damaged, or not a checkpoint"):
             load_like(tmp_path / "7", unique_parameters(model), [])
-    for facts in ("[1]", "{", "[" * 9**5):
-        (tmp_path / "7" / FACTS).write_text(facts, encoding="utf-8")
+    for content in ("[1]", "{", "[" * 9**5):
+        (tmp_path / "7" / METADATA).write_text(content, encoding="utf-8")
         with pytest.raises(RegardError, match="7: damaged, or not a checkpoint"):
-            read_checkpoint_facts(tmp_path / "7")
+            read_metadata(tmp_path / "7")

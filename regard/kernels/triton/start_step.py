@@ -20,7 +20,7 @@ from regard.kernels.triton.support import (
 )
 
 
-class StepStart(NamedTuple):
+class StepInputs(NamedTuple):
     """The input of the first layer, and the positions and constraints of a step."""
 
     x: Float[Tensor, "R E"]
@@ -51,12 +51,12 @@ def start_step(
     limit: Int[Tensor, "B"],
     prefix: Int[Tensor, "B P"],
     tables: StepTables,
-) -> StepStart:
+) -> StepInputs:
     """Embed the last token of each hypothesis at its position offsets + step, and determine its constraints."""
     B, K = last.shape
     E = tables.tokens.shape[1]
     device = last.device
-    start = StepStart(
+    start = StepInputs(
         torch.empty(B * K, E, dtype=tables.tokens.dtype, device=device),
         torch.empty(B, dtype=torch.long, device=device),
         torch.empty(B * K, dtype=torch.int32, device=device),
@@ -84,7 +84,7 @@ def reference_start_step(
     limit: Int[Tensor, "B"],
     prefix: Int[Tensor, "B P"],
     tables: StepTables,
-) -> StepStart:
+) -> StepInputs:
     """`start_step` in torch operations."""
     K, position = last.shape[1], torch.where(done, 0, offsets + step)
     x = tables.tokens[last.flatten()] * tables.scale
@@ -96,7 +96,7 @@ def reference_start_step(
         forced = torch.where((step < prefix.shape[1]) & (token >= 0), token, forced)
     ban_eos = step < tables.min_len
     positions = torch.where(done, -1, position)
-    return StepStart(x, positions, forced.int().repeat_interleave(K), ban_eos.repeat_interleave(K))
+    return StepInputs(x, positions, forced.int().repeat_interleave(K), ban_eos.repeat_interleave(K))
 
 
 @triton.jit

@@ -47,7 +47,8 @@ async function answer(model, question) {
 async function generate(model, prompt) {
   const body = { model, prompts: [prompt], stream: true, options: { max_len: 64 } };
   const reader = (await request("/api/generate", body)).body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", text = "";
+  let rest = "",
+    text = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return text;
@@ -70,7 +71,10 @@ function format(result) {
   if (result.vectors) return `${result.vectors[0].length} dimensions: ${result.vectors[0].slice(0, 8).join(", ")}, …`;
   if (result.masks) return describeMask(result.masks[0], result.labels);
   const ranked = Object.entries(result.results[0].probabilities).sort((a, b) => b[1] - a[1]);
-  return ranked.slice(0, 10).map(([label, share]) => `${label}  ${(100 * share).toFixed(1)} %`).join("\n");
+  return ranked
+    .slice(0, 10)
+    .map(([label, share]) => `${label}  ${(100 * share).toFixed(1)} %`)
+    .join("\n");
 }
 
 function describeMask(mask, labels) {
@@ -78,7 +82,9 @@ function describeMask(mask, labels) {
   for (const index of mask.flat()) counts.set(index, (counts.get(index) ?? 0) + 1);
   const total = mask.length * mask[0].length;
   const ranked = [...counts].sort((a, b) => b[1] - a[1]);
-  return ranked.map(([index, count]) => `${labels[index]}  ${(100 * count / total).toFixed(1)} % of the pixels`).join("\n");
+  return ranked
+    .map(([index, count]) => `${labels[index]}  ${((100 * count) / total).toFixed(1)} % of the pixels`)
+    .join("\n");
 }
 
 function selected() {
@@ -135,12 +141,14 @@ async function loadModels() {
   const chosen = find("model").value;
   models.clear();
   for (const model of data) models.set(model.id, model);
-  find("model").replaceChildren(...data.map(({ id, language_pairs: pairs }) => {
-    const option = document.createElement("option");
-    option.value = id;
-    option.textContent = pairs.length ? `${id} (${pairs.map((pair) => pair.join(" → ")).join(", ")})` : id;
-    return option;
-  }));
+  find("model").replaceChildren(
+    ...data.map(({ id, language_pairs: pairs }) => {
+      const option = document.createElement("option");
+      option.value = id;
+      option.textContent = pairs.length ? `${id} (${pairs.map((pair) => pair.join(" → ")).join(", ")})` : id;
+      return option;
+    }),
+  );
   if (models.has(chosen)) find("model").value = chosen;
   showFields();
 }

@@ -113,7 +113,7 @@ def _gradients(look: Look | ImageLook, output: ExplainedOutput, scale: float = 1
     for first in range(0, len(output.inputs), size):
         inputs = output.inputs[first : first + size]
         logits, leaves = _run_scaled(look, inputs, [scale] * len(_lengths(look, inputs[0])), needs_grad=True)
-        lengths = list(zip(*(_lengths(look, one) for one in inputs)))
+        lengths = list(zip(*(_lengths(look, tokens) for tokens in inputs)))
         # Inputs are independent: the gradients of one step of each are computed together.
         rounds: dict[int, list[tuple[int, ExplainedStep]]] = {}
         counts: dict[int, int] = {}
@@ -176,15 +176,15 @@ def _logprobs(look: Look | ImageLook, output: ExplainedOutput, scale: float) -> 
 def _occlusion(look: Look | ImageLook, output: ExplainedOutput) -> _Values:
     """Log-probabilities minus those without a token. Copies of an input, each without one token, form a batch."""
     size = batch_size(look, output)
-    for sequence, one in enumerate(output.inputs):
-        lengths = _lengths(look, one)
+    for sequence, tokens in enumerate(output.inputs):
+        lengths = _lengths(look, tokens)
         steps = [(i, step) for i, step in enumerate(output.steps) if step.sequence == sequence]
-        (plain,), _ = _run_scaled(look, [one], [1.0] * len(lengths), needs_grad=False)
+        (plain,), _ = _run_scaled(look, [tokens], [1.0] * len(lengths), needs_grad=False)
         for side, length in enumerate(lengths):
             for kept in (1 - torch.eye(length)).split(size):
                 factors: list[Tensor | float] = [1.0] * len(lengths)
                 factors[side] = kept
-                logits, _ = _run_scaled(look, [one] * len(kept), factors, needs_grad=False)
+                logits, _ = _run_scaled(look, [tokens] * len(kept), factors, needs_grad=False)
                 first = int(kept[0].argmin())
                 for i, step in steps:
                     without = torch.stack([step_logprob(look, rows, step) for rows in logits])
@@ -235,7 +235,7 @@ def _input_labels(look: Look, output: ExplainedOutput, sides: list[str]) -> dict
     if len(sides) == 1:
         added = output.tokens[:-1] if look.pipeline.continues_source else []
         return {sides[0]: [*look.source_pieces, *added]}
-    axes = {axis.name: axis.tokens for one in look.maps.values() for axis in (one.queries, one.keys)}
+    axes = {axis.name: axis.tokens for shown in look.maps.values() for axis in (shown.queries, shown.keys)}
     vocabularies = [tokenizer.vocabulary for tokenizer in look.pipeline.tokenizers]
     return {
         side: axes.get(side) or [vocabulary[i] for i in ids]

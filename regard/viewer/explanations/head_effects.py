@@ -17,6 +17,7 @@ from regard.viewer.explanations.output import (
     batch_size,
     explain_output,
     model_of,
+    plain_logits,
     run_inputs,
     step_logprob,
 )
@@ -122,9 +123,13 @@ def _logprobs(
     model = model_of(look)
     for first in range(0, len(jobs), size):
         batch = jobs[first : first + size]
-        interceptor = _HeadOfSequence(model, [(attention, head) for attention, head, _ in batch])
-        with interceptor.installed(), dispatch.intercept(interceptor):
-            logits = run_inputs(look, [output.inputs[i] for _, _, i in batch])
+        inputs = [output.inputs[i] for _, _, i in batch]
+        if any(attention for attention, _, _ in batch):
+            interceptor = _HeadOfSequence(model, [(attention, head) for attention, head, _ in batch])
+            with interceptor.installed(), dispatch.intercept(interceptor):
+                logits = run_inputs(look, inputs)
+        else:
+            logits = plain_logits(look, inputs)
         for job, rows in zip(batch, logits):
             precise = rows.double()
             for step, one in enumerate(output.steps):

@@ -1,7 +1,6 @@
 """Logit lens (nostalgebraist 2020): the output layer applied to the residual stream after every layer."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +19,11 @@ from regard.viewer.explanations.output import (
     explain_output,
     model_inputs,
     model_of,
+    recorded_run,
     split_logits,
 )
 from regard.viewer.image_look import ImageLook
+from regard.viewer.model_run import record_streams
 from regard.viewer.text_look import Look
 
 # Candidates per layer and position.
@@ -77,10 +78,7 @@ def compute_logit_lens(
     for first in range(0, len(output.inputs), size):
         inputs = output.inputs[first : first + size]
         arguments = model_inputs(look, inputs)
-        with record_streams(model) as streams:
-            # The forward of an image classifier skips the patches in the last block.
-            model.encode(*arguments) if isinstance(look, ImageLook) else model(*arguments)
-        for layer, stream in enumerate(streams):
+        for layer, stream in enumerate(_streams(look, inputs, arguments)):
             logits = split_logits(look, inputs, model.unembed(stream, arguments[-1]))
             if layer == len(per_layer):
                 per_layer.append([])
@@ -96,6 +94,17 @@ def compute_logit_lens(
     names = column_names(look, sorted(set(columns.flatten().tolist())))
     layers = ["embedding", *(f"layer {i + 1}" for i in range(len(per_layer) - 1))]
     return LogitLens(layers, tokens, targets, own.cpu().numpy(), columns.cpu().numpy(), best.cpu().numpy(), names)
+
+
+def _streams(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]], arguments: list[Any]) -> Sequence[Tensor]:
+    """The residual stream of inputs: that of the look's own run, or of another one."""
+    if (run := recorded_run(look, inputs)) is not None:
+        return run.streams
+    model = model_of(look)
+    with record_streams(model) as streams:
+        # The forward of an image classifier skips the patches in the last block.
+        model.encode(*arguments) if isinstance(look, ImageLook) else model(*arguments)
+    return streams
 
 
 def lens_steps(look: Look | ImageLook, output: ExplainedOutput) -> tuple[list[ExplainedStep], list[str]]:
@@ -116,26 +125,3 @@ def check_has_lens(model: nn.Module) -> None:
             f"The logit lens needs a residual stream and an output layer; {type(model).__name__} has none.",
             "Use a Transformer with an output layer.",
         )
-
-
-def blocks_of(model: Any) -> Sequence[nn.Module]:
-    """The blocks that end in the output layer."""
-    return getattr(model, "stack", model).blocks
-
-
-@contextmanager
-def record_streams(model: Any) -> Iterator[list[Float[Tensor, "*n E"]]]:
-    """Record the residual stream: the input of the first block, and the output of every block."""
-    streams: list[Tensor] = []
-    blocks = blocks_of(model)
-
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not streams:
-            streams.append(args[0])
-
-    with ExitStack() as stack:
-        stack.callback(blocks[0].register_forward_pre_hook(enter).remove)
-        for block in blocks:
-            hook = block.register_forward_hook(lambda module, args, out: streams.append(out))
-            stack.callback(hook.remove)
-        yield streams

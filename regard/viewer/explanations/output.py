@@ -13,6 +13,7 @@ from regard.errors import RegardError
 from regard.models.bert import MaskedTokenHead, TextHead, TextLabelHead
 from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.viewer.image_look import ImageLook
+from regard.viewer.model_run import ModelRun
 from regard.viewer.outcomes import Outcome, compute_outcome, masked_inputs
 from regard.viewer.text_look import Look
 
@@ -106,7 +107,7 @@ def explain_masked_tokens(head: MaskedTokenHead, encoder: TextEncoder, look: Loo
     texts = masked_inputs(encoder, ids)
     if texts != [ids]:
         steps = [ExplainedStep(i, i, column) for i, column in enumerate(ids)]
-        return ExplainedOutput([(one,) for one in texts], steps, [step.token for step in outcome.steps])
+        return ExplainedOutput([(text,) for text in texts], steps, [step.token for step in outcome.steps])
     masked = [i for i, token in enumerate(ids) if token == encoder.special.mask] or list(range(len(ids)))
     best_ids = _best_columns(look, ids)
     steps = [ExplainedStep(0, i, best_ids[i]) for i in masked]
@@ -140,7 +141,7 @@ def column_names(look: Look | ImageLook, columns: Sequence[int]) -> dict[int, st
 @torch.no_grad()
 def _best_columns(look: Look, ids: list[int]) -> list[int]:
     """The most likely token of each row."""
-    return run_inputs(look, [(ids,)])[0].argmax(-1).tolist()
+    return plain_logits(look, [(ids,)])[0].argmax(-1).tolist()
 
 
 def model_of(look: Look | ImageLook) -> Any:
@@ -160,12 +161,28 @@ def split_logits(
     look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]], logits: Float[Tensor, "rows V"]
 ) -> list[Float[Tensor, "_ V"]]:
     """The logits of each input: one row per token, or a single row of labels."""
-    return list(logits.float().split([1 if has_label_row(look) else len(one[-1]) for one in inputs]))
+    return list(logits.float().split([1 if has_label_row(look) else len(tokens[-1]) for tokens in inputs]))
 
 
 def has_label_row(look: Look | ImageLook) -> bool:
     """Whether the logits have a single row of labels, not one row per token."""
-    return isinstance(look, ImageLook) or look.pipeline.is_per_text
+    return isinstance(look, ImageLook) or (look.pipeline.head is not None and look.pipeline.head.is_per_text)
+
+
+def recorded_run(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> ModelRun | None:
+    """The run of the look, if these inputs are its own."""
+    if isinstance(look, ImageLook):
+        return look.run.model_run if len(inputs) == 1 else None
+    is_own = list(inputs) == [tuple(look.ids)] and look.segments is None
+    return look.run if is_own else None
+
+
+def plain_logits(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> list[Float[Tensor, "_ V"]]:
+    """The logits of the unchanged model for a batch of inputs, from the run of the look if they are its own."""
+    run = recorded_run(look, inputs)
+    if run is None:
+        return run_inputs(look, inputs)
+    return split_logits(look, inputs, run.output[1] if isinstance(look, ImageLook) else run.output)
 
 
 def run_inputs(look: Look | ImageLook, inputs: Sequence[tuple[list[int], ...]]) -> list[Float[Tensor, "_ V"]]:
@@ -189,5 +206,5 @@ def batch_size(look: Look | ImageLook, output: ExplainedOutput) -> int:
     """Number of inputs per batch, limited by memory."""
     config = model_of(look).config
     vocab = getattr(config, "target_vocab", 0) or getattr(config, "vocab", 0) or 1
-    longest = max(sum(map(len, one)) for one in output.inputs) or config.max_len
+    longest = max(sum(map(len, tokens)) for tokens in output.inputs) or config.max_len
     return max(1, min(MAX_BATCH_LOGITS // vocab, MAX_BATCH_TOKENS) // longest)

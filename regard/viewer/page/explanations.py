@@ -13,7 +13,6 @@ from regard.viewer.explanations.attribution import attribution_values, check_met
 from regard.viewer.explanations.head_effects import compute_head_effects, module_name
 from regard.viewer.explanations.logit_lens import (
     LENS_TOP_K,
-    blocks_of,
     check_has_lens,
     compute_logit_lens,
     lens_steps,
@@ -27,9 +26,9 @@ from regard.viewer.explanations.output import (
     model_of,
 )
 from regard.viewer.image_look import ImageLook
+from regard.viewer.model_run import blocks_of, inner_bytes
 from regard.viewer.outcomes import Outcome
 from regard.viewer.text_look import Look
-from regard.viewer.trace.steps import inner_bytes
 
 # Multiplications, and numbers in the page, up to which a measure is computed in advance by default: a few seconds, and
 # less than 1 MB.
@@ -52,8 +51,8 @@ def explanation_header(look: Look | ImageLook, outcome: Outcome | None, include:
     except RegardError:
         return None
     header: dict[str, Any] = {
-        "inputs": [list(one) for one in output.inputs],
-        "steps": [list(one) for one in output.steps],
+        "inputs": [list(tokens) for tokens in output.inputs],
+        "steps": [list(step) for step in output.steps],
         "tokens": output.tokens,
         "measures": _measures(look),
     }
@@ -80,13 +79,16 @@ def _costs(look: Look | ImageLook, output: ExplainedOutput, measure: str) -> tup
     model, attentions = model_of(look), look.maps.values()
     tokens, steps = sum(len(ids) for one in output.inputs for ids in one) or model.config.max_len, len(output.steps)
     weights = sum(
-        one.heads * len(one.rows) * len(one.columns) * (2 * one.recorded.calls[0].q.shape[-1] + SOFTMAX_COST)
-        for one in attentions
+        attention.heads
+        * len(attention.rows)
+        * len(attention.columns)
+        * (2 * attention.recorded.calls[0].q.shape[-1] + SOFTMAX_COST)
+        for attention in attentions
     )
     layers = tokens * inner_bytes(model) / 4 + len(output.inputs) * weights
     logits = tokens * model.output.weight.numel()
     if measure == "effects":
-        heads = sum(one.heads for one in attentions)
+        heads = sum(attention.heads for attention in attentions)
         return heads * (layers + logits), heads * steps
     if measure == "lens":
         depth, positions = 1 + len(blocks_of(model)), min(MAX_LENS_POSITIONS, len(lens_steps(look, output)[0]))

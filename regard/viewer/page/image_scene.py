@@ -13,7 +13,6 @@ from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
 from regard.models import family_name
 from regard.models.vit import IMAGE_HEADS
-from regard.version import __version__
 from regard.viewer.image_look import (
     BLOCKS,
     POOLER,
@@ -27,7 +26,7 @@ from regard.viewer.image_look import (
 )
 from regard.viewer.masks import label_colors
 from regard.viewer.page.explanations import explanation_header
-from regard.viewer.page.text_scene import FORMAT, Scene, add_blob, attention_headers, axis_headers, shorten_title
+from regard.viewer.page.text_scene import Scene, add_blob, attention_headers, axis_headers, make_header
 from regard.viewer.rollout import PatchCoordinates, label_rollouts, patch_index
 from regard.viewer.text_look import AttentionMap
 from regard.viewer.token_axis import TokenAxis
@@ -64,20 +63,19 @@ def build_image_scene(
     maps = {name: with_axes(one) for name, one in look.maps.items()}
     blobs: list[bytes] = []
     page_trace = trace_for_page(look, trace)
-    header = {
-        "format": FORMAT,
-        "title": shorten_title(look.title),
-        "model": {"family": family_name(look.run.model.config), "name": look.model_name, "regard": __version__},
-        "texts": {"source": look.name, "target": ""},
-        "initial": initial,
-        "sides": axis_headers(maps),
-        "attentions": attention_headers(maps, blobs),
-        "image": _image_header(look, label, blobs),
-        "trace": None if page_trace is None else trace_header(page_trace, blobs),
-        "explained": explanation_header(look, None, explain),
-        "images": list(images),
-        "links": None,
-    }
+    header = make_header(
+        look.title,
+        family_name(look.run.model.config),
+        look.model_name,
+        {"source": look.name, "target": ""},
+        initial=initial,
+        sides=axis_headers(maps),
+        attentions=attention_headers(maps, blobs),
+        image=_image_header(look, label, blobs),
+        trace=None if page_trace is None else trace_header(page_trace, blobs),
+        explained=explanation_header(look, None, explain),
+        images=list(images),
+    )
     return Scene(header, blobs)
 
 
@@ -177,10 +175,10 @@ def _label_headers(look: ImageLook, selected: str | None, blobs: list[bytes]) ->
             "number": look.label_index(name),
             "name": name,
             "probability": look.probabilities[name],
-            "rollout": add_blob(blobs, one.patch_weights().cpu().numpy()),
+            "rollout": add_blob(blobs, rollout.patch_weights().cpu().numpy()),
             "attribution": add_blob(blobs, look.attribution(name)),
         }
-        for name, one in zip(best, rollouts)
+        for name, rollout in zip(best, rollouts)
     ]
 
 

@@ -34,8 +34,8 @@ from regard.viewer.page.html import PageModel
 from regard.viewer.page.image_scene import with_axes
 from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import attention_headers
-from regard.viewer.text_look import AttentionMap, Look
-from regard.viewer.trace.build import forward_all_tokens
+from regard.viewer.text_look import AttentionMap, Look, model_inputs
+from regard.viewer.trace.build import forward_output
 
 logger = logging.getLogger("regard")
 
@@ -88,7 +88,7 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
         images = look.run.images
         if not look.pipeline.head.runs_on_page or not isinstance(images, Tensor):
             raise RegardError("A page cannot contain a model that reconstructs images.", "Use --no-with-model.")
-        graphs = {"forward": NamedGraph(forward_graph(model, images, forward_all_tokens), ("output",))}
+        graphs = {"forward": NamedGraph(forward_graph(model, images, forward_output), ("output",))}
         maps: Mapping[str, AttentionMap] = {name: with_axes(one) for name, one in look.maps.items()}
     else:
         model = look.pipeline.model
@@ -211,12 +211,12 @@ def _write_graph(named: NamedGraph, model: nn.Module, weights: PageWeights) -> d
     parts = find_parts(graph, model)
     tensors = collect_tensors(graph, model)
     order = {name: index for index, name in enumerate(tensors)}
-    writer = GraphWriter(graph, order, [name for one in parts.attentions for name in (one.q, one.k)])
+    writer = GraphWriter(graph, order, [name for attention in parts.attentions for name in (attention.q, attention.k)])
     written = writer.write(outputs)
     values = list(tensors.values())
     return written | {
         "tensors": [[slot, weights.add(values[index])] for slot, index in written["tensors"]],
-        "attentions": [_write_attention(one, model, writer, weights) for one in parts.attentions],
+        "attentions": [_write_attention(attention, model, writer, weights) for attention in parts.attentions],
         "layers": {path: [writer.slot(name) for name in names] for path, names in parts.layers.items()},
         "embeddings": [writer.slot(name) for name in parts.embeddings],
         "streams": [writer.slot(name) for name in parts.streams],
@@ -277,7 +277,7 @@ def round_tensor(tensor: Tensor, precision: Precision) -> RoundedTensor:
     return RoundedTensor("int8", raw, (numbers * steps).flatten(1)[:, : rows.shape[1]].reshape(x.shape))
 
 
-# Parts of tokenizers that web/engine/tokenizer supports, besides sequences of them.
+# Parts of tokenizers that web/engine/tokenizer.js supports, besides sequences of them.
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Replace", "Prepend", "Strip"}
 _NORMALIZERS |= {"BertNormalizer", "Precompiled", "Nmt"}
 _PRE_TOKENIZERS = {"Metaspace", "Split", "ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
@@ -334,12 +334,17 @@ def _largest_change(look: Look | ImageLook, weights: PageWeights) -> float:
     head, problem = look.pipeline.head, getattr(model.config, "problem_type", "")
     if isinstance(look, Look) and head is not None and not head.method:
         encoders = look.pipeline, replace(look.pipeline, model=rounded)  # type: ignore[arg-type]
-        first, second = (one.embed(look.source, truncate=True) for one in encoders)
+        first, second = (encoder.embed(look.source, truncate=True) for encoder in encoders)
         return float(abs(first - second).max())
-    inputs = [look.run.images] if isinstance(look, ImageLook) else [look.pipeline.pack([ids]) for ids in look.ids]
-    if isinstance(look, Look) and look.segments is not None:
-        inputs.append(torch.tensor(look.segments, device=look.pipeline.device))
-    before, after = (one.eval()(*inputs).float() for one in (model, rounded))
+    if isinstance(look, ImageLook):
+        assert isinstance(look.run.images, Tensor)
+        before, after = look.run.output, forward_output(rounded.eval(), look.run.images)
+        assert isinstance(before, Tensor)
+    else:
+        assert look.run is not None
+        inputs = model_inputs(look.pipeline, look.ids, look.segments)
+        before, after = look.run.output, rounded.eval()(*inputs)
+    before, after = before.float(), after.float()
     if (head is not None and not head.method) or problem == "regression":
         return float((before - after).abs().max())
     if problem == "multi_label":

@@ -15,11 +15,10 @@ from regard.errors import RegardError
 from regard.models import family_name
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
 from regard.pipelines.image_model import ImageLike
-from regard.version import __version__
 from regard.viewer.experiments import handle_experiment
 from regard.viewer.page.explanations import handle_explanation
 from regard.viewer.page.image_scene import build_image_scene
-from regard.viewer.page.text_scene import FORMAT, Scene, build_scene
+from regard.viewer.page.text_scene import Scene, build_scene, make_header
 from regard.viewer.text_look import LayerNames, Look, look
 
 
@@ -64,19 +63,9 @@ class TextRequestHandler:
 
     def initial_scene(self) -> Scene:
         """The empty scene before the first request."""
-        return Scene(
-            {
-                "format": FORMAT,
-                "title": self.name,
-                "model": {"family": family_name(self.pipeline.model.config), "name": self.name, "regard": __version__},
-                "texts": {"source": "", "target": ""},
-                "initial": None,
-                "sides": {},
-                "attentions": [],
-                "links": None,
-            },
-            [],
-        )
+        family = family_name(self.pipeline.model.config)
+        texts = {"source": "", "target": ""}
+        return Scene(make_header(self.name, family, self.name, texts, sides={}, attentions=[]), [])
 
 
 def _look(handler: TextRequestHandler, arguments: Any) -> Response:
@@ -147,13 +136,13 @@ class ImageRequestHandler(TextRequestHandler):
                     return self._experiment(arguments)
             case {"explain": dict() as arguments} if len(request) == 1:
                 with self.lock:
-                    seen = look(self.pipeline, self._image(arguments.get("source")))
-                    return Response(handle_explanation(seen, arguments), [])
+                    result = look(self.pipeline, self._image(arguments.get("source")))
+                    return Response(handle_explanation(result, arguments), [])
         raise RegardError("Invalid request for a page of images.", "Supported requests: look, experiment, explain.")
 
     def _look(self, name: Any) -> Response:
-        seen = replace(look(self.pipeline, self._image(name), name=self.name), name=name)
-        scene = build_image_scene(seen, images=list(self.images))
+        result = replace(look(self.pipeline, self._image(name), name=self.name), name=name)
+        scene = build_image_scene(result, images=list(self.images))
         return Response({"scene": scene.header}, scene.blobs)
 
     def _experiment(self, arguments: Mapping[str, Any]) -> Response:

@@ -55,6 +55,28 @@ class Scene:
     """the steps of the step-by-step view for any input, if the page contains its model"""
 
 
+# The parts of a page besides its title, model and texts; a part is null where a look has none. The engine of a page
+# takes the list from the page's own scene, so that the scenes of new input have the same parts.
+PARTS = (
+    *("initial", "sides", "attentions", "links"),  # attention maps, and what is shown first
+    *("warning", "output", "explained", "decode", "trace"),  # of a text: its output and how it was computed
+    *("image", "images"),
+    *("compared", "similarity"),
+)
+
+
+def make_header(title: str, family: str, name: str, texts: dict[str, str], **parts: Any) -> dict[str, Any]:
+    """The header of a scene, with null for all parts that are not given.
+
+    >>> make_header("cat", "gpt", "pico", {"source": "cat", "target": ""}, attentions=[])["trace"] is None
+    True
+    """
+    if unknown := set(parts) - set(PARTS):
+        raise TypeError(f"Unknown parts of a page: {', '.join(sorted(unknown))}.")
+    top = {"format": FORMAT, "title": shorten_title(title), "texts": texts}
+    return {**top, "model": {"family": family, "name": name, "regard": __version__}, **dict.fromkeys(PARTS), **parts}
+
+
 class MapInputs(NamedTuple):
     """The inputs from which a page computes the weights of one attention, for one sequence."""
 
@@ -105,21 +127,21 @@ def build_scene(
     # Without attention, the step-by-step view is all there is to show.
     page_trace = trace_for_page(look, True if not look.maps else trace, tensors)
     outcome = None if look.pipeline is None else compute_outcome(look)
-    header = {
-        "format": FORMAT,
-        "title": shorten_title(look.title),
-        "model": {"family": look.family, "name": look.name, "regard": __version__},
-        "texts": _text_headers(look),
-        "warning": length_warning(look),
-        "output": None if outcome is None else output_header(outcome),
-        "explained": None if outcome is None else explanation_header(look, outcome, explain),
-        "initial": initial,
-        "sides": axis_headers(look.maps),
-        "attentions": attentions,
-        "trace": None if page_trace is None else trace_header(page_trace, blobs),
-        "decode": None if look.search_tree is None else _search_header(look.search_tree, blobs),
-        "links": gold_links(look),
-    }
+    header = make_header(
+        look.title,
+        look.family,
+        look.name,
+        _text_headers(look),
+        warning=length_warning(look),
+        output=None if outcome is None else output_header(outcome),
+        explained=None if outcome is None else explanation_header(look, outcome, explain),
+        initial=initial,
+        sides=axis_headers(look.maps),
+        attentions=attentions,
+        trace=None if page_trace is None else trace_header(page_trace, blobs),
+        decode=None if look.search_tree is None else _search_header(look.search_tree, blobs),
+        links=gold_links(look),
+    )
     return Scene(header, blobs, None if page_trace is None else trace_template(page_trace))
 
 
@@ -164,7 +186,10 @@ def gold_links(look: Look) -> list[list[int]] | None:
 def attention_headers(maps: Mapping[str, AttentionMap], blobs: list[bytes], looks: int = 1) -> list[dict[str, Any]]:
     """Headers of attentions; appends their q and k to the blobs of one or several looks."""
     inputs = {name: _map_inputs(one.recorded) for name, one in maps.items()}
-    exact = sum(x.nbytes for one in inputs.values() for x in (one.q, one.k)) <= MAX_EXACT_BYTES // looks
+    exact = (
+        sum(x.nbytes for map_inputs in inputs.values() for x in (map_inputs.q, map_inputs.k))
+        <= MAX_EXACT_BYTES // looks
+    )
     headers = []
     for (name, one), layer in zip(inputs.items(), _layer_indices(maps.values())):
         shown = maps[name]
@@ -196,7 +221,7 @@ def attention_headers(maps: Mapping[str, AttentionMap], blobs: list[bytes], look
 
 def axis_headers(maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
     """Headers of the axes of attentions."""
-    axes = {axis.name: axis for one in maps.values() for axis in (one.queries, one.keys)}
+    axes = {axis.name: axis for shown in maps.values() for axis in (shown.queries, shown.keys)}
     return {
         name: {
             "title": AXIS_LABELS.get(name, name.capitalize()),
@@ -298,9 +323,9 @@ def _map_inputs(recorded: Recorded) -> MapInputs:
     first, *others = (_first_sequence(call) for call in recorded.calls)
     q, k, score, mask_parts, bias = first
     if others:
-        if mask_parts.is_relative or bias is not None or not all(torch.equal(k, one.k) for one in others):
+        if mask_parts.is_relative or bias is not None or not all(torch.equal(k, other.k) for other in others):
             raise RegardError(f"{recorded.name} was called several times with different keys.", PLOT_HINT)
-        q = torch.cat([q, *(one.q for one in others)], dim=2)
+        q = torch.cat([q, *(other.q for other in others)], dim=2)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]
     if not is_computed_as(score, DotLike, Concat, SoftCap, Disentangled):
         raise RegardError(f"A page cannot compute the score {_score_name(score)}.", PLOT_HINT)

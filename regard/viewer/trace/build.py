@@ -12,22 +12,21 @@ from regard.errors import RegardError
 from regard.evaluation.attention_measures import entropy
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.graph import forward_graph
-from regard.layers.packed import pack
 from regard.models import ViT
 from regard.models.bert import AnswerHead, MaskedTokenHead, TextHead, TextLabelHead, TokenLabelHead
 from regard.models.vit import ImageLabelHead, PixelLabelHead
+from regard.viewer import model_run
 from regard.viewer.image_look import BLOCKS, ImageLook
-from regard.viewer.text_look import Look
+from regard.viewer.model_run import ModelRun, is_small, run_model
+from regard.viewer.rollout import forward_all_tokens
+from regard.viewer.text_look import Look, model_inputs
 from regard.viewer.token_axis import TokenAxis
 from regard.viewer.trace.computation import LAYOUT, Computation
 from regard.viewer.trace.labels import PROBABILITIES, StepLabel
-from regard.viewer.trace.module_outputs import ModuleOutputs
-from regard.viewer.trace.steps import Trace, TraceOptions, block_path, inner_bytes, large_model_note
+from regard.viewer.trace.steps import Trace, TraceOptions, block_path, large_model_note
 
-# Bytes of parameters, without embeddings and output layer, up to which a trace contains the full model.
-MAX_MODEL_BYTES = 8 << 20
-# Bytes of a trace, tokens of a text and patches of an image up to which a page includes a trace by default.
-MAX_DEFAULT_BYTES, MAX_DEFAULT_TOKENS, MAX_DEFAULT_PATCHES = 12 << 20, 64, 256
+# Bytes of a trace up to which a page includes it by default.
+MAX_DEFAULT_BYTES = 12 << 20
 # Tokens of a trace.
 MAX_TOKENS = 512
 # Bytes up to which a trace contains the pixels and the computation of the patch embeddings.
@@ -54,12 +53,10 @@ def trace_for_page(
     if include is not None:
         return build_trace(look, tensors) if include else None
     if isinstance(look, ImageLook):
-        model, is_short = look.model, look.grid[0] * look.grid[1] <= MAX_DEFAULT_PATCHES
-    elif look.pipeline is not None:
-        model, is_short = look.pipeline.model, max(map(len, look.ids)) <= MAX_DEFAULT_TOKENS
+        fits = is_small(look.model, look.grid[0] * look.grid[1], model_run.MAX_PATCHES)
     else:
-        return None
-    if not is_short or inner_bytes(model) > MAX_MODEL_BYTES:
+        fits = look.pipeline is not None and is_small(look.pipeline.model, max(map(len, look.ids)))
+    if not fits:
         return None
     try:
         trace = build_trace(look, tensors)
@@ -83,10 +80,7 @@ class TextTraceBuilder:
             )
         self.tensors = tensors
         self.look, self.pipeline, self.model = look, look.pipeline, look.pipeline.model.eval()
-        model_inputs: list[Any] = [pack([ids]).to(self.pipeline.device) for ids in look.ids]
-        if look.segments is not None:
-            model_inputs.append(torch.tensor(look.segments, device=self.pipeline.device))
-        self.reference = ModuleOutputs(self.model, model_inputs)
+        self.reference = self.reference_run()
         graph = forward_graph(self.model)
         # A single text is one segment.
         inputs = {name: np.array([look.segments or [0] * len(look.ids[0])]) for name in graph.inputs}
@@ -95,9 +89,18 @@ class TextTraceBuilder:
         self.side = "target" if "target" in inputs else "text"
         self.names: dict[int, str] = {}
 
+    def reference_run(self) -> ModelRun:
+        """The run of the look or, of a large model or of selected layers, another one that keeps the outputs."""
+        look, model = self.look, self.model
+        if look.run is not None and look.run.outputs is not None:
+            return look.run
+        inputs = model_inputs(self.pipeline, look.ids, look.segments)
+        with torch.inference_mode():
+            return run_model(model, lambda: model(*inputs), keep_outputs=True)
+
     def build(self) -> Trace:
         title = self.add_output_steps()
-        block = None if inner_bytes(self.model) <= MAX_MODEL_BYTES else self.sharpest_block()
+        block = None if is_small(self.model, 0) else self.sharpest_block()
         options = TraceOptions(block=block, labels=self.computation.labels, output=title, tensors=self.tensors)
         computation = self.computation
         trace = Trace(self.model, computation.nodes, computation.inputs, self.reference, computation.values, options)
@@ -125,7 +128,7 @@ class TextTraceBuilder:
 
     def sides(self) -> dict[str, TokenAxis]:
         """The tokens of each axis; row t of the target predicts the next token."""
-        axes = {axis.name: axis for one in self.look.maps.values() for axis in (one.queries, one.keys)}
+        axes = {axis.name: axis for shown in self.look.maps.values() for axis in (shown.queries, shown.keys)}
         if len(self.pipeline.sides) == 1:
             return {side: axes[side] for side in self.pipeline.sides}
         if "target" not in axes and "predicted" in axes:
@@ -166,6 +169,11 @@ class TextTraceBuilder:
                 "The model is large: only its attention and output are shown. The states of its layers are precomputed."
             )
         return large_model_note(block)
+
+
+def forward_output(model: ViT, image: Tensor) -> Any:
+    """The output of the model, computed from all tokens as a look records it."""
+    return forward_all_tokens(model, image)[1]
 
 
 @singledispatch
@@ -220,11 +228,6 @@ def _add_embedding(head: TextHead, builder: TextTraceBuilder) -> str:
     return "Embedding of the text"
 
 
-def forward_all_tokens(model: ViT, image: Tensor) -> Any:
-    """The forward of the model with all tokens in the last block, as a look records it."""
-    return model.output_of_tokens(model.encode(image), image)
-
-
 class ImageTraceBuilder:
     """Builds the trace of one image."""
 
@@ -238,8 +241,12 @@ class ImageTraceBuilder:
             )
         image = look.run.images
         assert isinstance(image, Tensor)
-        self.reference = ModuleOutputs(self.model, [self.model, image], forward_all_tokens)
-        graph = forward_graph(self.model, image, forward_all_tokens)
+        reference = look.run.model_run
+        if reference is None or reference.outputs is None:
+            with torch.inference_mode():
+                reference = run_model(self.model, lambda: forward_output(self.model, image), keep_outputs=True)
+        self.reference = reference
+        graph = forward_graph(self.model, image, forward_output)
         self.computation = Computation(self.model, graph, {"image": image.detach().cpu().double().numpy()})
         self.attention: Any = [one for name, one in look.maps.items() if name.startswith(BLOCKS)][-1]
         prefix, rows = self.config.prefix, self.attention.rows
@@ -253,7 +260,7 @@ class ImageTraceBuilder:
         axes = {patches: "patches", tokens: "image", 1: "label"}
         if self.look.pipeline.head.is_per_pixel:
             axes |= {len(self.config.labels) + patches: "labels"}
-        block = None if inner_bytes(self.model) <= MAX_MODEL_BYTES else block_path(self.attention.name)
+        block = None if is_small(self.model, 0) else block_path(self.attention.name)
         computation = self.computation
         options = TraceOptions(axes, block, computation.labels, title, self.precomputed())
         trace = Trace(self.model, computation.nodes, computation.inputs, self.reference, computation.values, options)
@@ -306,7 +313,7 @@ class ImageTraceBuilder:
                 side, channels = self.config.patch, self.config.channels
                 colors = COLORS.get(channels, tuple(f"channel {i}" for i in range(channels)))
                 coordinates = [f"{row},{column}" for row in range(side) for column in range(side)]
-                follow("pixels", [f"{color} {one}" for color in colors for one in coordinates], [])
+                follow("pixels", [f"{color} {coordinate}" for color in colors for coordinate in coordinates], [])
         return sides, linked
 
     def _center_cell(self, patch: int, height: int, width: int) -> int:

@@ -112,9 +112,9 @@ def _unroll(
     suffix = "" if token is None else f"[{token}]"
     current = module
     for step, real in zip(graph.steps, resolved.steps):
-        inputs = tuple(None if one is None else names.get(one, one) for one in real.inputs)
+        inputs = tuple(None if value is None else names.get(value, value) for value in real.inputs)
         # A recurrent cell inside a loop is not a module call: its parameters identify the module.
-        owner = next((one.split(".rnn.")[0] for one in real.inputs if one and ".rnn." in one), None)
+        owner = next((value.split(".rnn.")[0] for value in real.inputs if value and ".rnn." in value), None)
         if step.module or token is None:
             path, current = owner or step.module, module
         else:
@@ -128,7 +128,7 @@ def _unroll(
         node.symbolic = step.attributes
         if loop is not None:
             node.side, node.loop = loop.side, loop
-            node.carried = tuple(i for i, one in enumerate(real.inputs) if one == graph.inputs[0])
+            node.carried = tuple(i for i, value in enumerate(real.inputs) if value == graph.inputs[0])
         nodes.append(node)
 
 

@@ -66,7 +66,7 @@ class ModuleCalls:
         inside = set(map(id, nodes))
         for node in reversed(nodes):
             readers = self.consumers[node.name]
-            if node.step.kind in FLOATS and (not readers or any(id(one) not in inside for one in readers)):
+            if node.step.kind in FLOATS and (not readers or any(id(reader) not in inside for reader in readers)):
                 return node
         return None
 
@@ -174,7 +174,7 @@ class Sections:
 
     def _neighbor(self, node: Node, block: str, paths: Mapping[str, str | None], current: SectionKey | None) -> str:
         """The sublayer in whose section a norm or residual connection is shown: its only reader, or the one before."""
-        readers = {paths.get(one.name) for one in self.calls.consumers[node.name]}
+        readers = {paths.get(consumer.name) for consumer in self.calls.consumers[node.name]}
         reader = readers.pop() if len(readers) == 1 else None
         if reader is not None and reader.startswith(f"{block}."):
             return reader
@@ -280,8 +280,8 @@ class StepLabeler:
                 self._name_scores(node)
             if node.op not in LAYOUT and self.calls.consumers[node.name]:
                 # Its parts are shown instead.
-                parts = [self._first_shown(one) for one in self.calls.consumers[node.name]]
-                if all(one is not None and one.op in ("select", "slice") for one in parts):
+                parts = [self._first_shown(consumer) for consumer in self.calls.consumers[node.name]]
+                if all(part is not None and part.op in ("select", "slice") for part in parts):
                     node.label = None
 
     def _name_scores(self, node: Node) -> None:
@@ -295,7 +295,9 @@ class StepLabeler:
         """The next step that shows a value, or a part of it."""
         while node.op in ("reshape", "permute") and node.label is None and len(self.calls.consumers[node.name]) == 1:
             node = self.calls.consumers[node.name][0]
-        hidden = {one.label is None for one in self.calls.consumers[node.name] if one.op in ("select", "slice")}
+        hidden = {
+            consumer.label is None for consumer in self.calls.consumers[node.name] if consumer.op in ("select", "slice")
+        }
         if node.label is None and node.op in LAYOUT and hidden == {False}:
             return self.calls.consumers[node.name][0]
         return node if node.label is not None else None
@@ -305,7 +307,7 @@ class StepLabeler:
         names: set[str] = set()
         for node in self.calls.nodes.values():
             if node.op == "given" or any(
-                one is not None and (one in names or (one not in self.calls.nodes)) for one in node.step.inputs
+                value is not None and (value in names or (value not in self.calls.nodes)) for value in node.step.inputs
             ):
                 names.add(node.name)
         return names
@@ -370,7 +372,7 @@ class StepLabeler:
             return None
         title, formula = label.title, label.formula or DEFAULTS[node.op].formula
         source = self.calls.source(node)
-        if source.op == "linear" and len([one for one in source.step.inputs if one is not None]) < 3:
+        if source.op == "linear" and len([value for value in source.step.inputs if value is not None]) < 3:
             formula = re.sub(r" \+ b\S*$", "", formula)
         if getattr(self.calls.modules[path], "kind", "") == "cross" and label.name in ("k", "v"):
             formula = formula.replace("x", "m", 1)
@@ -413,7 +415,7 @@ class StepLabeler:
             return False
         if node.op in ("cat", "stack"):
             pieces = [self.calls.nodes[name] for name in step.inputs if name in self.calls.nodes]
-            return any(one.op in ELEMENTWISE and self._is_piece(one) for one in pieces)
+            return any(piece.op in ELEMENTWISE and self._is_piece(piece) for piece in pieces)
         if node.op in LAYOUT:
             return False
         return not self._is_piece(node)

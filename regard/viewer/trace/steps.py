@@ -1,7 +1,7 @@
 """Traces: the steps of a model's graph with values, titles and formulas, grouped in sections, as a page contains them.
 
 Nothing here depends on the model family: steps come from the graph, labels from labels.py, sections from module
-paths. The page computes every step again (web/steps/operations.js)."""
+paths. The page computes every step again (web/trace/operations.js)."""
 
 import inspect
 import math
@@ -19,10 +19,10 @@ from regard import version
 from regard.graph import Step
 from regard.graph.interpreter import Values
 from regard.graph.writer import attribute_json
+from regard.viewer.model_run import ModelRun
 from regard.viewer.token_axis import TokenAxis
 from regard.viewer.trace.computation import LAYOUT, NORMS, TABLES, Array, Loop, Node, SectionKey
 from regard.viewer.trace.labels import OptionalLabel, StepLabel
-from regard.viewer.trace.module_outputs import ModuleOutputs
 from regard.viewer.trace.modules import ModuleCalls, Sections, StepLabeler, ancestors
 
 
@@ -50,12 +50,14 @@ class Trace:
     >>> from torch import ones
     >>> from regard.graph import capture
     >>> from regard.graph.interpreter import collect_tensors
+    >>> from regard.viewer.model_run import run_model
     >>> from regard.viewer.trace.computation import evaluate, unroll
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), ones(5, 2)
     >>> graph = capture(model, lambda model, x: model(x), {"x": ones(4, 2)}, {"x": ("text", None)})
     >>> nodes, inputs = unroll(graph, {"text": 5}), {"x": x.numpy()}
     >>> values = evaluate(collect_tensors(graph, model), nodes, inputs)
-    >>> trace = Trace(model, nodes, inputs, ModuleOutputs(model, [x]), values)
+    >>> reference = run_model(model, lambda: model(x), keep_outputs=True)
+    >>> trace = Trace(model, nodes, inputs, reference, values)
     >>> [step["id"] for step in trace.steps if step["title"]]
     ['0.given', '0', '1']
     >>> trace["1"].shape
@@ -67,16 +69,17 @@ class Trace:
         model: nn.Module,
         nodes: Sequence[Node],
         inputs: Mapping[str, Array],
-        reference: ModuleOutputs,
+        reference: ModelRun,
         values: Values,
         options: TraceOptions | None = None,
     ) -> None:
         self.reference, self.options, self.values = reference, options or TraceOptions(), values
         input_nodes = [_input_node(name, x) for name, x in inputs.items() if x.dtype.kind == "f"]
+        assert reference.outputs is not None
         counts = {path: len(outputs) for path, outputs in reference.outputs.items()}
         self.calls = ModuleCalls(model, [*input_nodes, *nodes], counts)
         StepLabeler(self.calls, self.options.labels).assign()
-        attention_calls = {path: len(calls) for path, calls in reference.calls.items()}
+        attention_calls = {path: len(recorded.calls) for path, recorded in reference.recording.items()}
         self._sections = Sections(self.calls, attention_calls, self.options.output)
         self._sections.assign()
         self.steps: list[dict[str, Any]] = []
@@ -128,6 +131,7 @@ class Trace:
     # Comparison with the model's own forward
 
     def _compare(self) -> None:
+        assert self.reference.outputs is not None
         for path, calls in self.calls.calls.items():
             outputs = self.reference.outputs.get(path, [])
             if len(outputs) != len(calls):
@@ -168,7 +172,7 @@ class Trace:
             before = list(nodes)[: list(nodes).index(name)]
             included -= {one for one in before if nodes[one].section.path == nodes[name].section.path}
         for name in included:
-            missing = {one for one in nodes[name].step.inputs if one in nodes and one not in included}
+            missing = {value for value in nodes[name].step.inputs if value in nodes and value not in included}
             precomputed |= dict.fromkeys(map(str, missing), "Output of this layer (precomputed)")
         needed: set[str | None] = {name for name in included if nodes[name].label is not None}
         is_fixed = bool(precomputed) or any(
@@ -194,7 +198,7 @@ class Trace:
             self.sections.append(self._sections.describe(node, node.section))
         section = self.sections[self._section_indices[node.section]]
         axes = self._axes(node)[1]
-        if "side" not in section and (side := next((one for one in axes if one not in _GENERIC_AXES), None)):
+        if "side" not in section and (side := next((axis for axis in axes if axis not in _GENERIC_AXES), None)):
             section["side"] = side
         if node.op == "softmax" and "attention" in section:
             section |= {"keys": axes[-1], "heads": node.step.shape[1]}
@@ -419,7 +423,7 @@ TOKEN = "{token}"
 class TraceTemplate:
     """The steps of a trace with dynamic sizes as expressions, and the first position of each loop.
 
-    `web/engine/traces.js` computes them.
+    `web/engine/scenes.js` computes them.
 
     The inputs of a step are indices of this list, or parameters. In addition, `{"carried": n}` is the state of loop n
     before the current position, and `{"each": n}` stands for step n at every position of its loop.
@@ -456,8 +460,8 @@ class TraceTemplate:
 
     def _inputs(self, node: Node, header: dict[str, Any]) -> list[Any]:
         inputs = []
-        for i, (name, one) in enumerate(zip(node.step.inputs, header["inputs"])):
-            index = self._indices.get(str(name), one)
+        for i, (name, written) in enumerate(zip(node.step.inputs, header["inputs"])):
+            index = self._indices.get(str(name), written)
             if node.loop is not None and i in node.carried:
                 loop = self._loop_indices[node.loop]
                 self.loops[loop]["initial"] = index
@@ -497,14 +501,6 @@ def trace_template(trace: Trace) -> dict[str, Any] | None:
     if template is None:
         return None
     return {"note": trace.note, "sections": trace.sections, "steps": template.steps, "loops": template.loops}
-
-
-def inner_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters without embeddings and output layer, of which a trace may need a few rows only."""
-    tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
-    output = getattr(model, "output", None)
-    tables |= {id(output.weight)} if isinstance(output, nn.Linear) else set()
-    return sum(4 * p.numel() for p in model.parameters() if id(p) not in tables)
 
 
 def block_path(attention: str) -> str:

@@ -17,7 +17,7 @@ from posixpath import join as join_path
 
 from regard.errors import RegardError
 
-ENTRY, WORKER_ENTRY = "index.js", "engine/engine_worker.js"
+ENTRY, WORKER_ENTRY = "index.js", "engine/worker.js"
 _IMPORT = re.compile(r'^import (\{[^}]*\}|\w+) from "(\.[^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 _TOP_LEVEL_NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
@@ -96,7 +96,7 @@ def _visit(path: str, sources: dict[str, str], order: list[str], importers: tupl
 
 
 def _style_name(path: str) -> str:
-    """Return the name of the constant that holds a style sheet: `PAGE_STYLE` for core/page.css."""
+    """Return the name of the constant that holds a style sheet: `PAGE_STYLE` for page.css."""
     return path.rpartition("/")[2].removesuffix(".css").upper() + "_STYLE"
 
 

@@ -1,31 +1,109 @@
 /** Entry point: anywidget's `render`, and `openPage`, which a saved page calls. */
 
-import { createHost, pageModel } from "./core/host.js";
-import { DEFAULT_VIEW, State, readHash, storedDepth, writeHash } from "./core/state.js";
-import { Scheduler } from "./core/scheduler.js";
-import { h, setAttributes, uniqueId } from "./core/dom.js";
-import PAGE_STYLE from "./core/page.css";
-import REQUEST_FORM_STYLE from "./core/request_form.css";
-import { requestForm, welcome } from "./core/request_form.js";
-import { imageForm } from "./images/image_form.js";
-import COMPARISON_STYLE from "./comparison/comparison.css";
-import { LookSet } from "./comparison/comparison.js";
+import { AttentionView } from "./attention/view.js";
+import { ComparedLooks } from "./attention/comparison.js";
 import { initialSelection } from "./attention/panel.js";
-import { MainView } from "./core/main_view.js";
-import { OutputSection } from "./output/output_section.js";
-import { summarySentence } from "./output/summary.js";
-import { initialImageView } from "./images/image_view.js";
-import { ExperimentView } from "./experiment/experiment_view.js";
-import { StepsView } from "./steps/steps_view.js";
-import { MissingSteps } from "./steps/missing_steps.js";
+import { html, setAttributes, uniqueId } from "./core/dom.js";
+import { download, embedCode, embedDialog, png, renderSvg, serializeSvg, shareableAddress } from "./core/export.js";
+import { createHost, pageModel } from "./core/host.js";
+import { imageForm, requestForm, welcome } from "./core/request_form.js";
+import { Scheduler } from "./core/scheduler.js";
 import { Announcer, helpDialog, icon, isDark, menu, tabList, topBar } from "./core/shell.js";
-import { download, png, renderSvg, serializeSvg } from "./core/export.js";
-import { embedCode, embedDialog, shareableAddress } from "./core/sharing.js";
+import { DEFAULT_VIEW, readHash, State, storedDepth, writeHash } from "./core/state.js";
+import { ImageView, initialImageView } from "./images/view.js";
+import { ExperimentView } from "./views/experiment.js";
+import { OutputSection, summarySentence } from "./views/output.js";
+import { SearchView } from "./views/search.js";
+import { MissingSteps, StepsView } from "./views/steps.js";
+import { WhySection } from "./views/why.js";
+import PAGE_STYLE from "./page.css";
+
+/* The first view: attention of a text or an image, and below it what explains the output and the search for it. */
+
+/** @typedef {import("./core/shell.js").ViewComponent} ViewComponent */
+
+class AttentionTab {
+  /** @param {import("./core/shell.js").Context} context */
+  constructor(context) {
+    const { scene } = context.host;
+    this.context = context;
+    /** @type {AttentionView | ImageView | null} */
+    this.attention = scene.image ? new ImageView(context) : scene.attentions.length ? new AttentionView(context) : null;
+    /** @type {SearchView | null} */
+    this.search = null;
+    this.details = scene.decode?.nodes.length
+      ? html(
+          "details",
+          {
+            class: "search-section",
+            open: !this.attention,
+            ontoggle: () => context.state.set({ search: this.details.open }),
+          },
+          html(
+            "summary",
+            {},
+            html("h2", {}, "How the output was found"),
+            html("span", { class: "secondary" }, "the search tree with all candidates"),
+          ),
+        )
+      : null;
+    this.why = WhySection.of(context);
+    this.element = html(
+      "div",
+      { class: "main-view" },
+      this.attention?.element ?? null,
+      this.why?.element ?? null,
+      this.details,
+    );
+  }
+
+  /** @param {Set<string> | null} changed */
+  async update(changed) {
+    await this.attention?.update(changed);
+    this.why?.update(changed);
+    if (!this.details) return;
+    if (this.context.state.view.search || !this.attention) this.details.open = true;
+    if (!this.details.open) return;
+    const isFirst = !this.search;
+    if (isFirst) this.details.append(this.openSearch().element);
+    await this.search.update(isFirst ? null : changed);
+  }
+
+  openSearch() {
+    return (this.search ??= new SearchView(this.context));
+  }
+
+  layout() {
+    this.attention?.layout();
+  }
+
+  /** Highlights what an output token attends to. @param {number | null} step */
+  pointOutput(step) {
+    if (this.attention instanceof AttentionView) this.attention.pointOutput(step);
+    this.why?.point(step);
+  }
+
+  /** What the view adds to the output section: the image and its labels. */
+  get outputElement() {
+    return this.attention instanceof ImageView ? this.attention.outputElement : null;
+  }
+
+  get figureElement() {
+    return this.attention?.figureElement ?? this.search.figureElement;
+  }
+
+  get fileName() {
+    return this.attention?.fileName ?? this.search.fileName;
+  }
+
+  get tsv() {
+    return this.attention ? this.attention.tsv : this.search.tsv;
+  }
+}
 
 /** @typedef {import("./core/host.js").Host} Host */
 /** @typedef {import("./core/state.js").View} View */
 /** @typedef {import("./core/state.js").HeadRef} HeadRef */
-/** @typedef {import("./core/shell.js").ViewComponent} ViewComponent */
 /** @typedef {import("./core/shell.js").Context} Context */
 
 /**
@@ -33,33 +111,47 @@ import { embedCode, embedDialog, shareableAddress } from "./core/sharing.js";
  * @param {{model: import("./core/host.js").Model, el: HTMLElement}} widget
  */
 async function render({ model, el }) {
-  el.append(h("style", {}, PAGE_STYLE + REQUEST_FORM_STYLE + COMPARISON_STYLE));
+  el.append(html("style", {}, PAGE_STYLE));
   let now = null;
-  /** Replaces the rendered scene. @param {() => Host} makeHost @param {() => Record<string, string>} [contents] of the form, if it is a response */
+  /**
+   * Replaces the rendered scene. @param {() => Host} makeHost
+   * @param {() => Record<string, string>} [contents] of the form, if it is a response
+   */
   const show = async (makeHost, contents) => {
     const texts = contents?.();
     const previousView = texts && (now?.view ?? {});
     const focused = /** @type {any} */ (el.contains(document.activeElement) ? document.activeElement : null);
-    const root = h("div", { class: "regard", "data-busy": true });
+    const root = html("div", { class: "regard", "data-busy": true });
     el.append(root);
     try {
       const host = makeHost();
       if (!host.ownsAddress) keepKeys(root);
-      const showResponse = (/** @type {Host} */ next, /** @type {() => Record<string, string>} */ values) => (shown = shown.catch(() => {}).then(() => show(() => next, values)));
-      const form = !host.request ? null : host.scene.image ? imageForm(host, showResponse) : requestForm(host, texts, showResponse);
+      const showResponse = (/** @type {Host} */ next, /** @type {() => Record<string, string>} */ values) =>
+        (shown = shown.catch(() => {}).then(() => show(() => next, values)));
+      const form = !host.request
+        ? null
+        : host.scene.image
+          ? imageForm(host, showResponse)
+          : requestForm(host, texts, showResponse);
       // The new form replaces the old one at once: nothing that is typed is lost.
       root.append(form ?? "");
       if (texts) {
-        const field = /** @type {any} */ (form.elements.namedItem(focused?.form ? focused.name : "") ?? form.elements.namedItem(host.fields[0]));
+        const field = /** @type {any} */ (
+          form.elements.namedItem(focused?.form ? focused.name : "") ?? form.elements.namedItem(host.fields[0])
+        );
         field.focus({ preventScroll: true });
         // Files have no selection.
-        if (focused?.name === field.name && focused.selectionStart != null) field.setSelectionRange(focused.selectionStart, focused.selectionEnd);
+        if (focused?.name === field.name && focused.selectionStart != null)
+          field.setSelectionRange(focused.selectionStart, focused.selectionEnd);
       }
       now?.end();
       now = null;
-      now = host.scene.attentions.length || host.scene.trace ? await open(host, root, form, previousView) : welcome(host, root);
+      now =
+        host.scene.attentions.length || host.scene.trace
+          ? await open(host, root, form, previousView)
+          : welcome(host, root);
     } catch (error) {
-      root.append(h("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
+      root.append(html("p", { class: "failed", role: "alert" }, String(error?.message ?? error)));
       throw error;
     }
   };
@@ -69,7 +161,10 @@ async function render({ model, el }) {
   return () => now?.end();
 }
 
-/** Keeps the keys of a focused part from the shortcuts of a notebook; a click anywhere gives the root the focus. @param {HTMLElement} root */
+/**
+ * Keeps the keys of a focused part from the shortcuts of a notebook; a click anywhere gives the root the focus.
+ * @param {HTMLElement} root
+ */
 function keepKeys(root) {
   setAttributes(root, { tabindex: -1, "data-lm-suppress-shortcuts": true });
   for (const type of ["keydown", "keypress", "keyup"]) root.addEventListener(type, (event) => event.stopPropagation());
@@ -83,7 +178,7 @@ const VIEWS = {
   attention: {
     name: "Attention",
     fits: (scene) => scene.attentions.length > 0 || scene.decode?.nodes.length > 0,
-    make: (context) => new MainView(context),
+    make: (context) => new AttentionTab(context),
   },
   steps: {
     name: "Step by step",
@@ -100,9 +195,14 @@ const VIEWS = {
 /** Number of tokens up to which a text is shown as lines at first; longer ones as a map. */
 const MAX_LINES_TOKENS = 48;
 
-/** The form of the figure in a page whose address does not select one. Differences exist as maps only. @param {any} scene */
+/**
+ * The form of the figure in a page whose address does not select one. Differences exist as maps only.
+ * @param {any} scene
+ */
 function defaultForm({ attentions, compared }) {
-  return compared || Math.max(0, ...attentions.map((/** @type {any} */ { k }) => k.shape[0])) > MAX_LINES_TOKENS ? "map" : "lines";
+  return compared || Math.max(0, ...attentions.map((/** @type {any} */ { k }) => k.shape[0])) > MAX_LINES_TOKENS
+    ? "map"
+    : "lines";
 }
 
 /**
@@ -111,9 +211,12 @@ function defaultForm({ attentions, compared }) {
  */
 async function open(host, root, form, previousView) {
   const { scene } = host;
-  const looks = new LookSet(host);
+  const looks = new ComparedLooks(host);
   const names = Object.keys(VIEWS).filter((name) => VIEWS[name].fits(scene));
-  /** Replaces what the scene does not have by defaults. @param {Partial<View>} view @param {HeadRef} selected the default head */
+  /**
+   * Replaces what the scene does not have by defaults. @param {Partial<View>} view
+   * @param {HeadRef} selected the default head
+   */
   const withDefaults = (view, selected) => ({
     ...view,
     view: names.includes(view.view) ? view.view : names[0],
@@ -121,10 +224,22 @@ async function open(host, root, form, previousView) {
     added: (view.added ?? []).filter((ref) => looks.has(ref)),
     other: looks.has(view.other) ? view.other : null,
   });
-  const requested = previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
+  const requested =
+    previousView ?? (host.ownsAddress && location.hash.length > 1 ? readHash(location.hash) : initialImageView(scene));
   const noHead = { selected: { attention: null, head: 0 } };
-  const opening = looks.has(requested.selected) ? { selected: requested.selected } : scene.attentions.length ? await initialSelection(looks) : noHead;
-  const state = new State(/** @type {View} */ ({ ...DEFAULT_VIEW, ...storedDepth(), form: defaultForm(scene), ...withDefaults({ ...opening, ...requested }, opening.selected) }));
+  const opening = looks.has(requested.selected)
+    ? { selected: requested.selected }
+    : scene.attentions.length
+      ? await initialSelection(looks)
+      : noHead;
+  const state = new State(
+    /** @type {View} */ ({
+      ...DEFAULT_VIEW,
+      ...storedDepth(),
+      form: defaultForm(scene),
+      ...withDefaults({ ...opening, ...requested }, opening.selected),
+    }),
+  );
   const scheduler = new Scheduler((busy) => root.toggleAttribute("data-busy", busy));
   const announcer = new Announcer();
   const context = { host, looks, attentions: looks.all[0], state, scheduler, announcer };
@@ -133,9 +248,12 @@ async function open(host, root, form, previousView) {
   const current = () => views[state.view.view];
   const output = new OutputSection(host, {
     point: (step) => /** @type {any} */ (views.attention)?.pointOutput(step),
-    append: host.request && form instanceof HTMLFormElement && scene.output?.kind === "continuation" ? (text) => appendToForm(form, text) : null,
+    append:
+      host.request && form instanceof HTMLFormElement && scene.output?.kind === "continuation"
+        ? (text) => appendToForm(form, text)
+        : null,
   });
-  const page = h("div", { class: "page", id: uniqueId("page") }, output.element);
+  const page = html("div", { class: "page", id: uniqueId("page") }, output.element);
   const tabs =
     names.length > 1
       ? tabList("View", Object.fromEntries(names.map((name) => [name, VIEWS[name].name])), page.id, (view) =>
@@ -146,11 +264,7 @@ async function open(host, root, form, previousView) {
   const help = helpDialog();
   const embed = host.ownsAddress ? embedDialog(announcer, root) : null;
   root.prepend(topBar(scene, tabs?.element ?? null, tools(context, page, current, help, embed)));
-  root.append(
-    page,
-    help,
-    announcer.element,
-  );
+  root.append(page, help, announcer.element);
 
   /** @param {Set<string> | null} changed */
   const show = async (changed) => {
@@ -162,7 +276,7 @@ async function open(host, root, form, previousView) {
     const isFirst = !views[view];
     if (isFirst) {
       page.append((views[view] = VIEWS[view].make(context)).element);
-      if (views[view] instanceof MainView) output.addPanel(/** @type {any} */ (views[view]).outputElement);
+      if (views[view] instanceof AttentionTab) output.addPanel(/** @type {any} */ (views[view]).outputElement);
     }
     for (const [name, one] of Object.entries(views)) one.element.hidden = name !== view;
     await current().update(isFirst || changed?.has("view") ? null : changed);
@@ -228,13 +342,18 @@ function replaceHash(hash) {
 /** The caption of saved figures: texts and model. @param {any} scene */
 function captionOf(scene) {
   const { name, family } = scene.model ?? {};
-  const texts = [scene.texts.source, scene.texts.target || scene.output?.text || scene.image?.answer].filter(Boolean).map((text) => text.trim().replace(/\s+/g, " "));
-  return [texts.join(" → ") || scene.title, [...new Set([name, family].filter(Boolean))].join(", ")].filter(Boolean).join("  ·  ");
+  const texts = [scene.texts.source, scene.texts.target || scene.output?.text || scene.image?.answer]
+    .filter(Boolean)
+    .map((text) => text.trim().replace(/\s+/g, " "));
+  return [texts.join(" → ") || scene.title, [...new Set([name, family].filter(Boolean))].join(", ")]
+    .filter(Boolean)
+    .join("  ·  ");
 }
 
 /**
  * The buttons of the top bar.
- * @param {Context} context @param {HTMLElement} page @param {() => ViewComponent} current @param {HTMLDialogElement} help
+ * @param {Context} context @param {HTMLElement} page @param {() => ViewComponent} current
+ * @param {HTMLDialogElement} help
  * @param {ReturnType<typeof embedDialog> | null} embed null if the page has no address of its own
  */
 function tools({ host: { scene }, state, announcer }, page, current, help, embed) {
@@ -280,7 +399,7 @@ function tools({ host: { scene }, state, announcer }, page, current, help, embed
     }
   };
   return [
-    h(
+    html(
       "button",
       {
         type: "button",
@@ -291,9 +410,15 @@ function tools({ host: { scene }, state, announcer }, page, current, help, embed
       },
       icon("M12 3a9 9 0 1 0 9 9 7 7 0 0 1-9-9Z"),
     ),
-    h(
+    html(
       "button",
-      { type: "button", class: "round", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts", onclick: () => help.showModal() },
+      {
+        type: "button",
+        class: "round",
+        "aria-label": "Keyboard shortcuts",
+        title: "Keyboard shortcuts",
+        onclick: () => help.showModal(),
+      },
       icon("M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 17.5v.5"),
     ),
     menu("Save", icon("M12 4v11M7 11l5 5 5-5M5 20h14"), [
@@ -302,10 +427,24 @@ function tools({ host: { scene }, state, announcer }, page, current, help, embed
       ["Entire view as PNG", () => save(page, "png", `${current().fileName}-view`)],
       ["Entire view as SVG", () => save(page, "svg", `${current().fileName}-view`)],
       ["Numbers as TSV", () => saveNumbers(current())],
-      ...(scene.attentions.length ? [/** @type {[string, () => void]} */ (["Show the numbers as a table", () => state.set({ view: "attention", form: "table" })])] : []),
+      ...(scene.attentions.length
+        ? [
+            /** @type {[string, () => void]} */ ([
+              "Show the numbers as a table",
+              () => state.set({ view: "attention", form: "table" }),
+            ]),
+          ]
+        : []),
       ...searchActions(),
       ["Copy link to this view", share],
-      ...(embed ? [/** @type {[string, () => void]} */ (["Embed …", () => embed.open(embedCode(shareableAddress(), writeHash(state.view), scene.title))])] : []),
+      ...(embed
+        ? [
+            /** @type {[string, () => void]} */ ([
+              "Embed …",
+              () => embed.open(embedCode(shareableAddress(), writeHash(state.view), scene.title)),
+            ]),
+          ]
+        : []),
     ]),
   ];
 }
@@ -315,7 +454,7 @@ export function openPage() {
   const el = document.getElementById("regard");
   return pageModel().then(
     (model) => render({ model, el }),
-    (error) => el.append(h("p", { role: "alert" }, error.message)),
+    (error) => el.append(html("p", { role: "alert" }, error.message)),
   );
 }
 

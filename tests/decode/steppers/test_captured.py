@@ -139,7 +139,7 @@ def test_graphs_are_reused_until_the_weights_change(kernels):
 
 @pytest.mark.parametrize("prefix_len", [0, 3])
 @pytest.mark.parametrize("has_positions", [True, False])
-def test_start_step_equals_its_twin(prefix_len, has_positions):
+def test_start_step_equals_its_reference(prefix_len, has_positions):
     torch.manual_seed(0)
     B, K, E = 5, 3, 24
     step, limit = torch.tensor([0, 1, 2, 7, 4], device=DEVICE), torch.tensor([9, 9, 9, 7, 9], device=DEVICE)

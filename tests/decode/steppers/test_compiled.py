@@ -214,7 +214,7 @@ def test_int8_does_not_depend_on_the_batch(steps):
     ]
 
 
-def test_int8_is_close_to_the_plain_twin(steps, monkeypatch):
+def test_int8_is_close_to_the_reference(steps, monkeypatch):
     model, sources = transformer(width=32), make_sources(20)
     config = DecodeConfig("greedy", max_len=1, precision="int8")
     compiled = decode_all(model, Request(sources, config, **special_options(model)))

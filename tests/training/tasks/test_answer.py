@@ -74,7 +74,7 @@ def test_long_contexts_are_split_into_windows(tmp_path):
         ids, lengths = batch.inputs[0].padded()
         second = batch.inputs[1].split(lengths.tolist())
         assert all(
-            one.tolist() == [0] * 3 + [1] * (len(one) - 3) for one in second
+            segments.tolist() == [0] * 3 + [1] * (len(segments) - 3) for segments in second
         )  # <sos>, question, <eos>; then the context
         for row, (first, last) in zip(ids.tolist(), batch.targets.tolist()):
             if first == last == 0:
@@ -180,7 +180,7 @@ def test_span_loss_matches_its_definition(is_padded, smoothing):
     expected = mean + 0.7 * expected_divergence(scores[:14], second_pass[:14], lengths)
     torch.testing.assert_close(loss, expected)
     for gradient, expected_gradient in zip(
-        *(torch.autograd.grad(one, (scores, second_pass)) for one in (loss, expected))
+        *(torch.autograd.grad(total, (scores, second_pass)) for total in (loss, expected))
     ):
         torch.testing.assert_close(gradient, expected_gradient)
 

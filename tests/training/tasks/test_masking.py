@@ -49,7 +49,7 @@ def test_every_token_comes_once(lengths, constant_shapes, number):
             assert 3 <= len(piece) <= 16
             found.append(piece[1:-1])
     originals = [corpus[i].tolist() for i in range(len(corpus))]
-    expected = [one[i : i + 14] for one in originals for i in range(0, len(one), 14)]
+    expected = [ids[i : i + 14] for ids in originals for i in range(0, len(ids), 14)]
     assert sorted(found) == sorted(expected)
 
 

@@ -114,7 +114,7 @@ def loss_of(task, tmp_path, rows):
 def test_packed_classification_loss_equals_the_loss_image_by_image(tmp_path):
     rows = [0, 1, 2, 4, 6]
     model, images, found = loss_of("classify-images", tmp_path, rows)
-    logprobs = torch.cat([model(one[None]).log_softmax(-1) for one in images.to_tensors(rows)])
+    logprobs = torch.cat([model(image[None]).log_softmax(-1) for image in images.to_tensors(rows)])
     nll = -logprobs[range(5), images.labels[rows]].sum()
     torch.testing.assert_close(found.nll, nll)
     torch.testing.assert_close(found.loss, 0.8 * nll - 0.2 * logprobs.mean(1).sum())

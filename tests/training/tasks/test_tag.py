@@ -86,12 +86,12 @@ def test_words_are_aligned_to_tokens():
     special = SpecialTokens(begin=2, end=3)
     words = [("abc", "xyz"), ("abcabc", "abc", "xyz", "abc", "xyzxyz")]
     whole = TaggingWindows.from_words(words, tokenizer, special, max_len=99, segments=False)
-    assert [[word for _, word, _ in one] for one in whole.positions] == [[0, 1], [0, 1, 2, 3, 4]]
-    for row, one in zip(whole.texts.ids, whole.positions):
-        for text, word, position in one:
+    assert [[word for _, word, _ in window] for window in whole.positions] == [[0, 1], [0, 1, 2, 3, 4]]
+    for row, window in zip(whole.texts.ids, whole.positions):
+        for text, word, position in window:
             assert words[text][word].startswith(tokenizer.decode([row[position]]).strip())
     parts = TaggingWindows.from_words(words, tokenizer, special, max_len=9, segments=False)
-    found = [(text, word) for one in parts.positions for text, word, _ in one]
+    found = [(text, word) for window in parts.positions for text, word, _ in window]
     assert found == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
     assert max(len(row) for row in parts.texts.ids) <= 9
     assert sum(len(row) - 2 for row in parts.texts.ids) == sum(len(row) - 2 for row in whole.texts.ids)

@@ -27,13 +27,13 @@ class Sorted:
         return ["right" if int(text) < COUNT // 2 else "wrong" for text in texts]
 
     def translate(self, lines, config, **options):
-        return [[SimpleNamespace(text=f"{one} {one} {one} {one}")] for one in self.answers(lines)]
+        return [[SimpleNamespace(text=f"{word} {word} {word} {word}")] for word in self.answers(lines)]
 
     def classify(self, texts, **options):
-        return [SimpleNamespace(label=one) for one in self.answers(text for (text,) in texts)]
+        return [SimpleNamespace(label=label) for label in self.answers(text for (text,) in texts)]
 
     def tag(self, texts):
-        return [[SimpleNamespace(tag=one)] for one in self.answers(text for (text,) in texts)]
+        return [[SimpleNamespace(tag=tag)] for tag in self.answers(text for (text,) in texts)]
 
     def answer(self, questions, **options):
         return self.answers(question.question for question in questions)

@@ -174,7 +174,7 @@ def test_save_writes_a_page(tmp_path):
 
 # What the page computes
 
-LOOKS = 'import { Attentions } from "./weights/maps.js";\nimport { ImageAttention } from "./images/image_attention.js";'
+LOOKS = 'import { Attentions } from "./weights/maps.js";\nimport { ImageAttention } from "./images/attention.js";'
 BEGIN = (
     OPEN
     + """

@@ -9,7 +9,7 @@ import torch
 from regard.attention import record
 from regard.errors import RegardError
 from regard.models import ViT
-from regard.viewer import build_trace
+from regard.viewer import build_trace, model_run
 from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.trace import build
 from regard.viewer.trace.steps import Trace, difference
@@ -120,7 +120,7 @@ def test_initial_selection_is_the_patch_with_the_largest_weight():
 def test_trace_of_a_large_model_contains_one_layer(monkeypatch, form):
     seen = cached_look(form)
     whole = build_trace(seen)
-    monkeypatch.setattr(build, "MAX_MODEL_BYTES", 0)
+    monkeypatch.setattr(model_run, "MAX_MODEL_BYTES", 0)
     made = build_trace(seen)
     assert made.note.startswith("The model is large: only the steps of blocks.1 are shown")
     assert len(made.params) < len(whole.params)
@@ -155,9 +155,9 @@ def test_scenes_of_small_models_contain_a_trace(monkeypatch):
     assert header["sides"]["label"] == {"tokens": ["query"], "words": [-1], "of": "image", "rows": [0] * 7}
     assert "of" not in header["sides"]["image"]
     assert build_image_scene(seen, trace=False).header["trace"] is None
-    for name in ("MAX_DEFAULT_PATCHES", "MAX_DEFAULT_BYTES", "MAX_MODEL_BYTES"):
+    for module, name in ((model_run, "MAX_PATCHES"), (build, "MAX_DEFAULT_BYTES"), (model_run, "MAX_MODEL_BYTES")):
         with monkeypatch.context() as changed:
-            changed.setattr(build, name, 4)
+            changed.setattr(module, name, 4)
             assert build_image_scene(seen).header["trace"] is None
             assert build_image_scene(seen, trace=True).header["trace"] is not None
 

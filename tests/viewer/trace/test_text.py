@@ -20,7 +20,7 @@ from regard.graph.interpreter import OPERATIONS
 from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig
 from regard.pipelines import Translator, save
-from regard.viewer import build_trace, look
+from regard.viewer import build_trace, look, model_run
 from regard.viewer.page.text_scene import build_scene
 from regard.viewer.text_look import Look
 from regard.viewer.trace import build, computation
@@ -290,7 +290,7 @@ def test_custom_layer_and_score_appear_in_the_trace():
 @pytest.mark.parametrize("form", ["transformer", "luong", "bahdanau", "gpt", "albert"])
 def test_trace_of_a_large_model_contains_one_layer(monkeypatch, form):
     seen, whole = cached_look(form), cached_trace(form)
-    monkeypatch.setattr(build, "MAX_MODEL_BYTES", 0)
+    monkeypatch.setattr(model_run, "MAX_MODEL_BYTES", 0)
     monkeypatch.setattr(computation, "MAX_OUTPUT_BYTES", 0)
     some = build_trace(seen)
     assert whole.note is None
@@ -336,7 +336,7 @@ def test_scenes_of_small_models_contain_a_trace(monkeypatch):
     assert header["sides"]["source"]["tokens"] == [*SOURCE.split(), "<eos>"]
     json.dumps(header, allow_nan=False)
     assert build_scene(seen, trace=False).header["trace"] is None
-    monkeypatch.setattr(build, "MAX_DEFAULT_TOKENS", 4)
+    monkeypatch.setattr(model_run, "MAX_TOKENS", 4)
     assert build_scene(seen).header["trace"] is None
     assert build_scene(seen, trace=True).header["trace"] is not None
 
@@ -346,13 +346,13 @@ def test_large_traces_are_built_on_request_only(monkeypatch):
     monkeypatch.setattr(build, "MAX_DEFAULT_BYTES", 1000)
     assert build_scene(seen).header["trace"] is None
     assert build_scene(seen, trace=True).header["trace"] is not None
-    monkeypatch.setattr(build, "MAX_MODEL_BYTES", 100)
+    monkeypatch.setattr(model_run, "MAX_MODEL_BYTES", 100)
     assert build_scene(seen).header["trace"] is None
 
 
 def test_trace_option_of_the_command_line(monkeypatch, tmp_path, capsys):
     save(tmp_path / "model", make_pipeline("gpt"))
-    monkeypatch.setattr(build, "MAX_DEFAULT_TOKENS", 1)
+    monkeypatch.setattr(model_run, "MAX_TOKENS", 1)
     for options, has in (([], False), (["--trace"], True)):
         page = tmp_path / f"{has}.html"
         assert run([str(tmp_path / "model"), SOURCE, "--out", str(page), *options]) == 0
@@ -383,8 +383,8 @@ def test_differences():
 
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { erf } from "./steps/operations.js";
-import { Trace } from "./steps/trace.js";
+import { erf } from "./trace/operations.js";
+import { Trace } from "./trace/trace.js";
 const numbers = (file) => {
   const bytes = readFileSync(file);
   return new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length));

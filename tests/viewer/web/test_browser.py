@@ -35,6 +35,7 @@ def test_saved_page_opens_with_the_most_informative_head(opened, small):
     assert (attention.first.input_value(), int(head.first.input_value())) == max(information_of, key=information_of.get)
     assert page.locator(".panel").first.locator("path.thread").count() > 10  # as lines
     # Each layer and head has a thumbnail, and so has each mean.
+    page.locator(".thumb[data-drawn]").nth(29).wait_for()
     assert page.locator(".thumb[data-drawn]").count() == 3 * 2 * 5
 
 

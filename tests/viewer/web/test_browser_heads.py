@@ -122,9 +122,11 @@ def lab(linear):
 
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
 def test_colors_of_heads_differ_for_color_blind_readers(deficiency):
-    style = web.read_sources()["core/page.css"]
+    style = web.read_sources()["page.css"]
     for background, palette in zip(
-        re.findall(r"--sheet: (#\w{6})", style), re.findall(r"--head-0: .*", style), strict=True
+        re.findall(r"--sheet: (#\w{6})", style),
+        re.findall(r"--head-0: .*?--head-5: #\w{6}", style, re.DOTALL),
+        strict=True,
     ):
         found = [background, *re.findall(r"#\w{6}", palette)]
         assert len(found) == 7

@@ -199,6 +199,7 @@ def test_substitute_for_a_layer_without_numbers_is_named(opened):
     assert note.text_content().startswith("This page has no numbers of encoder.0.attention")
     # A table of which the page has some rows has its full size.
     page.locator(".sections summary").first.click()
+    page.locator(".sections details").first.locator(".param").first.wait_for()
     params = " ".join(page.locator(".step .param").all_text_contents())
     vocab, width = cached_look("transformer").pipeline.model.config.source_vocab, 16
     assert f"{vocab}×{width}" in params

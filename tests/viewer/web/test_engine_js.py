@@ -48,10 +48,9 @@ IMAGE_FORMS = ["distilled", "query", "convolution", "stem", "rotary", "gray, pos
 TRACED = ("transformer", "llama", "classify", "luong lstm of two layers", "bahdanau")
 SCRIPT = """
 import { readFileSync, writeFileSync } from "node:fs";
-import { PageEngine } from "./engine/page_engine.js";
-import { respond } from "./engine/page_requests.js";
+import { PageEngine, respond } from "./engine/model.js";
 import { drawToken, seededRandom } from "./engine/search.js";
-import { Trace } from "./steps/trace.js";
+import { Trace } from "./trace/trace.js";
 const draws = JSON.parse(readFileSync("FOLDER/draws.json", "utf-8")).map(({ logprobs, u, options }) =>
   drawToken(Float32Array.from(logprobs), u, options));
 /** The values of the step-by-step view. */

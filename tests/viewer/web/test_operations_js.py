@@ -12,9 +12,9 @@ from tests.viewer.browser import bundle_script, node_program
 ROUNDS = 12
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { execute } from "./steps/operations.js";
-import { compute } from "./engine/fast_operations.js";
-import { MatrixKernel } from "./engine/matrix_kernel.js";
+import { execute } from "./trace/operations.js";
+import { compute } from "./engine/graph_runner.js";
+import { MatrixKernel } from "./engine/graph_runner.js";
 const kernel = new MatrixKernel();
 const single = (one) => one && { data: Float32Array.from(one.data), shape: one.shape };
 const tensor = (one) => one && { data: Float64Array.from(one.data), shape: one.shape };
@@ -286,7 +286,7 @@ def test_page_agrees_with_numpy(results, op):
 
 
 MATRICES = """
-import { MatrixKernel } from "./engine/matrix_kernel.js";
+import { MatrixKernel } from "./engine/graph_runner.js";
 const random = (size) => Float32Array.from({ length: size }, () => Math.random() * 2 - 1);
 const kernels = [new MatrixKernel(true), new MatrixKernel(false)];
 if (!kernels[0].run) throw new Error("WebAssembly SIMD is not available.");
@@ -307,7 +307,7 @@ console.log(worst);
 """
 
 
-def test_matrix_products_in_webassembly_equal_their_plain_twin(tmp_path):
+def test_matrix_products_in_webassembly_equal_their_reference(tmp_path):
     (tmp_path / "run.mjs").write_text(bundle_script(MATRICES), "utf-8")
     done = subprocess.run([node_program(), tmp_path / "run.mjs"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

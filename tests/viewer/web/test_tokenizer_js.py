@@ -18,7 +18,7 @@ from tests.viewer.browser import bundle_script, node_program
 
 SCRIPT = """
 import { readFileSync } from "node:fs";
-import { PageTokenizer } from "./engine/tokenizer/page_tokenizer.js";
+import { PageTokenizer } from "./engine/tokenizer.js";
 const cases = JSON.parse(readFileSync("FOLDER/cases.json", "utf-8"));
 console.log(JSON.stringify(cases.map(({ tokenizer, texts, rows }) => {
   const one = new PageTokenizer(tokenizer);

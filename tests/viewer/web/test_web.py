@@ -106,7 +106,7 @@ HEADS = (
     'import { computeWeights, extractHead, readBlob } from "./weights/maths.js";\n'
     'import { Kernel } from "./weights/kernel.js";\n'
     'import { AttentionMap, Attentions } from "./weights/maps.js";\nimport { Raster } from "./weights/raster.js";\n'
-    'import { meanEntropy, meanOverlap } from "./weights/measures.js";'
+    'import { meanEntropy, meanOverlap } from "./weights/maths.js";'
 )
 OPEN = """
 const blobs = given.blobs.map((text) => new Uint8Array(Buffer.from(text, "base64")).buffer);
@@ -473,8 +473,8 @@ def test_heads_are_labeled_by_what_they_attend_to():
 def test_numbers_are_written_without_hyphens_and_never_rounded_to_certainty():
     imports = (
         'import { formatProbability, formatWeight, tokenLabel } from "./core/tokens.js";\n'
-        'import { formatScore } from "./search/candidates.js";\nimport { formatNumber } from "./steps/operations.js";\n'
-        'import { temperedProbabilities } from "./output/output_section.js";'
+        'import { formatScore } from "./views/search.js";\nimport { formatNumber } from "./trace/operations.js";\n'
+        'import { temperedProbabilities } from "./views/output.js";'
     )
     program = """
     const next = { logprobs: given.logprobs, log_normalizers: given.normalizers, temperatures: [0.5, 1] };

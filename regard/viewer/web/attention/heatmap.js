@@ -1,18 +1,292 @@
+/** A heat map: what it shows, its layout, its pointer and its drawing. */
+
+import { html, label, setAttributes, setChildren, svgElement, textWidth } from "../core/dom.js";
+import { bidiIsolate, truncate } from "../core/tokens.js";
+import { fullRange } from "../weights/maps.js";
+import { Raster } from "../weights/raster.js";
+
+/* The contents and events of a figure, and the visible part of its map. */
+
+/** @typedef {import("../core/state.js").Zoom} Zoom */
+/** @typedef {import("../core/tokens.js").Axis} Axis */
+/** @typedef {import("../weights/maps.js").AttentionMap} AttentionMap */
+/** @typedef {{row: number | null, column: number | null}} Cell */
 /**
- * Heat map of one head, or of a part of it: one row per query token, one column per key token.
+ * The contents of a figure. `layers`: the maps of several heads with the indices of their colors; the first one is
+ * `map`.
+ * @typedef {{map: AttentionMap, rows: Axis, columns: Axis, zoom: Zoom | null, colormap: any, name: string, rounded?:
+ * boolean,
+ *   gold: ((row: number, column: number) => boolean) | null, isMasked: ((row: number, column: number) => boolean) |
+ * null,
+ *   layers?: {map: AttentionMap, color: number, name: string}[] | null}} FigureData
+ * The event handlers of a figure.
+ * @typedef {{point: (cell: Cell | null) => void, pin: (cell: Cell) => void, zoom: (zoom: Zoom | null) => void}}
+ * FigureHandlers
  */
 
-import { Raster } from "../weights/raster.js";
-import { h, s, setAttributes, setChildren } from "../core/dom.js";
-import { truncate } from "../core/tokens.js";
-import { HeatMapPointer } from "./heatmap_pointer.js";
-import { MAX_LABEL_LENGTH, computeGeometry, niceStep } from "./heatmap_layout.js";
-import { label, textWidth } from "./svg_text.js";
+/**
+ * The visible part after zooming around a cell, or null for the entire map.
+ * @param {FigureData} figureData @param {Cell} cell @param {number} factor @returns {Zoom | null}
+ */
+export function zoomAround(figureData, cell, factor) {
+  const now = figureData.zoom ?? fullRange(figureData.map);
+  /** @param {[number, number]} range @param {number | null} at @param {number} all @returns {[number, number]} */
+  const scaled = ([from, to], at, all) => {
+    const length = Math.min(all, Math.max(Math.min(all, 6), Math.round((to - from) * factor)));
+    const center = at === null ? (from + to) / 2 : at + 0.5;
+    const start = Math.round(center - ((center - from) / (to - from)) * length);
+    const begin = Math.max(0, Math.min(all - length, start));
+    return [begin, begin + length];
+  };
+  const zoom = {
+    rows: scaled(now.rows, cell.row, figureData.map.rows),
+    columns: scaled(now.columns, cell.column, figureData.map.columns),
+  };
+  return JSON.stringify(zoom) === JSON.stringify(fullRange(figureData.map)) ? null : zoom;
+}
 
-/** @typedef {import("../core/tokens.js").Axis} Axis */
-/** @typedef {import("./figure_data.js").Cell} Cell */
-/** @typedef {import("./figure_data.js").FigureData} FigureData */
-/** @typedef {import("./figure_data.js").FigureHandlers} FigureHandlers */
+/**
+ * The visible part after moving by some rows and columns.
+ * @param {FigureData} figureData @param {number} rows @param {number} columns @returns {Zoom | null}
+ */
+export function shiftZoom(figureData, rows, columns) {
+  if (!figureData.zoom) return null;
+  /** @param {[number, number]} range @param {number} by @param {number} all @returns {[number, number]} */
+  const shifted = ([from, to], by, all) => {
+    const begin = Math.max(0, Math.min(all - (to - from), from + by));
+    return [begin, begin + to - from];
+  };
+  return {
+    rows: shifted(figureData.zoom.rows, rows, figureData.map.rows),
+    columns: shifted(figureData.zoom.columns, columns, figureData.map.columns),
+  };
+}
+
+/** Describes a cell for screen readers. @param {FigureData} figureData @param {Cell} cell @param {string} weight */
+export function describeCell(figureData, cell, weight) {
+  const [row, column] = [figureData.rows.labels[cell.row], figureData.columns.labels[cell.column]];
+  return (
+    `${bidiIsolate(row)} attends to ${bidiIsolate(column)}: ${weight}. ` +
+    `Row ${cell.row + 1} of ${figureData.rows.length}, column ${cell.column + 1} of ${figureData.columns.length}.`
+  );
+}
+
+/* The layout of a heat map. */
+
+/** Minimum and maximum size of a labeled cell, in pixels. */
+const MIN_LABELED_CELL = 13;
+const MAX_CELL = 68;
+/** Maximum ratio of the width of a cell to its height: wide cells fill a wide figure. */
+const MAX_CELL_RATIO = 2.4;
+/** Up to this number of rows, every row is labeled, even if the page has to scroll. */
+const MAX_LABELED_ROWS = 72;
+/** Maximum length of a label. */
+const MAX_LABEL_LENGTH = 22;
+
+/** Rounds a step of axis ticks up to 1, 2 or 5 times a power of ten. @param {number} minimum */
+function niceStep(minimum) {
+  const ten = 10 ** Math.floor(Math.log10(Math.max(1, minimum)));
+  return [1, 2, 5, 10].map((n) => n * ten).find((step) => step >= minimum) ?? 10 * ten;
+}
+
+/**
+ * Computes the layout of a heat map from the available space, the number of cells and the widths of their labels.
+ * @param {FigureData} figureData @param {HTMLElement} element
+ */
+function computeGeometry(figureData, element) {
+  const { rows, columns, map } = figureData;
+  const zoom = figureData.zoom ?? fullRange(map);
+  const [rowCount, columnCount] = [zoom.rows[1] - zoom.rows[0], zoom.columns[1] - zoom.columns[0]];
+  const availableWidth = Math.max(220, element.clientWidth);
+  // The height below the figure's top edge, within limits.
+  const heightBelow = window.innerHeight - element.getBoundingClientRect().top - window.scrollY - 130;
+  const maxHeight = Math.max(320, 0.56 * window.innerHeight, Math.min(heightBelow, 0.8 * window.innerHeight));
+  const family = getComputedStyle(element).fontFamily;
+  const fontOf = (/** @type {number} */ size) => `${size}px ${family}`;
+  /** @param {Axis} axis @param {[number, number]} range @param {number} size */
+  const widestLabel = (axis, range, size) =>
+    Math.max(
+      0,
+      ...axis.labels.slice(...range).map((text) => textWidth(truncate(text, MAX_LABEL_LENGTH), fontOf(size))),
+    );
+  // Try to label every cell; if the cells become too small, label some of them.
+  if (rowCount <= MAX_LABELED_ROWS && columnCount * MIN_LABELED_CELL <= availableWidth) {
+    let size = 14;
+    for (let tries = 0; tries < 3; tries++) {
+      const left = widestLabel(rows, zoom.rows, size) + 14;
+      const widestColumnLabel = widestLabel(columns, zoom.columns, size);
+      const flat = (/** @type {number} */ cell) => widestColumnLabel <= cell - 6;
+      const slope = Math.SQRT1_2 * widestColumnLabel + 6;
+      const tall = Math.min(MAX_CELL, Math.max(16, maxHeight / rowCount));
+      const wide = Math.min(MAX_CELL_RATIO * tall, (availableWidth - left - 2) / columnCount);
+      const isSloped = !flat(wide);
+      const fitted = Math.floor(isSloped ? Math.min(wide, (availableWidth - left - slope) / columnCount) : wide);
+      const high = Math.floor(Math.min(tall, Math.max(fitted, MIN_LABELED_CELL)));
+      if (fitted >= MIN_LABELED_CELL) {
+        const fits = Math.max(10, Math.min(14, Math.floor(Math.min(fitted, high) * 0.78)));
+        if (fits < size) {
+          size = fits;
+          continue;
+        }
+        const top = isSloped ? slope + size : size + 14;
+        const rtl = columns.rtl && isSloped ? slope : 0;
+        return {
+          zoom,
+          rowCount,
+          columnCount,
+          cellWidth: fitted,
+          cellHeight: high,
+          isLabeled: true,
+          isSloped,
+          size,
+          left: left + rtl,
+          top,
+          width: columnCount * fitted,
+          height: rowCount * high,
+          figureSize: {
+            width: left + columnCount * fitted + (isSloped ? slope : 2),
+            height: top + rowCount * high + 2,
+          },
+        };
+      }
+      break;
+    }
+  }
+  const left = Math.min(112, 0.24 * availableWidth);
+  const top = 74;
+  let width = availableWidth - left - 2;
+  let height = Math.max(140, Math.min(maxHeight, (width * rowCount) / columnCount));
+  width = Math.min(width, Math.max(140, (height * columnCount) / rowCount));
+  if (rowCount * MIN_LABELED_CELL < height) height = Math.max(60, Math.min(height, rowCount * MAX_CELL));
+  return {
+    zoom,
+    rowCount,
+    columnCount,
+    cellWidth: width / columnCount,
+    cellHeight: height / rowCount,
+    isLabeled: false,
+    isSloped: false,
+    size: 12,
+    left,
+    top,
+    width,
+    height,
+    figureSize: { width: left + width + 2, height: top + height + 2 },
+  };
+}
+
+/* Pointer of a heat map: pointing at cells, pinning, and zooming by dragging, double-click and wheel. */
+
+class HeatMapPointer {
+  /** @param {HeatMap} map */
+  constructor(map) {
+    this.map = map;
+    /** @type {{x: number, y: number, moved: boolean} | null} */
+    this.drag = null;
+    /** The area that is being dragged over. @type {SVGElement | null} */
+    this.box = null;
+  }
+
+  /** @param {PointerEvent} event */
+  onPointerMove(event) {
+    if (this.drag) {
+      const isDrag = Math.hypot(event.clientX - this.drag.x, event.clientY - this.drag.y) > 8;
+      if (isDrag && event.pointerType !== "touch") this.drag.moved = true;
+      if (this.drag.moved) this.drawBox(event);
+      return;
+    }
+    this.map.handlers.point(this.map.cellAt(event));
+  }
+
+  /** @param {PointerEvent} event */
+  onPointerDown(event) {
+    if (event.button === 0) this.drag = { x: event.clientX, y: event.clientY, moved: false };
+  }
+
+  /** @param {PointerEvent} event */
+  onPointerUp(event) {
+    const { drag } = this;
+    this.endDrag();
+    if (!drag) return;
+    if (!drag.moved) {
+      const cell = this.map.cellAt(event);
+      if (cell) this.map.handlers.pin(cell);
+      return;
+    }
+    const box = this.selectedRange(drag, event);
+    if (box) this.map.handlers.zoom(box);
+  }
+
+  endDrag() {
+    this.drag = null;
+    this.box?.remove();
+    this.box = null;
+  }
+
+  /**
+   * The range of tokens between two points.
+   * @param {{x: number, y: number}} from @param {MouseEvent} to @returns {Zoom | null}
+   */
+  selectedRange(from, to) {
+    const g = this.map.geometry;
+    const box = this.map.svg.getBoundingClientRect();
+    /** @param {number} at @param {number} begin @param {number} length @param {number} cells */
+    const share = (at, begin, length, cells) => Math.max(0, Math.min(cells, ((at - begin) / length) * cells));
+    let columns = [from.x, to.clientX]
+      .map((x) => share(x, box.left + g.left, g.width, g.columnCount))
+      .sort((a, b) => a - b);
+    if (this.map.figureData.columns.rtl) columns = [g.columnCount - columns[1], g.columnCount - columns[0]];
+    const rows = [from.y, to.clientY].map((y) => share(y, box.top + g.top, g.height, g.rowCount)).sort((a, b) => a - b);
+    /** @param {number[]} range @param {number} first @returns {[number, number]} */
+    const tokens = (range, first) => [first + Math.floor(range[0]), first + Math.ceil(range[1])];
+    const zoom = { rows: tokens(rows, g.zoom.rows[0]), columns: tokens(columns, g.zoom.columns[0]) };
+    return zoom.rows[1] > zoom.rows[0] && zoom.columns[1] > zoom.columns[0] ? zoom : null;
+  }
+
+  /** @param {PointerEvent} event */
+  drawBox(event) {
+    const box = this.map.svg.getBoundingClientRect();
+    this.box ??= this.map.svg.appendChild(svgElement("rect", { class: "selection", rx: 4 }));
+    setAttributes(this.box, {
+      x: Math.min(this.drag.x, event.clientX) - box.left,
+      y: Math.min(this.drag.y, event.clientY) - box.top,
+      width: Math.abs(event.clientX - this.drag.x),
+      height: Math.abs(event.clientY - this.drag.y),
+    });
+  }
+
+  /**
+   * Zooms around a point; a factor of 0.5 halves the number of visible tokens. @param {MouseEvent} event
+   * @param {number} factor
+   */
+  zoomAt(event, factor) {
+    const cell = this.map.cellAt(event);
+    if (cell) this.map.handlers.zoom(zoomAround(this.map.figureData, cell, factor));
+  }
+
+  /** @param {WheelEvent} event */
+  onWheel(event) {
+    const g = this.map.geometry;
+    if (!g) return;
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      this.zoomAt(event, event.deltaY > 0 ? 1.25 : 0.8);
+    } else if (this.map.figureData.zoom) {
+      const across = this.map.figureData.columns.rtl ? -event.deltaX : event.deltaX;
+      const moved = shiftZoom(
+        this.map.figureData,
+        Math.round(event.deltaY / g.cellHeight),
+        Math.round(across / g.cellWidth),
+      );
+      // At the edge of the map, let the page scroll.
+      if (JSON.stringify(moved) === JSON.stringify(this.map.figureData.zoom)) return;
+      event.preventDefault();
+      this.map.handlers.zoom(moved);
+    }
+  }
+}
+
+/* * Heat map of one head, or of a part of it: one row per query token, one column per key token. */
 
 /** Minimum size of a cell with a number in it. */
 const MIN_NUMBERED_CELL = 32;
@@ -20,16 +294,18 @@ const MIN_NUMBERED_HEIGHT = 15;
 /** Maximum number of cells drawn as SVG rectangles; larger maps are drawn as pixels. */
 const MAX_SQUARES = 2500;
 export class HeatMap {
-  /** @param {import("../core/scheduler.js").Scheduler} scheduler @param {string} key @param {FigureHandlers} handlers */
+  /**
+   * @param {import("../core/scheduler.js").Scheduler} scheduler @param {string} key @param {FigureHandlers} handlers
+   */
   constructor(scheduler, key, handlers) {
     this.scheduler = scheduler;
     this.key = key;
     this.handlers = handlers;
     const pointer = new HeatMapPointer(this);
-    this.canvas = h("canvas", { class: "cells", "aria-hidden": "true" });
-    this.svg = s("svg", { "aria-hidden": "true" });
-    this.progress = h("p", { class: "progress", "data-export": "no" });
-    this.element = h(
+    this.canvas = html("canvas", { class: "cells", "aria-hidden": "true" });
+    this.svg = svgElement("svg", { "aria-hidden": "true" });
+    this.progress = html("p", { class: "progress", "data-export": "no" });
+    this.element = html(
       "div",
       {
         class: "figure heat",
@@ -83,8 +359,8 @@ export class HeatMap {
       viewBox: `0 0 ${g.figureSize.width} ${g.figureSize.height}`,
     });
     Object.assign(this.element.style, { height: `${g.figureSize.height}px` });
-    this.cellsGroup = s("g", { class: "squares" });
-    this.marks = s("g", { class: "marks" });
+    this.cellsGroup = svgElement("g", { class: "squares" });
+    this.marks = svgElement("g", { class: "marks" });
     setChildren(this.svg, this.cellsGroup, this.drawAxes(g, rows, columns), this.marks);
     this.drawCells();
     this.mark(this.cursor, this.pin);
@@ -94,7 +370,7 @@ export class HeatMap {
   /** @param {any} g */
   drawAxes(g, rows, columns) {
     const { zoom } = g;
-    const group = s("g", { class: "axes" });
+    const group = svgElement("g", { class: "axes" });
     const font = `${g.size}px`;
     this.rowLabels = new Map();
     this.columnLabels = new Map();
@@ -128,7 +404,7 @@ export class HeatMap {
       }
       return group;
     }
-    const edge = s("rect", {
+    const edge = svgElement("rect", {
       class: "edge",
       x: g.left - 0.5,
       y: g.top - 0.5,
@@ -148,14 +424,20 @@ export class HeatMap {
     for (let t = Math.ceil(zoom.rows[0] / rowStep) * rowStep; t < zoom.rows[1]; t += rowStep) {
       const y = this.y(t) + g.cellHeight / 2;
       group.append(
-        s("path", { class: "tick", d: `M${g.left - 6} ${y}h5` }),
-        label(shortened(rows.labels[t], g.left - 14), rows.rtl, "right", { x: g.left - 11, y, dy: "0.35em", class: "count", "font-size": "11.5px" }),
+        svgElement("path", { class: "tick", d: `M${g.left - 6} ${y}h5` }),
+        label(shortened(rows.labels[t], g.left - 14), rows.rtl, "right", {
+          x: g.left - 11,
+          y,
+          dy: "0.35em",
+          class: "count",
+          "font-size": "11.5px",
+        }),
       );
     }
     for (let c = Math.ceil(zoom.columns[0] / columnStep) * columnStep; c < zoom.columns[1]; c += columnStep) {
       const x = this.x(c) + g.cellWidth / 2;
       group.append(
-        s("path", { class: "tick", d: `M${x} ${g.top - 6}v5` }),
+        svgElement("path", { class: "tick", d: `M${x} ${g.top - 6}v5` }),
         label(shortened(columns.labels[c], 80), columns.rtl, columns.rtl ? "right" : "left", {
           transform: `translate(${x + (columns.rtl ? 3 : -3)} ${g.top - 9}) rotate(${columns.rtl ? 45 : -45})`,
           class: "count",
@@ -194,11 +476,18 @@ export class HeatMap {
     const zoomed = this.figureData.zoom !== null;
     const previous = this.raster;
     const reuse =
-      previous && JSON.stringify(previous.zoom) === JSON.stringify(g.zoom) && previous.height <= maxHeight && previous.width <= maxWidth;
+      previous &&
+      JSON.stringify(previous.zoom) === JSON.stringify(g.zoom) &&
+      previous.height <= maxHeight &&
+      previous.width <= maxWidth;
     if (!reuse) {
-      if (!map.isMaterialized && zoomed && this.fullRaster) this.raster = new Raster(map, g.zoom, maxHeight, maxWidth, this.fullRaster);
+      if (!map.isMaterialized && zoomed && this.fullRaster)
+        this.raster = new Raster(map, g.zoom, maxHeight, maxWidth, this.fullRaster);
       else
-        this.raster = !zoomed && this.fullRaster ? this.fullRaster : new Raster(map, g.zoom, maxHeight, maxWidth, map.isMaterialized ? null : previous);
+        this.raster =
+          !zoomed && this.fullRaster
+            ? this.fullRaster
+            : new Raster(map, g.zoom, maxHeight, maxWidth, map.isMaterialized ? null : previous);
     }
     if (!zoomed && !map.isMaterialized) this.fullRaster = this.raster;
     Object.assign(this.canvas.style, {
@@ -224,7 +513,8 @@ export class HeatMap {
       this.paintSoon();
       return more;
     });
-    if (fullRaster && fullRaster !== raster && !fullRaster.isComplete) this.scheduler.add(`${this.key} full`, 5, () => fullRaster.step());
+    if (fullRaster && fullRaster !== raster && !fullRaster.isComplete)
+      this.scheduler.add(`${this.key} full`, 5, () => fullRaster.step());
   }
 
   /** Stops computing. */
@@ -290,7 +580,7 @@ export class HeatMap {
         // Masked cells are left blank.
         if (isMasked?.(t, g.zoom.columns[0] + i)) continue;
         this.cellsGroup.append(
-          s("rect", {
+          svgElement("rect", {
             x: x + gap / 2,
             y: this.y(t) + gap / 2,
             width: g.cellWidth - gap,
@@ -351,7 +641,9 @@ export class HeatMap {
       for (let c = g.zoom.columns[0]; c < g.zoom.columns[1]; c++) {
         if (!gold(t, c)) continue;
         const inset = Math.min(7, g.cellWidth / 5);
-        this.marks.append(s("circle", { class: "gold", cx: this.x(c) + inset, cy: this.y(t) + inset, r: size / 1.6 }));
+        this.marks.append(
+          svgElement("circle", { class: "gold", cx: this.x(c) + inset, cy: this.y(t) + inset, r: size / 1.6 }),
+        );
       }
     }
   }
@@ -363,24 +655,31 @@ export class HeatMap {
     const [w, t] = [g.cellWidth, g.cellHeight];
     if (inRow && t >= 6) {
       this.marks.append(
-        s("rect", { class: `band ${kind}`, x: g.left, y: this.y(cell.row), width: g.width, height: t, rx: 4 }),
+        svgElement("rect", { class: `band ${kind}`, x: g.left, y: this.y(cell.row), width: g.width, height: t, rx: 4 }),
       );
     } else if (inRow) {
       const y = this.y(cell.row) + t / 2;
-      this.marks.append(s("path", { class: `hair ${kind}`, d: `M${g.left} ${y}h${g.width}` }));
+      this.marks.append(svgElement("path", { class: `hair ${kind}`, d: `M${g.left} ${y}h${g.width}` }));
     }
     if (inColumn && w >= 6) {
       this.marks.append(
-        s("rect", { class: `band ${kind}`, x: this.x(cell.column), y: g.top, width: w, height: g.height, rx: 4 }),
+        svgElement("rect", {
+          class: `band ${kind}`,
+          x: this.x(cell.column),
+          y: g.top,
+          width: w,
+          height: g.height,
+          rx: 4,
+        }),
       );
     } else if (inColumn) {
       const x = this.x(cell.column) + w / 2;
-      this.marks.append(s("path", { class: `hair ${kind}`, d: `M${x} ${g.top}v${g.height}` }));
+      this.marks.append(svgElement("path", { class: `hair ${kind}`, d: `M${x} ${g.top}v${g.height}` }));
     }
     if (inRow && inColumn) {
       const [width, height] = [Math.max(w, 7), Math.max(t, 7)];
       this.marks.append(
-        s("rect", {
+        svgElement("rect", {
           class: `ring ${kind}`,
           x: this.x(cell.column) + w / 2 - width / 2,
           y: this.y(cell.row) + t / 2 - height / 2,
@@ -402,7 +701,7 @@ export class HeatMap {
     const chip = (text, rtl, right, y) => {
       const width = textWidth(text, font) + 14;
       this.marks.append(
-        s("rect", { class: "chip", x: right - width, y: y - 12, width, height: 24, rx: 12 }),
+        svgElement("rect", { class: "chip", x: right - width, y: y - 12, width, height: 24, rx: 12 }),
         label(text, rtl, "middle", { x: right - width / 2, y, dy: "0.35em", class: "chip-text", "font-size": "13px" }),
       );
     };

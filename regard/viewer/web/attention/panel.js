@@ -1,20 +1,18 @@
 /** One figure of the attention view with its selection of a head, and the head that is selected at first. */
 
-import { HEAD_LABELS, isPositional } from "../weights/head_labels.js";
-import { mayAttend } from "../weights/maths.js";
-import { h, setChildren } from "../core/dom.js";
+import { LookChooser } from "./comparison.js";
+import { Lines, ShadedText, Table } from "./forms.js";
 import { HeatMap } from "./heatmap.js";
-import { Lines } from "./lines.js";
-import { ShadedText } from "./shaded_text.js";
-import { Table } from "./table.js";
 import { attentionLabel, headLabel, kindLabel, kindsOf } from "./overview.js";
-import { LookChooser } from "../comparison/comparison.js";
+import { html, setChildren } from "../core/dom.js";
 import { icon } from "../core/shell.js";
+import { HEAD_LABELS, isPositional } from "../weights/maps.js";
+import { mayAttend } from "../weights/maths.js";
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../core/state.js").View} View */
-/** @typedef {import("./figure_data.js").Cell} Cell */
-/** @typedef {import("./figure_data.js").FigureData} FigureData */
+/** @typedef {import("./heatmap.js").Cell} Cell */
+/** @typedef {import("./heatmap.js").FigureData} FigureData */
 
 /** Up to this number of cells, all heads are evaluated to find the most informative one. */
 const MAX_SEARCHED_CELLS = 3 * 2 ** 20;
@@ -22,14 +20,16 @@ const MAX_SEARCHED_CELLS = 3 * 2 ** 20;
 const POSITIONAL_PENALTY = 100;
 
 /**
- * Selects the most informative of some attentions' heads: the one whose rows tell most about their positions, but not one that
+ * Selects the most informative of some attentions' heads: the one whose rows tell most about their positions, but not
+ * one that
  * always attends to the previous, the same or the first token (see head_labels.js).
  * @param {import("../weights/maps.js").Attentions} attentions @param {any[]} candidates @returns {Promise<HeadRef>}
  */
 export async function mostInformativeHead(attentions, candidates) {
   const cells = candidates.reduce((sum, { q, k, heads }) => sum + heads * q.shape[0] * k.shape[0], 0);
   // For long texts, where this would take too long, a head of a later layer.
-  if (cells > MAX_SEARCHED_CELLS) return { attention: candidates[Math.floor((2 * candidates.length) / 3)].name, head: 0 };
+  if (cells > MAX_SEARCHED_CELLS)
+    return { attention: candidates[Math.floor((2 * candidates.length) / 3)].name, head: 0 };
   let best = { information: -Infinity, selected: { attention: candidates[0].name, head: 0 } };
   for (const { name, heads } of candidates) {
     await attentions.load(name);
@@ -42,7 +42,11 @@ export async function mostInformativeHead(attentions, candidates) {
   return best.selected;
 }
 
-/** The head that a page opens with: the one that the scene selects, or the most informative one, of cross-attention if there is any. @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<HeadRef>} */
+/**
+ * The head that a page opens with: the one that the scene selects, or the most informative one, of cross-attention if
+ * there is any.
+ * @param {import("../weights/maps.js").Attentions} attentions @returns {Promise<HeadRef>}
+ */
 async function openingHead(attentions) {
   const { initial, attentions: list } = attentions.scene;
   if (initial?.attention) {
@@ -55,7 +59,7 @@ async function openingHead(attentions) {
 
 /**
  * Selects the initial head of the last look; with two looks, of both.
- * @param {import("../comparison/comparison.js").LookSet} looks @returns {Promise<{selected: HeadRef, other?: HeadRef}>}
+ * @param {import("./comparison.js").ComparedLooks} looks @returns {Promise<{selected: HeadRef, other?: HeadRef}>}
  */
 export async function initialSelection(looks) {
   const last = looks.length - 1;
@@ -65,26 +69,37 @@ export async function initialSelection(looks) {
   return last === 1 ? { selected: looks.correspondingHead(lastRef, 0), other: lastRef } : { selected: lastRef };
 }
 
-/** Describes an attention in a sentence. @param {import("../weights/maps.js").Attentions} attentions @param {any} attention */
+/**
+ * Describes an attention in a sentence. @param {import("../weights/maps.js").Attentions} attentions
+ * @param {any} attention
+ */
 function describeAttention(attentions, attention) {
   const keys = attentions.axesOf(attention.name, false).columns.title.toLowerCase();
-  if (attention.rows === "query") return `A learned query attends to the ${keys}; the label is predicted from the result.`;
+  if (attention.rows === "query")
+    return `A learned query attends to the ${keys}; the label is predicted from the result.`;
   if (attention.kind === "cross") return `To predict each token, the decoder attends to the ${keys}.`;
   if (attention.kind === "masked") return `Each token attends to itself and the preceding tokens of the ${keys}.`;
   return `Each token attends to all tokens of the ${keys}.`;
 }
 
-/** Describes what a head does, with the measured share of its weight. @param {import("../weights/head_labels.js").HeadLabel | null} label */
+/**
+ * Describes what a head does, with the measured share of its weight.
+ * @param {import("../weights/maps.js").HeadLabel | null} label
+ */
 function describeHead(label) {
   if (!label) return "";
   const percent = `${Math.round(100 * label.share)}%`;
-  const measured = { alignment: `${percent} of the maximum information`, diffuse: `${percent} of the maximum entropy`, mixed: "" }[label.label] ?? `${percent} of its weight`;
-  return ["This head ", h("strong", {}, HEAD_LABELS[label.label].text), measured ? ` (${measured}).` : "."];
+  const measured =
+    { alignment: `${percent} of the maximum information`, diffuse: `${percent} of the maximum entropy`, mixed: "" }[
+      label.label
+    ] ?? `${percent} of its weight`;
+  return ["This head ", html("strong", {}, HEAD_LABELS[label.label].text), measured ? ` (${measured}).` : "."];
 }
 
 /**
  * Returns a predicate for cells that are gold links, or null if there are no gold links.
- * @param {import("../weights/maps.js").Attentions} attentions @param {any} attention @param {any} rows @param {any} columns
+ * @param {import("../weights/maps.js").Attentions} attentions @param {any} attention @param {any} rows
+ * @param {any} columns
  */
 function goldLinkTest(attentions, attention, rows, columns) {
   if (!attentions.scene.links || attention.kind !== "cross") return null;
@@ -95,41 +110,56 @@ function goldLinkTest(attentions, attention, rows, columns) {
 
 /** One of the two figures with its selection of attention and head. */
 export class Panel {
-  /** @param {import("./attention_view.js").AttentionView} parent @param {number} index */
+  /** @param {import("./view.js").AttentionView} parent @param {number} index */
   constructor(parent, index) {
     this.parent = parent;
     this.index = index;
     const { looks } = parent;
     /** The look whose attentions are listed. @type {import("../weights/maps.js").Attentions | null} */
     this.listed = null;
-    this.attention = h("select", {
+    this.attention = html("select", {
       class: "attention",
       "aria-label": "Attention",
       onchange: () => this.choose({ attention: this.attention.value }),
     });
-    this.chooser = looks.length > 1 ? new LookChooser(looks.labels, "Compared item", (look) => this.selectLook(look)) : null;
-    this.ownTexts = h("p", { class: "own-texts" });
-    this.head = h("select", {
+    this.chooser =
+      looks.length > 1 ? new LookChooser(looks.labels, "Compared item", (look) => this.selectLook(look)) : null;
+    this.ownTexts = html("p", { class: "own-texts" });
+    this.head = html("select", {
       class: "head",
       "aria-label": "Head",
       onchange: () => this.choose({ head: this.head.value === "mean" ? "mean" : Number(this.head.value) }),
     });
-    this.previous = h(
+    this.previous = html(
       "button",
       { type: "button", class: "round", "aria-label": "Previous head", onclick: () => parent.step(index, 0, -1) },
       icon("M14 6l-6 6 6 6"),
     );
-    this.next = h(
+    this.next = html(
       "button",
       { type: "button", class: "round", "aria-label": "Next head", onclick: () => parent.step(index, 0, 1) },
       icon("M10 6l6 6-6 6"),
     );
-    this.container = h("div", { class: "figure-container" });
-    this.description = h("p", { class: "description" });
-    this.turnOff = h("button", { type: "button", class: "small", onclick: () => parent.turnOff(this.selected) }, "Turn this head off");
-    this.showArithmetic = h("button", { type: "button", class: "small", onclick: () => parent.showArithmetic(this) }, "Show the arithmetic");
-    this.actions = h("p", { class: "actions", "data-export": "no" }, index ? null : parent.headSet.addButton, this.turnOff, this.showArithmetic);
-    this.element = h(
+    this.container = html("div", { class: "figure-container" });
+    this.description = html("p", { class: "description" });
+    this.turnOff = html(
+      "button",
+      { type: "button", class: "small", onclick: () => parent.turnOff(this.selected) },
+      "Turn this head off",
+    );
+    this.showArithmetic = html(
+      "button",
+      { type: "button", class: "small", onclick: () => parent.showArithmetic(this) },
+      "Show the arithmetic",
+    );
+    this.actions = html(
+      "p",
+      { class: "actions", "data-export": "no" },
+      index ? null : parent.headSet.addButton,
+      this.turnOff,
+      this.showArithmetic,
+    );
+    this.element = html(
       "article",
       {
         class: "panel",
@@ -137,12 +167,12 @@ export class Panel {
         onfocusin: () => parent.activate(index),
         onpointerdown: () => parent.activate(index),
       },
-      h(
+      html(
         "header",
         {},
-        h("span", { class: "mark", "aria-hidden": "true" }, "AB"[index]),
-        h("h2", {}, this.attention, this.head),
-        h("span", { class: "steps", "data-export": "no" }, this.previous, this.next),
+        html("span", { class: "mark", "aria-hidden": "true" }, "AB"[index]),
+        html("h2", {}, this.attention, this.head),
+        html("span", { class: "steps", "data-export": "no" }, this.previous, this.next),
         this.actions,
       ),
       this.chooser?.element,
@@ -173,12 +203,12 @@ export class Panel {
     setChildren(
       this.attention,
       [...kinds].map((kind) =>
-        h(
+        html(
           "optgroup",
           { label: kindLabel(kind, kinds) },
           list
             .filter((one) => one.kind === kind)
-            .map((one) => h("option", { value: one.name }, attentionLabel(list, one))),
+            .map((one) => html("option", { value: one.name }, attentionLabel(list, one))),
         ),
       ),
     );
@@ -189,7 +219,12 @@ export class Panel {
     const label = this.parent.looks.labelOf(this.selected);
     const output = attentions.scene.own_output;
     const differs = typeof output === "string" && output.trim() !== texts.target.trim();
-    this.ownTexts.textContent = [...own.filter((text) => text && text !== label), differs ? `${label} itself outputs: ${output.trim() || "nothing"}` : ""].filter(Boolean).join("  →  ");
+    this.ownTexts.textContent = [
+      ...own.filter((text) => text && text !== label),
+      differs ? `${label} itself outputs: ${output.trim() || "nothing"}` : "",
+    ]
+      .filter(Boolean)
+      .join("  →  ");
   }
 
   /** Shows the same head of another look. @param {number} look index of the look */
@@ -248,15 +283,20 @@ export class Panel {
     this.attention.value = selected.attention;
     setChildren(
       this.head,
-      attention.heads > 1 ? h("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
+      attention.heads > 1 ? html("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
       Array.from({ length: attention.heads }, (_, i) =>
-        h("option", { value: i }, attention.heads > 1 ? `head ${i}` : "single head"),
+        html("option", { value: i }, attention.heads > 1 ? `head ${i}` : "single head"),
       ),
     );
     this.head.value = String(selected.head);
     this.previous.hidden = this.next.hidden = attention.heads === 1;
-    setChildren(this.description, describeAttention(attentions, attention), " ", describeHead(attentions.labelOf(selected)));
-    this.turnOff.hidden = selected.head === "mean" || attentions.scene.compared !== undefined;
+    setChildren(
+      this.description,
+      describeAttention(attentions, attention),
+      " ",
+      describeHead(attentions.labelOf(selected)),
+    );
+    this.turnOff.hidden = selected.head === "mean" || Boolean(attentions.scene.compared);
     this.showArithmetic.hidden = !attentions.scene.trace;
     const { rows, columns } = attentions.axesOf(selected.attention, view.words);
     const map = attentions.map(selected, view.words);

@@ -1,5 +1,10 @@
-/**
- * Color maps of weights, computed in OKLCH, where equal steps look equal: lightness is monotonic (decreasing on light
+/** Colors of weights and of changes, and their legends. */
+
+import { html, setChildren } from "./dom.js";
+import { withMinus } from "./tokens.js";
+
+/*
+ * * Color maps of weights, computed in OKLCH, where equal steps look equal: lightness is monotonic (decreasing on light
  * pages, increasing on dark ones), so the order remains visible to color-blind readers and in black and white.
  */
 
@@ -15,7 +20,7 @@ const STEPS = 256;
  * Converts OKLCH (lightness 0 to 1, chroma, hue in degrees) to sRGB. Chroma is reduced until the color is in gamut.
  * @param {number} lightness @param {number} chroma @param {number} hue @returns {Rgb}
  */
-export function oklch(lightness, chroma, hue) {
+function oklch(lightness, chroma, hue) {
   const angle = (hue * Math.PI) / 180;
   for (let c = chroma; ; c -= 0.002) {
     const a = Math.max(0, c) * Math.cos(angle);
@@ -142,7 +147,8 @@ export function createDivergingColormap(scale, dark) {
   /** @param {number} difference */
   const signedFraction = (difference) => Math.sign(difference) * scaleToUnit(scale, Math.abs(difference));
   /** @param {Float32Array} fractions @param {Uint8ClampedArray} pixels r g b a */
-  const paintShares = (fractions, pixels) => fractions.forEach((fraction, i) => pixels.set([...color(fraction), 255], 4 * i));
+  const paintShares = (fractions, pixels) =>
+    fractions.forEach((fraction, i) => pixels.set([...color(fraction), 255], 4 * i));
   return {
     /** @param {number} difference */
     css: (difference) => `rgb(${color(signedFraction(difference)).join(", ")})`,
@@ -152,4 +158,71 @@ export function createDivergingColormap(scale, dark) {
     paint: (differences, pixels) => paintShares(differences.map(signedFraction), pixels),
     paintShares,
   };
+}
+
+/* The color scale below a figure. */
+
+/**
+ * Draws the color scale of weights.
+ * @param {HTMLElement} element @param {string} colors @param {string} scale @param {boolean} dark
+ * @param {boolean} hasGold whether gold links are marked
+ */
+export function drawColorScale(element, colors, scale, dark, hasGold) {
+  const ramp = colorRamp(colors, dark);
+  const canvas = html("canvas", { width: 256, height: 1 });
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(256, 1);
+  for (let i = 0; i < 256; i++) image.data.set([...ramp.subarray(3 * i, 3 * i + 3), 255], 4 * i);
+  context.putImageData(image, 0, 0);
+  const ticks = legendTicks(scale).map((weight) => {
+    const tick = html("span", { class: "tick" }, String(weight));
+    tick.style.left = `${100 * scaleToUnit(scale, weight)}%`;
+    return tick;
+  });
+  setChildren(
+    element,
+    html("span", { class: "name" }, "Weight"),
+    html("div", { class: "scale" }, canvas, html("div", { class: "ticks" }, ticks)),
+    hasGold ? html("span", { class: "gold-key" }, html("i", { "aria-hidden": "true" }), "gold link") : null,
+  );
+}
+
+/* Colors and formats of signed numbers: changes of log-probabilities. */
+
+/** The part of the color range that is used: the ends of both hues look alike. */
+const USED_RANGE = 0.75;
+
+/** The diverging color map of fractions from −1 to 1. @param {boolean} dark */
+export function signedColormap(dark) {
+  const whole = createDivergingColormap("linear", dark);
+  return {
+    /** @param {number} fraction */
+    css: (fraction) => whole.css(USED_RANGE * fraction),
+    /** @param {number} fraction */
+    needsLightText: (fraction) => whole.needsLightText(USED_RANGE * fraction),
+  };
+}
+
+/** Formats a change of a log-probability with its sign. @param {number} x */
+export function formatChange(x) {
+  if (Math.abs(x) < 5e-4)
+    return Math.abs(x) < 5e-7 ? "0" : `${x < 0 ? "−" : "+"}${withMinus(Math.abs(x).toExponential(0))}`;
+  return `${x < 0 ? "−" : "+"}${Math.abs(x) >= 10 ? Math.abs(x).toFixed(0) : Math.abs(x).toPrecision(2)}`;
+}
+
+/**
+ * A legend of a diverging color scale from −maximum to maximum. @param {any} colormap @param {number} maximum
+ * @param {string} low @param {string} high
+ */
+export function divergingLegend(colormap, maximum, low, high) {
+  const stops = Array.from({ length: 21 }, (_, i) => colormap.css((i - 10) / 10));
+  const bar = html("span", { class: "diverging", "aria-hidden": "true" });
+  bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+  return html(
+    "p",
+    { class: "diverging-legend" },
+    html("span", {}, `${formatChange(-maximum)} ${low}`),
+    bar,
+    html("span", {}, `${formatChange(maximum)} ${high}`),
+  );
 }

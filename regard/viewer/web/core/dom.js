@@ -1,4 +1,6 @@
-/** Creation of DOM elements. Text is always inserted as text nodes: nothing from a model or a file is parsed as markup. */
+/**
+ * Creation of DOM elements. Text is always inserted as text nodes: nothing from a model or a file is parsed as markup.
+ */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -9,7 +11,7 @@ const SVG = "http://www.w3.org/2000/svg";
  * @template {keyof HTMLElementTagNameMap} N
  * @param {N} name @param {Attributes} [attributes] @param {...any} children @returns {HTMLElementTagNameMap[N]}
  */
-export function h(name, attributes = {}, ...children) {
+export function html(name, attributes = {}, ...children) {
   return /** @type {any} */ (buildElement(document.createElement(name), attributes, children));
 }
 
@@ -17,7 +19,7 @@ export function h(name, attributes = {}, ...children) {
  * Creates an SVG element.
  * @param {string} name @param {Attributes} [attributes] @param {...any} children @returns {SVGElement}
  */
-export function s(name, attributes = {}, ...children) {
+export function svgElement(name, attributes = {}, ...children) {
   return /** @type {any} */ (buildElement(document.createElementNS(SVG, name), attributes, children));
 }
 
@@ -57,7 +59,7 @@ export function uniqueId(prefix) {
 
 /** A token with its own text direction. @param {string} label @param {boolean} rtl @param {Attributes} [attributes] */
 export function tokenText(label, rtl, attributes = {}) {
-  return h("bdi", { dir: rtl ? "rtl" : "ltr", ...attributes }, label);
+  return html("bdi", { dir: rtl ? "rtl" : "ltr", ...attributes }, label);
 }
 
 /**
@@ -65,10 +67,34 @@ export function tokenText(label, rtl, attributes = {}) {
  * @param {string} label @param {Record<string, string>} options @param {(value: string) => void} onSelect
  */
 export function picker(label, options, onSelect) {
-  const select = h(
+  const select = html(
     "select",
     { "aria-label": label, onchange: () => onSelect(select.value) },
-    Object.entries(options).map(([value, text]) => h("option", { value }, text)),
+    Object.entries(options).map(([value, text]) => html("option", { value }, text)),
   );
   return select;
+}
+
+/* Text in SVG drawings. */
+
+/** @type {CanvasRenderingContext2D | null} */
+let measureContext = null;
+
+/** Width of a text in pixels. @param {string} text @param {string} font */
+export function textWidth(text, font) {
+  measureContext ??= document.createElement("canvas").getContext("2d");
+  measureContext.font = font;
+  return measureContext.measureText(text).width;
+}
+
+/** A text of an SVG drawing with its own direction; `side` is the side of its anchor: left, middle or right. */
+export function label(text, rtl, side, attributes) {
+  const anchors = rtl
+    ? { left: "end", middle: "middle", right: "start" }
+    : { left: "start", middle: "middle", right: "end" };
+  return svgElement(
+    "text",
+    { "text-anchor": anchors[side], direction: rtl ? "rtl" : "ltr", "unicode-bidi": "isolate", ...attributes },
+    text,
+  );
 }

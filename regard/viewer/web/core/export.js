@@ -1,10 +1,13 @@
-/**
- * Export of what is on the screen. Every text, box, canvas and drawing of a part of the page is written as SVG, at its
+/** Figures as SVG and PNG files, and the dialog for sharing a page. */
+
+import { html, svgElement, uniqueId } from "./dom.js";
+import { truncate } from "./tokens.js";
+
+/*
+ * * Export of what is on the screen. Every text, box, canvas and drawing of a part of the page is written as SVG, at
+ * its
  * position and with its computed style; a PNG is a rasterized SVG. Controls are left out.
  */
-
-import { s, uniqueId } from "./dom.js";
-import { truncate } from "./tokens.js";
 
 /** Style properties that a shape may get from the style sheet, with their default values. */
 const SHAPE_STYLE = {
@@ -35,20 +38,34 @@ const isInvisible = (style) => style.display === "none" || style.visibility !== 
 /** @param {string} color */
 const isTransparent = (color) => color === "transparent" || /^rgba\(.*, 0\)$/.test(color);
 
-/** Returns a part of the page as SVG. @param {HTMLElement} root @param {string} [caption] written into the lower margin @returns {SVGElement} */
+/**
+ * Returns a part of the page as SVG. @param {HTMLElement} root @param {string} [caption] written into the lower margin
+ * @returns {SVGElement}
+ */
 export function renderSvg(root, caption = "") {
   const frame = root.getBoundingClientRect();
   const margin = 24;
   const [width, height] = [Math.ceil(frame.width + 2 * margin), Math.ceil(frame.height + 2 * margin)];
   const paper = getComputedStyle(root.closest(".regard")).backgroundColor;
-  const svg = s("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
-  svg.append(s("rect", { width, height, fill: paper }));
+  const svg = svgElement("svg", {
+    xmlns: "http://www.w3.org/2000/svg",
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+  });
+  svg.append(svgElement("rect", { width, height, fill: paper }));
   // Integer offsets, so that glyphs fall on the same pixels as on the screen.
   drawElement(root, svg, margin - Math.floor(frame.left), margin - Math.floor(frame.top));
   if (caption) {
     const { color, fontFamily } = getComputedStyle(root.closest(".regard"));
     const text = truncate(caption, Math.floor(frame.width / 6));
-    svg.append(s("text", { x: margin, y: height - 7, fill: color, "font-family": fontFamily, "font-size": 11 }, text.replace(INVALID_XML, "\ufffd")));
+    svg.append(
+      svgElement(
+        "text",
+        { x: margin, y: height - 7, fill: color, "font-family": fontFamily, "font-size": 11 },
+        text.replace(INVALID_XML, "\ufffd"),
+      ),
+    );
   }
   return svg;
 }
@@ -56,7 +73,12 @@ export function renderSvg(root, caption = "") {
 /** @param {Element} element @param {SVGElement} parent @param {number} dx @param {number} dy */
 function drawElement(element, parent, dx, dy) {
   const style = getComputedStyle(element);
-  if (isInvisible(style) || element.classList.contains("visually-hidden") || element.getAttribute("data-export") === "no") return;
+  if (
+    isInvisible(style) ||
+    element.classList.contains("visually-hidden") ||
+    element.getAttribute("data-export") === "no"
+  )
+    return;
   if (!element.checkVisibility()) return; // inside a closed <details>
   const box = element.getBoundingClientRect();
   if (box.width * box.height > 0) drawBox(style, box, parent, dx, dy);
@@ -68,7 +90,8 @@ function drawElement(element, parent, dx, dy) {
     parent.append(copy);
     return;
   }
-  if (style.overflowX !== "visible" || element instanceof HTMLCanvasElement) parent = createClipGroup(style, box, parent, dx, dy);
+  if (style.overflowX !== "visible" || element instanceof HTMLCanvasElement)
+    parent = createClipGroup(style, box, parent, dx, dy);
   if (element instanceof HTMLCanvasElement) {
     if (element.width * element.height > 0) parent.append(canvasImage(element, style, box, dx, dy));
   } else if (element instanceof HTMLSelectElement) {
@@ -97,9 +120,15 @@ function drawElement(element, parent, dx, dy) {
 function createClipGroup(style, box, parent, dx, dy) {
   const id = uniqueId("clip");
   const cornerRadius = Math.min(parseFloat(style.borderTopLeftRadius) || 0, box.height / 2);
-  const edge = s("rect", { x: box.left + dx, y: box.top + dy, width: box.width, height: box.height, rx: cornerRadius });
-  const group = s("g", { "clip-path": `url(#${id})` });
-  parent.append(s("clipPath", { id }, edge), group);
+  const edge = svgElement("rect", {
+    x: box.left + dx,
+    y: box.top + dy,
+    width: box.width,
+    height: box.height,
+    rx: cornerRadius,
+  });
+  const group = svgElement("g", { "clip-path": `url(#${id})` });
+  parent.append(svgElement("clipPath", { id }, edge), group);
   return group;
 }
 
@@ -113,7 +142,7 @@ function drawBox(style, box, parent, dx, dy) {
   /** @param {number} inset @param {Record<string, any>} attributes */
   const frame = (inset, attributes) =>
     parent.append(
-      s("rect", {
+      svgElement("rect", {
         x: box.left + dx + inset,
         y: box.top + dy + inset,
         width: Math.max(0, box.width - 2 * inset),
@@ -135,7 +164,9 @@ function drawBox(style, box, parent, dx, dy) {
   /** @param {number} y @param {string} stroke @param {number} width */
   const rule = (y, stroke, width) => {
     if (width > 0 && !isTransparent(stroke))
-      parent.append(s("path", { d: `M${box.left + dx} ${y + dy}h${box.width}`, stroke, "stroke-width": width }));
+      parent.append(
+        svgElement("path", { d: `M${box.left + dx} ${y + dy}h${box.width}`, stroke, "stroke-width": width }),
+      );
   };
   rule(box.top + top / 2, style.borderTopColor, top);
   rule(box.bottom - bottom / 2, style.borderBottomColor, bottom);
@@ -147,7 +178,7 @@ function drawBox(style, box, parent, dx, dy) {
  */
 function canvasImage(canvas, style, box, dx, dy) {
   const isMirrored = style.transform.startsWith("matrix(-1");
-  const image = s("image", {
+  const image = svgElement("image", {
     href: canvas.toDataURL(),
     width: box.width,
     height: box.height,
@@ -219,7 +250,7 @@ function drawText(text, style, x, box, parent, dx, dy) {
   const { fontBoundingBoxAscent: ascent, fontBoundingBoxDescent: descent } = pen.measureText("x");
   const upper = style.textTransform === "uppercase";
   parent.append(
-    s(
+    svgElement(
       "text",
       {
         x: x + dx,
@@ -273,4 +304,75 @@ export function download(blob, name) {
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+/* Sharing of a view: the code of a frame that embeds it in another page. */
+
+/** Height of an embedded page in pixels. */
+const FRAME_HEIGHT = 860;
+
+/**
+ * The HTML code of a frame with the page in a state. @param {string} address of the page, without #
+ * @param {string} hash @param {string} title
+ */
+export function embedCode(address, hash, title) {
+  const attribute = (/** @type {string} */ text) =>
+    text.replaceAll("&", "&amp;").replaceAll('"', "&quot;").replaceAll("<", "&lt;");
+  return `<iframe src="${attribute(`${address}#${hash}`)}" title="${attribute(title)}" width="100%" height="${FRAME_HEIGHT}" style="border: 0" loading="lazy"></iframe>`;
+}
+
+/** The address of the page for other pages: of a local file, its name, so that both can be moved together. */
+export function shareableAddress() {
+  return location.protocol === "file:" ? location.pathname.split("/").at(-1) : location.href.split("#")[0];
+}
+
+/**
+ * A dialog with the code of a frame. @param {import("./shell.js").Announcer} announcer
+ * @param {HTMLElement} root of the page, which receives the dialog while it is open
+ */
+export function embedDialog(announcer, root) {
+  const id = uniqueId("embed");
+  const code = html("textarea", {
+    class: "embed-code",
+    rows: 4,
+    readonly: true,
+    spellcheck: "false",
+    "aria-label": "HTML code",
+  });
+  const copy = async () => {
+    code.select();
+    try {
+      await navigator.clipboard.writeText(code.value);
+      announcer.announce("Code copied.");
+    } catch {
+      announcer.announce("The code could not be copied. It is selected: copy it with Ctrl-C.");
+    }
+  };
+  const dialog = html(
+    "dialog",
+    { class: "help", "aria-labelledby": id, "data-export": "no", onclose: () => dialog.remove() },
+    html("h2", { id }, "Embed this view"),
+    html(
+      "p",
+      {},
+      "Paste this code into a web page. The frame opens at this view, layer, head and token",
+      location.protocol === "file:" ? "; put this file next to the web page." : ".",
+    ),
+    code,
+    html(
+      "p",
+      { class: "actions" },
+      html("button", { type: "button", class: "small", onclick: copy }, "Copy"),
+      html("button", { type: "button", class: "small", onclick: () => dialog.close() }, "Close"),
+    ),
+  );
+  return {
+    /** @param {string} text */
+    open(text) {
+      code.value = text;
+      root.append(dialog);
+      dialog.showModal();
+      code.select();
+    },
+  };
 }

@@ -1,6 +1,6 @@
 /** The environment of the page: a saved page, a notebook or the live page. Only this file distinguishes them. */
 
-import { readPageModel } from "../engine/engine_host.js";
+import { readPageModel } from "../engine/host.js";
 
 /**
  * @typedef {(n: number) => Promise<ArrayBuffer>} BlobReader
@@ -8,10 +8,12 @@ import { readPageModel } from "../engine/engine_host.js";
  * @typedef {{scene: any, blob: BlobReader, ownsAddress: boolean, fields: string[], note?: string,
  *   modelTensor?: (index: number) => {data: any, shape: number[]},
  *   request?: (body: any) => Promise<ModelResponse>}} Host
- * `ownsAddress`: whether the address belongs to this page and may hold its state. `request` is defined if there is a model
+ * `ownsAddress`: whether the address belongs to this page and may hold its state. `request` is defined if there is a
+ * model
  * to send requests to; `fields` are the names of its inputs, and `note` and
  * `modelTensor` describe a model in the page.
- * @typedef {{get: (name: string) => any, send?: Function, on?: Function, off?: Function}} Model the part of anywidget's model
+ * @typedef {{get: (name: string) => any, send?: Function, on?: Function, off?: Function}} Model the part of
+ * anywidget's model
  * that is used here
  */
 
@@ -36,7 +38,10 @@ export function createHost(model) {
   };
 }
 
-/** Returns the same host with the scene of a response. @param {Host} host @param {ModelResponse} response @returns {Host} */
+/**
+ * Returns the same host with the scene of a response. @param {Host} host @param {ModelResponse} response
+ * @returns {Host}
+ */
 export function hostForResponse(host, response) {
   return { ...host, scene: parseScene(response.body.scene), blob: response.blob };
 }
@@ -60,10 +65,19 @@ function cached(read) {
   };
 }
 
-/** Returns the model of a saved page, which contains everything, or of the live page, which has a server. @returns {Promise<Model>} */
+/**
+ * Returns the model of a saved page, which contains everything, or of the live page, which has a server.
+ * @returns {Promise<Model>}
+ */
 export async function pageModel() {
   const element = document.getElementById("scene");
-  const values = element ? { scene: element.textContent, read_blob: readInlineBlob, ...readPageModel(JSON.parse(element.textContent), decodeBase64) } : await fetchLiveValues();
+  const values = element
+    ? {
+        scene: element.textContent,
+        read_blob: readInlineBlob,
+        ...readPageModel(JSON.parse(element.textContent), decodeBase64),
+      }
+    : await fetchLiveValues();
   return { get: (name) => values[name] };
 }
 
@@ -103,13 +117,15 @@ async function fetchOk(path, options) {
   });
   if (response.ok) return response;
   // Its own page has the right origin: only the token can be wrong.
-  if (response.status === 403) throw Object.assign(new Error("The Regard server was restarted and has a new address."), { link: "/open" });
+  if (response.status === 403)
+    throw Object.assign(new Error("The Regard server was restarted and has a new address."), { link: "/open" });
   const body = await response.json().catch(() => null);
   throw new Error(body?.error ?? `The Regard server responded with status ${response.status}. Reload the page.`);
 }
 
 /**
- * Sends a request to the notebook's kernel. The kernel acknowledges a request before it computes the response, which has
+ * Sends a request to the notebook's kernel. The kernel acknowledges a request before it computes the response, which
+ * has
  * no time limit.
  * @param {Model} model @param {any} body @returns {Promise<ModelResponse>}
  */

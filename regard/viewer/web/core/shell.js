@@ -1,12 +1,14 @@
 /** Page layout around the views: header, tabs, theme, keyboard help, announcements to screen readers. */
 
-import { h, s, setAttributes, uniqueId } from "./dom.js";
+import { html, setAttributes, svgElement, uniqueId } from "./dom.js";
 
 /**
  * The arguments of a view.
  * @typedef {{host: import("./host.js").Host, attentions: import("../weights/maps.js").Attentions,
- *   looks: import("../comparison/comparison.js").LookSet, state: import("./state.js").State, scheduler: import("./scheduler.js").Scheduler, announcer: Announcer}} Context
- * A view: `element` is all of it, `figureElement` the figure that can be saved on its own; `update` receives the state keys that
+ *   looks: import("../attention/comparison.js").ComparedLooks, state: import("./state.js").State, scheduler:
+ * import("./scheduler.js").Scheduler, announcer: Announcer}} Context
+ * A view: `element` is all of it, `figureElement` the figure that can be saved on its own; `update` receives the state
+ * keys that
  * changed (null: all, the view has just been opened); `layout` is called when the window is resized. `tsv`, if defined,
  * is a table of tab-separated values.
  * @typedef {{element: HTMLElement, figureElement: HTMLElement, fileName: string, tsv?: string,
@@ -15,21 +17,22 @@ import { h, s, setAttributes, uniqueId } from "./dom.js";
 
 /** An icon of 24 by 24 units. @param {...string} paths */
 export function icon(...paths) {
-  return s(
+  return svgElement(
     "svg",
     { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" },
-    paths.map((d) => s("path", { d })),
+    paths.map((d) => svgElement("path", { d })),
   );
 }
 
 /**
  * A tab list; arrow keys move between tabs.
- * @param {string} name @param {Record<string, string>} options @param {string} controls the panel's id @param {(value: string) => void} onSelect
+ * @param {string} name @param {Record<string, string>} options @param {string} controls the panel's id
+ * @param {(value: string) => void} onSelect
  */
 export function tabList(name, options, controls, onSelect) {
   const values = Object.keys(options);
   const tabs = values.map((value) =>
-    h(
+    html(
       "button",
       {
         type: "button",
@@ -42,7 +45,7 @@ export function tabList(name, options, controls, onSelect) {
       options[value],
     ),
   );
-  const element = h(
+  const element = html(
     "div",
     {
       role: "tablist",
@@ -84,7 +87,7 @@ export function tabList(name, options, controls, onSelect) {
 
 /** An on/off button. @param {string} name @param {(on: boolean) => void} onSelect */
 export function toggle(name, onSelect) {
-  const button = h(
+  const button = html(
     "button",
     {
       type: "button",
@@ -92,15 +95,18 @@ export function toggle(name, onSelect) {
       "aria-pressed": "false",
       onclick: () => onSelect(button.getAttribute("aria-pressed") !== "true"),
     },
-    h("span", { class: "knob", "aria-hidden": "true" }),
+    html("span", { class: "knob", "aria-hidden": "true" }),
     name,
   );
   return button;
 }
 
-/** A button that opens a panel; Escape, or leaving it, closes the panel. @param {any} name @param {any} iconElement @param {string} kind class of the panel @param {...any} children */
+/**
+ * A button that opens a panel; Escape, or leaving it, closes the panel. @param {any} name @param {any} iconElement
+ * @param {string} kind class of the panel @param {...any} children
+ */
 export function dropDown(name, iconElement, kind, ...children) {
-  const details = h(
+  const details = html(
     "details",
     {
       class: "menu",
@@ -115,8 +121,8 @@ export function dropDown(name, iconElement, kind, ...children) {
         if (event.relatedTarget && !details.contains(event.relatedTarget)) details.open = false;
       },
     },
-    h("summary", {}, iconElement, name),
-    h("div", { class: kind }, children),
+    html("summary", {}, iconElement, name),
+    html("div", { class: kind }, children),
   );
   const closeOutside = (/** @type {Event} */ event) => {
     if (!details.isConnected) document.removeEventListener("pointerdown", closeOutside);
@@ -129,7 +135,7 @@ export function dropDown(name, iconElement, kind, ...children) {
 /** A drop-down menu. @param {string} name @param {any} iconElement @param {[string, () => void][]} actions */
 export function menu(name, iconElement, actions) {
   const buttons = actions.map(([text, action]) =>
-    h(
+    html(
       "button",
       {
         type: "button",
@@ -168,27 +174,27 @@ const KEYS = [
 /** The list of keyboard shortcuts. */
 export function helpDialog() {
   const id = uniqueId("help");
-  return h(
+  return html(
     "dialog",
     { class: "help", "aria-labelledby": id },
-    h("h2", { id }, "Keyboard shortcuts"),
-    h(
+    html("h2", { id }, "Keyboard shortcuts"),
+    html(
       "dl",
       {},
       KEYS.map(([keys, description]) =>
-        h(
+        html(
           "div",
           {},
-          h(
+          html(
             "dt",
             {},
-            keys.split(" ").map((key) => h("kbd", {}, key)),
+            keys.split(" ").map((key) => html("kbd", {}, key)),
           ),
-          h("dd", {}, description),
+          html("dd", {}, description),
         ),
       ),
     ),
-    h(
+    html(
       "p",
       {},
       "Letter keys work while a figure has the focus. On a map, drag over an area to zoom into it; double-click or pinch also " +
@@ -197,7 +203,7 @@ export function helpDialog() {
         "first and last token, B to the best hypothesis, N to the table. On an image, arrow keys move between patches, Enter pins " +
         "the query patch, F follows the pointer; P, A, R and M show the pixels, attention, rollout and segmentation mask.",
     ),
-    h(
+    html(
       "button",
       { type: "button", class: "small", onclick: (event) => event.target.closest("dialog").close() },
       "Close",
@@ -208,7 +214,12 @@ export function helpDialog() {
 /** Announces messages to screen readers. */
 export class Announcer {
   constructor() {
-    this.element = h("div", { class: "visually-hidden live", role: "status", "aria-live": "polite", "aria-atomic": "true" });
+    this.element = html("div", {
+      class: "visually-hidden live",
+      role: "status",
+      "aria-live": "polite",
+      "aria-atomic": "true",
+    });
     this.timer = 0;
   }
 
@@ -227,23 +238,23 @@ export class Announcer {
  */
 export function topBar(scene, tabs, tools) {
   const model = [scene.model?.name, scene.model?.family].filter(Boolean);
-  return h(
+  return html(
     "header",
     { class: "top" },
-    h(
+    html(
       "div",
       { class: "brand" },
-      s(
+      svgElement(
         "svg",
         { class: "eye", viewBox: "0 0 32 20", "aria-hidden": "true" },
-        s("path", { d: "M1 10C6 3 11 1 16 1s10 2 15 9c-5 7-10 9-15 9S6 17 1 10Z" }),
-        s("circle", { cx: 16, cy: 10, r: 4.5 }),
+        svgElement("path", { d: "M1 10C6 3 11 1 16 1s10 2 15 9c-5 7-10 9-15 9S6 17 1 10Z" }),
+        svgElement("circle", { cx: 16, cy: 10, r: 4.5 }),
       ),
-      h("span", { class: "name" }, "Regard"),
+      html("span", { class: "name" }, "Regard"),
     ),
-    h("p", { class: "model" }, [...new Set(model)].join(" · ")),
+    html("p", { class: "model" }, [...new Set(model)].join(" · ")),
     tabs,
-    h("div", { class: "tools", "data-export": "no" }, tools),
+    html("div", { class: "tools", "data-export": "no" }, tools),
   );
 }
 

@@ -1,16 +1,24 @@
-/** State of the page: the head, figure and overlay on display. It is also written to the address, so that a link restores it. */
+/**
+ * State of the page: the head, figure and overlay on display. It is also written to the address, so that a link
+ * restores it.
+ */
 
 /**
- * @typedef {{attention: string, head: number | "mean", look?: number}} HeadRef one head of one attention, or the mean of its
+ * @typedef {{attention: string, head: number | "mean", look?: number}} HeadRef one head of one attention, or the mean
+ * of its
  * heads; `look` is the index of the look, where several are compared
  * @typedef {{rows: [number, number], columns: [number, number]}} Zoom ranges of the visible tokens (or words)
  * @typedef {{
- *   selected: HeadRef, added: HeadRef[], other: HeadRef | null, form: string, words: boolean, pin: [number, number] | null, zoom: Zoom | null,
+ *   selected: HeadRef, added: HeadRef[], other: HeadRef | null, form: string, words: boolean, pin: [number, number] |
+ * null, zoom: Zoom | null,
  *   scale: string | null, colors: string, theme: string, view: string, node: number | null,
- *   overlayKind: string | null, label: number | null, follow: boolean, minus: boolean, entries: boolean, search: boolean,
+ *   overlayKind: string | null, label: number | null, follow: boolean, minus: boolean, entries: boolean, search:
+ * boolean,
  *   off: string | null, section: number | null, depth: string
- * }} View `added`: heads that are drawn with the selected one, in other colors; `entries`: labels are entries of the vocabulary; `search`: the search tree is open; `off`: the head that the experiment
- *   starts without; `section`: the section that opens in the step-by-step view, `depth` its level of detail. `minus`: whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
+ * }} View `added`: heads that are drawn with the selected one, in other colors; `entries`: labels are entries of the
+ * vocabulary; `search`: the search tree is open; `off`: the head that the experiment
+ *   starts without; `section`: the section that opens in the step-by-step view, `depth` its level of detail. `minus`:
+ * whether the difference of two heads is shown. Of an image: `overlayKind` is the kind of overlay, `label` the
  *   label that it explains, `follow` whether the patch under the pointer is the query.
  */
 
@@ -71,7 +79,10 @@ export function readHash(hash) {
   view.view = /^\w{1,20}$/.test(parts.get("view") ?? "") ? parts.get("view") : "attention";
   const selected = readHeadRef(parts.get("at"));
   if (selected) view.selected = selected;
-  view.added = parts.getAll("and").map(readHeadRef).filter((ref) => ref !== null);
+  view.added = parts
+    .getAll("and")
+    .map(readHeadRef)
+    .filter((ref) => ref !== null);
   view.other = readHeadRef(parts.get("with"));
   if (parts.get("as") in FORMS) view.form = parts.get("as");
   view.minus = parts.get("minus") === "1";
@@ -146,7 +157,10 @@ export class State {
   /** @param {View} view */
   constructor(view) {
     this.view = view;
-    /** The row and column that were pointed at last, and their attention: another view opens there. @type {{attention: string, cell: [number, number | null]} | null} */
+    /**
+     * The row and column that were pointed at last, and their attention: another view opens there.
+     * @type {{attention: string, cell: [number, number | null]} | null}
+     */
     this.pointed = null;
     /** @type {((view: View, changed: Set<string>) => void)[]} */
     this.listeners = [];

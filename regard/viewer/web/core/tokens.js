@@ -77,7 +77,10 @@ export function formatShort(weight) {
   return weight.toFixed(weight < 0.1 ? 3 : 2);
 }
 
-/** The label of a token: its text or its entry in the vocabulary. Unknown tokens are always marked. @param {string} token @param {string | undefined} entry @param {boolean} showsEntries */
+/**
+ * The label of a token: its text or its entry in the vocabulary. Unknown tokens are always marked.
+ * @param {string} token @param {string | undefined} entry @param {boolean} showsEntries
+ */
 export function tokenLabel(token, entry, showsEntries) {
   if (entry === undefined) return makeVisible(token);
   if (showsEntries) return makeVisible(entry);
@@ -86,7 +89,10 @@ export function tokenLabel(token, entry, showsEntries) {
 
 /** An axis of a map: the labels of its tokens, or of its words. */
 export class Axis {
-  /** @param {string} name @param {Side} side @param {boolean} merged @param {boolean} [showsEntries] labels are entries of the vocabulary */
+  /**
+   * @param {string} name @param {Side} side @param {boolean} merged
+   * @param {boolean} [showsEntries] labels are entries of the vocabulary
+   */
   constructor(name, side, merged, showsEntries = false) {
     this.name = name;
     this.title = side.title ?? name;
@@ -112,7 +118,9 @@ export class Axis {
     return this.words[this.starts ? this.starts[position] : position] ?? null;
   }
 
-  /** The first token at a position, which is the same whether or not word pieces are merged. @param {number} position */
+  /**
+   * The first token at a position, which is the same whether or not word pieces are merged. @param {number} position
+   */
   tokenAt(position) {
     return this.starts ? this.starts[position] : position;
   }

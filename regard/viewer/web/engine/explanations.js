@@ -3,9 +3,9 @@
 import { topIndices } from "./search.js";
 
 /**
- * @typedef {import("./page_engine.js").PageEngine} PageEngine
- * @typedef {import("./page_engine.js").Look} Look
- * @typedef {import("./fast_operations.js").Tensor} Tensor
+ * @typedef {import("./model.js").PageEngine} PageEngine
+ * @typedef {import("./model.js").Look} Look
+ * @typedef {import("./graph_runner.js").Tensor} Tensor
  * @typedef {import("./graph_runner.js").Edits} Edits
  * @typedef {[number, number, number]} ExplainedStep index of the input, row of the logits, id of the token or label
  * @typedef {{inputs: number[][][], steps: ExplainedStep[]}} ExplainedOutput
@@ -19,7 +19,8 @@ const SIDES = { 1: ["text"], 2: ["source", "target"] };
 
 /**
  * The explained output of a look, or null if there is none.
- * @param {PageEngine} engine @param {Look} look @param {{text: string, steps: {token: string}[]}} output @param {number[]} generated ids of a continuation
+ * @param {PageEngine} engine @param {Look} look @param {{text: string, steps: {token: string}[]}} output
+ * @param {number[]} generated ids of a continuation
  */
 export function explainOutput(engine, look, output, generated) {
   const { head, labels } = engine.header;
@@ -34,7 +35,8 @@ export function explainOutput(engine, look, output, generated) {
   const stepsFrom = (first, columns) => columns.map((column, i) => [0, first + i, column]);
   const best = (/** @type {number} */ row) => topIndices(look.pass.logits[row], 1)[0];
   const textOf = (/** @type {number} */ id) => engine.targetTokenizer.decode([id]) || engine.targetTokenizer.label(id);
-  if (engine.isTranslator) return explained([look.ids], stepsFrom(0, [...look.ids[1].slice(1), engine.special.eos]), tokens);
+  if (engine.isTranslator)
+    return explained([look.ids], stepsFrom(0, [...look.ids[1].slice(1), engine.special.eos]), tokens);
   const [ids] = look.ids;
   if (engine.isGenerator) {
     const last = ids.length - 1;
@@ -44,23 +46,37 @@ export function explainOutput(engine, look, output, generated) {
   if (head === "classify") return explained([[ids]], [[0, 0, labels.indexOf(output.text)]], [output.text]);
   if (head !== "mask") return null;
   const texts = engine.maskedInputs(ids);
-  if (texts) return explained(texts.map((text) => [text]), ids.map((id, i) => [i, i, id]), tokens);
+  if (texts)
+    return explained(
+      texts.map((text) => [text]),
+      ids.map((id, i) => [i, i, id]),
+      tokens,
+    );
   const all = ids.map((_, i) => i);
   const masked = all.filter((i) => ids[i] === engine.special.mask);
   const steps = (masked.length ? masked : all).map((i) => /** @type {ExplainedStep} */ ([0, i, best(i)]));
-  return explained([[ids]], steps, steps.map(([, , column]) => textOf(column)));
+  return explained(
+    [[ids]],
+    steps,
+    steps.map(([, , column]) => textOf(column)),
+  );
 }
 
 /** Responds to a request for a measure. @param {PageEngine} engine @param {any} request */
 export function explain(engine, request) {
   const { measure } = request;
-  if (measure === "effects") return { effects: { [request.attention]: headEffects(engine, request, request.attention) } };
+  if (measure === "effects")
+    return { effects: { [request.attention]: headEffects(engine, request, request.attention) } };
   if (measure === "lens") return { lens: logitLens(engine, request) };
   if (measure === "attribution") return { attribution: attribution(engine, request) };
   throw new Error(`Unknown measure ${measure}. Choose one of effects, lens, attribution.`);
 }
 
-/** Log-probability of each step; of a regression, its value. @param {string} problem kind of labels @param {ExplainedStep[]} steps @param {(Float32Array[] | null)[]} logits of each input @returns {number[]} NaN for steps of inputs without logits */
+/**
+ * Log-probability of each step; of a regression, its value. @param {string} problem kind of labels
+ * @param {ExplainedStep[]} steps @param {(Float32Array[] | null)[]} logits of each input
+ * @returns {number[]} NaN for steps of inputs without logits
+ */
 function stepLogprobs(problem, steps, logits) {
   return steps.map(([sequence, row, column]) => {
     const scores = logits[sequence]?.[row];
@@ -80,17 +96,22 @@ function logSum(logits) {
   return maximum + Math.log(total);
 }
 
-/** Effects of the heads of an attention on each step. @param {PageEngine} engine @param {ExplainedOutput} output @param {string} attention @returns {number[][]} */
+/**
+ * Effects of the heads of an attention on each step. @param {PageEngine} engine @param {ExplainedOutput} output
+ * @param {string} attention @returns {number[][]}
+ */
 function headEffects(engine, { inputs, steps }, attention) {
   const { attentions } = engine.header.graphs.forward;
   const one = engine.maps.get(attention) ?? attentions.find((/** @type {any} */ part) => part.attention === attention);
   if (!one) throw new Error(`The model has no attention ${attention}.`);
-  const run = (/** @type {import("./interventions.js").Intervention[]} */ changes) => {
+  const run = (/** @type {import("./experiments.js").Intervention[]} */ changes) => {
     const logits = inputs.map((ids) => engine.forward(ids, new Set(), changes).logits);
     return stepLogprobs(engine.header.problem_type, steps, logits);
   };
   const before = run([]);
-  return Array.from({ length: one.heads }, (_, head) => run([{ change: "head", attention, head }]).map((after, i) => after - before[i]));
+  return Array.from({ length: one.heads }, (_, head) =>
+    run([{ change: "head", attention, head }]).map((after, i) => after - before[i]),
+  );
 }
 
 /** @param {PageEngine} engine @param {ExplainedOutput} output */
@@ -99,13 +120,17 @@ function logitLens(engine, { inputs, steps }) {
   if (!streams.length) throw new Error("The logit lens needs a model with a residual stream.");
   if (engine.isGenerator) {
     const [[ids]] = inputs;
-    steps = [...Array.from({ length: steps[0][1] }, (_, row) => /** @type {ExplainedStep} */ ([0, row, ids[row + 1]])), ...steps];
+    steps = [
+      ...Array.from({ length: steps[0][1] }, (_, row) => /** @type {ExplainedStep} */ ([0, row, ids[row + 1]])),
+      ...steps,
+    ];
   }
   steps = steps.slice(-MAX_LENS_POSITIONS);
   const { head, labels } = engine.header;
   const isLabel = engine.image || head === "classify";
   const tokenizer = engine.targetTokenizer;
-  const nameOf = (/** @type {number} */ column) => (isLabel ? labels[column] : tokenizer.decode([column]) || tokenizer.label(column));
+  const nameOf = (/** @type {number} */ column) =>
+    isLabel ? labels[column] : tokenizer.decode([column]) || tokenizer.label(column);
   const used = new Set(steps.map(([sequence]) => sequence));
   // The output layer reads the last stream only: an earlier one in its place gives the lens.
   /** By layer and input, the logits. @type {Float32Array[][][]} */
@@ -123,18 +148,35 @@ function logitLens(engine, { inputs, steps }) {
   const probabilities = columns.map((rows, layer) =>
     rows.map((best, i) => {
       const [sequence, row] = steps[i];
-      return stepLogprobs("single_label", best.map((column) => /** @type {ExplainedStep} */ ([sequence, row, column])), logits[layer]).map(Math.exp);
+      return stepLogprobs(
+        "single_label",
+        best.map((column) => /** @type {ExplainedStep} */ ([sequence, row, column])),
+        logits[layer],
+      ).map(Math.exp);
     }),
   );
   const shown = [...new Set(columns.flat(2))].sort((a, b) => a - b);
-  const names = Object.fromEntries(isLabel ? shown.map((column) => [column, labels[column]]) : tokenizer.distinctNames(shown));
-  return { layers: streams.length, tokens: steps.map(([, , column]) => nameOf(column)), targets: steps.map(([, , column]) => column), own, columns, probabilities, names };
+  const names = Object.fromEntries(
+    isLabel ? shown.map((column) => [column, labels[column]]) : tokenizer.distinctNames(shown),
+  );
+  return {
+    layers: streams.length,
+    tokens: steps.map(([, , column]) => nameOf(column)),
+    targets: steps.map(([, , column]) => column),
+    own,
+    columns,
+    probabilities,
+    names,
+  };
 }
 
 /**
- * Gradient × input by central differences: the derivative of a log-probability with respect to a factor of the embedding of
+ * Gradient × input by central differences: the derivative of a log-probability with respect to a factor of the
+ * embedding of
  * token i, at 1, is the product of gradient and embedding. Or by occlusion: the difference between factors 1 and 0.
- * @param {PageEngine} engine @param {ExplainedOutput & {side?: string, tokens?: [number, number], method?: string}} request optionally of one side and a range of tokens
+ * @param {PageEngine} engine
+ * @param {ExplainedOutput & {side?: string, tokens?: [number, number], method?: string}} request optionally of one
+ * side and a range of tokens
  * @returns {Record<string, number[][]>} by side, a row per step; a column per token of the range
  */
 function attribution(engine, { inputs, steps, side: onlySide, tokens: range, method }) {
@@ -142,7 +184,9 @@ function attribution(engine, { inputs, steps, side: onlySide, tokens: range, met
   const factors = method === "occlusion" ? [1, 0] : [1 + EPSILON, 1 - EPSILON];
   const { embeddings } = engine.header.graphs.forward;
   const names = SIDES[embeddings.length];
-  const gates = inputs.map((ids) => (method === "occlusion" ? { replaced: new Map(), bypassed: new Map() } : reluGates(engine, ids)));
+  const gates = inputs.map((ids) =>
+    method === "occlusion" ? { replaced: new Map(), bypassed: new Map() } : reluGates(engine, ids),
+  );
   /** @type {Record<string, number[][]>} */
   const found = {};
   names.forEach((name, side) => {
@@ -155,18 +199,24 @@ function attribution(engine, { inputs, steps, side: onlySide, tokens: range, met
           if (token >= ids[side].length) return null;
           const { replaced, bypassed } = gates[sequence];
           const scaled = (/** @type {Tensor} */ value) => scaleRow(value, token, factor);
-          return engine.forward(ids, new Set(), [], { replaced: new Map([...replaced, [embeddings[side], scaled]]), bypassed }).logits;
+          return engine.forward(ids, new Set(), [], {
+            replaced: new Map([...replaced, [embeddings[side], scaled]]),
+            bypassed,
+          }).logits;
         });
         return stepLogprobs(engine.header.problem_type, steps, logits);
       });
-      steps.forEach((_, i) => found[name][i].push(Number.isNaN(up[i]) ? 0 : (up[i] - down[i]) / (factors[0] - factors[1])));
+      steps.forEach((_, i) =>
+        found[name][i].push(Number.isNaN(up[i]) ? 0 : (up[i] - down[i]) / (factors[0] - factors[1])),
+      );
     }
   });
   return found;
 }
 
 /**
- * Changes of the graph by which every ReLU keeps the units of the unchanged input, so that differences do not cross its kink.
+ * Changes of the graph by which every ReLU keeps the units of the unchanged input, so that differences do not cross
+ * its kink.
  * @param {PageEngine} engine @param {number[][]} ids @returns {Edits}
  */
 function reluGates(engine, ids) {
@@ -176,7 +226,10 @@ function reluGates(engine, ids) {
   const edits = { replaced: new Map(), bypassed: new Map(steps.map((step) => [step.out, step.in[0]])) };
   for (const { out } of steps) {
     const [{ data: open }] = values.get(out);
-    edits.replaced.set(out, ({ data, shape }) => ({ data: data.map((/** @type {number} */ x, /** @type {number} */ i) => (open[i] > 0 ? x : 0)), shape }));
+    edits.replaced.set(out, ({ data, shape }) => ({
+      data: data.map((/** @type {number} */ x, /** @type {number} */ i) => (open[i] > 0 ? x : 0)),
+      shape,
+    }));
   }
   return edits;
 }

@@ -1,7 +1,8 @@
 /**
  * Fast computation of attention weights: four queries by eight keys at a time, in 700 bytes of SIMD WebAssembly that are
- * assembled here. The plain twin (`computeWeights` in maths.js) computes the numbers that are displayed, and replaces this
- * kernel where WebAssembly is not available. This one is for drawing: float32, accurate to about five digits.
+ * assembled here. The reference implementation (`computeWeights` in maths.js) computes the numbers that are displayed,
+ * and replaces this kernel where WebAssembly is not available. This one is for drawing: float32, accurate to about five
+ * digits.
  */
 
 import { computeWeights, keyRange } from "./maths.js";
@@ -69,7 +70,8 @@ const MASKED_SCORE = -3e38;
 const LANES = [0, 1, 2, 3];
 
 /**
- * dots(q, k, out, groups, D, stride): dot products of four queries with 8 · groups keys. q is interleaved by four queries,
+ * dots(q, k, out, groups, D, stride): dot products of four queries with 8 · groups keys. q is interleaved by four
+ * queries,
  * k by the eight keys of a group. A query's row in `out` has `stride` bytes.
  */
 function dotsBody() {

@@ -1,16 +1,138 @@
-/** Attention maps of heads, of the mean over heads and of words, for any length. */
+/**
+ * Attention maps: the weights of heads, computed from q and k on demand, and labels of heads by what they attend to.
+ */
 
-import { labelHead } from "./head_labels.js";
-import { addMergedRow, argmax, argmaxAbs, computeWeights, extractHead, readBlob } from "./maths.js";
-import { Kernel } from "./kernel.js";
 import { Axis } from "../core/tokens.js";
+import { Kernel } from "./kernel.js";
+import {
+  addMergedRow,
+  argmax,
+  argmaxAbs,
+  computeWeights,
+  extractHead,
+  mutualInformation,
+  readBlob,
+  rowEntropy,
+} from "./maths.js";
+
+/* Labels of heads: what a head mostly attends to, measured on its map. Definitions: docs/translating.md. */
+
+/**
+ * @typedef {{label: string, share: number, information: number}} HeadLabel `information`: mutual information of rows
+ * and columns in bits
+ */
+
+/** The share of the weight from which a pattern gives a head its label, and its minimum ratio to uniform attention. */
+const MIN_SHARE = 0.5;
+const MIN_RATIO = 1.5;
+/** Entropy, as a fraction of that of uniform attention, from which a head is diffuse. */
+const MIN_DIFFUSE = 0.85;
+/** Mutual information, as a fraction of its maximum, from which a cross-attention head is an alignment. */
+const MIN_ALIGNMENT = 0.5;
+
+/** The labels in the order of the legend: name, short name, and the description of a head with a percentage. */
+export const HEAD_LABELS = {
+  alignment: { short: "align", text: "aligns each output token with one source token" },
+  previous: { name: "previous token", short: "prev", text: "attends to the previous token" },
+  next: { name: "next token", short: "next", text: "attends to the next token" },
+  same: { name: "same token", short: "same", text: "attends to the token itself, or to the same token elsewhere" },
+  first: {
+    name: "first token",
+    short: "first",
+    text: "attends to the first token, which often means “nothing to add”",
+  },
+  punctuation: { short: "punct", text: "attends to punctuation and special tokens" },
+  diffuse: { short: "diffuse", text: "spreads its weight almost evenly over all tokens" },
+  mixed: { short: "mixed", text: "follows no simple pattern" },
+};
+
+/**
+ * Whether attention of this label follows from positions alone, not from the content of a sentence.
+ * @param {string} label
+ */
+export const isPositional = (label) => ["previous", "next", "same", "first", "diffuse"].includes(label);
+
+/** @param {string} label */
+export const labelName = (label) => HEAD_LABELS[label].name ?? label;
+
+/** Whether a token is punctuation or special. @param {string} token */
+export function isPunctuation(token) {
+  return /^[\p{P}\p{S}\s]+$/u.test(token) || /^(<.*>|\[[A-Z]+\]|<\|.*\|>)$/.test(token);
+}
+
+/**
+ * Labels a head from its map, or from a sample of the rows of a long one.
+ * @param {AttentionMap} map @param {string[]} rowTokens @param {string[]} columnTokens
+ * @param {string} kind of the attention
+ * @returns {HeadLabel}
+ */
+function labelHead(map, rowTokens, columnTokens, kind) {
+  const { columns } = map;
+  const rows = map.sampleRows();
+  const cells = new Float32Array(rows.length * columns);
+  map.readRows(rows, 0, columns, cells);
+  const information = mutualInformation(cells, rows.length, columns);
+  const isSelf = kind !== "cross";
+  const punctuation = columnTokens.map((token, s) => s > 0 && isPunctuation(token));
+  const patterns = isSelf ? ["previous", "next", "same", "first", "punctuation"] : ["first", "punctuation"];
+  /** Weight and weight under uniform attention of each pattern, and the number of rows in which it is possible. */
+  const sums = Object.fromEntries(patterns.map((name) => [name, { weight: 0, uniform: 0, rows: 0 }]));
+  let [entropy, uniformEntropy, attendingRows] = [0, 0, 0];
+  rows.forEach((t, i) => {
+    const row = cells.subarray(i * columns, (i + 1) * columns);
+    const count = row.reduce((sum, weight) => sum + Number(weight > 0), 0);
+    // A row with a single key shows nothing.
+    if (count < 2) return;
+    attendingRows += 1;
+    entropy += rowEntropy(row);
+    uniformEntropy += Math.log2(count);
+    const here = t + columns - map.rows;
+    /** @param {string} name @param {(s: number) => boolean} matches */
+    const add = (name, matches) => {
+      let [weight, possible] = [0, 0];
+      for (let s = 0; s < columns; s++) {
+        if (row[s] > 0 && matches(s)) [weight, possible] = [weight + row[s], possible + 1];
+      }
+      if (!possible) return;
+      const sum = sums[name];
+      [sum.weight, sum.uniform, sum.rows] = [sum.weight + weight, sum.uniform + possible / count, sum.rows + 1];
+    };
+    if (isSelf) {
+      add("previous", (s) => s === here - 1);
+      add("next", (s) => s === here + 1);
+      add("same", (s) => s === here || columnTokens[s] === rowTokens[t]);
+    }
+    if (!isSelf || here > 0) add("first", (s) => s === 0);
+    add("punctuation", (s) => punctuation[s]);
+  });
+  const best = patterns
+    .map((name) => ({
+      name,
+      share: sums[name].weight / Math.max(1, sums[name].rows),
+      uniform: sums[name].uniform / Math.max(1, sums[name].rows),
+      rows: sums[name].rows,
+    }))
+    .filter(
+      ({ share, uniform, rows: found }) =>
+        found >= attendingRows / 2 && found > 0 && share >= MIN_SHARE && share >= MIN_RATIO * uniform,
+    )
+    .sort((a, b) => b.share - a.share)[0];
+  if (best) return { label: best.name, share: best.share, information };
+  const aligned = information / Math.log2(Math.max(2, Math.min(rows.length, columns)));
+  if (!isSelf && aligned >= MIN_ALIGNMENT) return { label: "alignment", share: aligned, information };
+  const spread = uniformEntropy > 0 ? entropy / uniformEntropy : 0;
+  if (spread >= MIN_DIFFUSE) return { label: "diffuse", share: spread, information };
+  return { label: "mixed", share: 1 - spread, information };
+}
+
+/* Attention maps of heads, of the mean over heads and of words, for any length. */
 
 /** @typedef {import("../core/state.js").HeadRef} HeadRef */
 /** @typedef {import("../core/state.js").Zoom} Zoom */
 /** @typedef {import("./maths.js").Head} Head */
 
 /** Maps of up to this number of cells are computed at once and kept; larger ones are computed row by row. */
-export const MAX_MATERIALIZED_CELLS = 2 ** 20;
+const MAX_MATERIALIZED_CELLS = 2 ** 20;
 /** Total number of cells of maps that are kept. */
 const MAX_CACHED_CELLS = 24 * 2 ** 20;
 /** Number of rows from which the measures of a large map are estimated. */
@@ -87,13 +209,13 @@ export class AttentionMap {
     return Array.from({ length: count }, (_, i) => Math.floor(((i + 0.5) * this.rows) / count));
   }
 
-  /** @param {number[]} rows @param {number} from @param {number} to @param {Float32Array} out */
-  computeRows(rows, from, to, out) {
+  /** @param {number[]} _rows @param {number} _from @param {number} _to @param {Float32Array} _out */
+  computeRows(_rows, _from, _to, _out) {
     throw new Error("AttentionMap.computeRows is abstract.");
   }
 
-  /** @param {number} row @returns {Float64Array} */
-  computeExactRow(row) {
+  /** @param {number} _row @returns {Float64Array} */
+  computeExactRow(_row) {
     throw new Error("AttentionMap.computeExactRow is abstract.");
   }
 }
@@ -223,7 +345,7 @@ export class Attentions {
     this.axes = new Map();
     /** Whether labels are entries of the vocabulary, such as ##ing. */
     this.showsEntries = false;
-    /** @type {Map<string, import("./head_labels.js").HeadLabel>} */
+    /** @type {Map<string, HeadLabel>} */
     this.labels = new Map();
   }
 
@@ -278,7 +400,9 @@ export class Attentions {
     return this.labels.get(key);
   }
 
-  /** The map of a head whose attention is loaded. @param {HeadRef} ref @param {boolean} merged @returns {AttentionMap} */
+  /**
+   * The map of a head whose attention is loaded. @param {HeadRef} ref @param {boolean} merged @returns {AttentionMap}
+   */
   map(ref, merged) {
     const key = `${ref.attention}:${ref.head}:${merged}`;
     let map = this.maps.get(key);

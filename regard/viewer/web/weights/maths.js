@@ -1,5 +1,6 @@
 /**
- * Attention from q and k to weights, and measures of weights. No DOM: this also runs under node, where it is compared with
+ * Attention from q and k to weights, and measures of weights. No DOM: this also runs under node, where it is compared
+ * with
  * NumPy.
  *
  * Axes: T queries (rows), S keys (columns), H heads, G key heads, D head width. Query t has position p = t + S − T.
@@ -8,7 +9,8 @@
 /** @typedef {{op: string, size?: number, length?: number, parts?: Mask[], part?: Mask}} Mask */
 /** @typedef {{name: string, form: string, scale?: number, cap?: number, relative?: number[]}} Score */
 /**
- * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw encoded numbers
+ * @typedef {{numbers: Float32Array | Uint16Array, low: Float32Array | null, step: Float32Array | null}} Raw encoded
+ * numbers
  */
 /**
  * One head of one attention: the inputs of a row of weights.
@@ -18,7 +20,8 @@
 /** @typedef {Float32Array | Float64Array} Row */
 
 /**
- * Reads the numbers of a blob without decoding them. Large blobs are quantized to 16 bits: for each channel a minimum and a
+ * Reads the numbers of a blob without decoding them. Large blobs are quantized to 16 bits: for each channel a minimum
+ * and a
  * step, then multiples of the step.
  * @param {ArrayBuffer} buffer @param {{type: string, shape: number[]}} blob @returns {Raw}
  */
@@ -101,7 +104,8 @@ export function mayAttend(mask, p, s) {
 }
 
 /**
- * The range from..to that contains all keys a query at position p may attend to; `isOpen` tests keys of the range, if some
+ * The range from..to that contains all keys a query at position p may attend to; `isOpen` tests keys of the range, if
+ * some
  * of them are masked.
  * @param {Mask | null} mask @param {number} p @param {number} S
  * @returns {{from: number, to: number, isOpen: ((s: number) => boolean) | null}}
@@ -145,9 +149,10 @@ function exponentialsOf(numbers) {
  * Computes the scores of query t with the keys from..to, before mask and softmax, in double precision.
  * @param {Head} head @param {number} t @param {number} from @param {number} to @param {Row} out
  */
-export function computeScores(head, t, from, to, out) {
+function computeScores(head, t, from, to, out) {
   const { D, T, bias, cap, relative, scale, w } = head;
-  // Disentangled attention: the channels from this one on are products with relative positions, of which each pair has one.
+  // Disentangled attention: the channels from this one on are products with relative positions, of which each pair has
+  // one.
   const width = relative ? Math.min(...relative) : D;
   if (w) {
     const [q, k] = [exponentialsOf(head.q), exponentialsOf(head.k)];
@@ -209,7 +214,10 @@ export function computeWeights(head, t, out) {
   return out;
 }
 
-/** The entropy of a row in bits: 0 for one key, log2 n for a uniform distribution over n keys. @param {Row} row @returns {number} */
+/**
+ * The entropy of a row in bits: 0 for one key, log2 n for a uniform distribution over n keys. @param {Row} row
+ * @returns {number}
+ */
 export function rowEntropy(row) {
   let sum = 0;
   for (let s = 0; s < row.length; s++) if (row[s] > 0) sum -= row[s] * Math.log2(row[s]);
@@ -220,7 +228,7 @@ export function rowEntropy(row) {
  * The overlap of two rows, Σ min(a, b): 1 if they are equal, 0 if they share no key.
  * @param {Row} a @param {Row} b
  */
-export function rowOverlap(a, b) {
+function rowOverlap(a, b) {
   let sum = 0;
   for (let s = 0; s < a.length; s++) sum += Math.min(a[s], b[s]);
   return sum;
@@ -255,7 +263,8 @@ export function wordStarts(words) {
 }
 
 /**
- * Adds a row over tokens, which starts at token `first`, to a row over words: the weights of a word's tokens are summed and
+ * Adds a row over tokens, which starts at token `first`, to a row over words: the weights of a word's tokens are
+ * summed and
  * multiplied by `share`, because rows of a word are averaged.
  * @param {Row} row @param {number} first @param {Int32Array} starts @param {number} from @param {number} to
  * @param {number} share @param {Row} out
@@ -329,4 +338,46 @@ export function alignmentErrorRate(predicted, gold) {
   const goldLinks = new Set(gold.map(String));
   const both = [...predictedLinks].filter((link) => goldLinks.has(link)).length;
   return predictedLinks.size + goldLinks.size ? 1 - (2 * both) / (predictedLinks.size + goldLinks.size) : 0;
+}
+
+/* Measures of attention maps. */
+
+/** @typedef {import("./maps.js").AttentionMap} AttentionMap */
+
+/**
+ * Iterates over the sampled rows of maps of equal size, eight at a time, which the kernel computes together.
+ * @param {AttentionMap[]} maps @param {(rows: Float32Array[]) => void} visitRows called with one row of each map
+ */
+function forSampledRows(maps, visitRows) {
+  const { columns } = maps[0];
+  const rows = maps[0].sampleRows();
+  const blocks = maps.map(() => new Float32Array(8 * columns));
+  for (let i = 0; i < rows.length; i += 8) {
+    const some = rows.slice(i, i + 8);
+    maps.forEach((map, m) => map.readRows(some, 0, columns, blocks[m]));
+    some.forEach((_, j) => visitRows(blocks.map((block) => block.subarray(j * columns, (j + 1) * columns))));
+  }
+}
+
+/** The mean entropy of a map's rows in bits, without rows that attend to nothing. @param {AttentionMap} map */
+export function meanEntropy(map) {
+  let [sum, attendingRows] = [0, 0];
+  forSampledRows([map], ([row]) => {
+    sum += rowEntropy(row);
+    attendingRows += Number(row.some((weight) => weight > 0));
+  });
+  return sum / Math.max(1, attendingRows);
+}
+
+/**
+ * The weight that two maps put on the same keys, averaged over rows.
+ * @param {AttentionMap} a @param {AttentionMap} b
+ */
+export function meanOverlap(a, b) {
+  let [sum, attendingRows] = [0, 0];
+  forSampledRows([a, b], ([rowA, rowB]) => {
+    sum += rowOverlap(rowA, rowB);
+    attendingRows += Number(rowA.some((weight) => weight > 0) || rowB.some((weight) => weight > 0));
+  });
+  return sum / Math.max(1, attendingRows);
 }

@@ -6,12 +6,14 @@ import { maxAbsPool, maxPool } from "./maths.js";
 /** @typedef {import("./maps.js").AttentionMap} AttentionMap */
 
 /**
- * A raster of a part of a map, max-pooled in blocks. Rows of a large map are computed step by step in an interleaved order,
+ * A raster of a part of a map, max-pooled in blocks. Rows of a large map are computed step by step in an interleaved
+ * order,
  * so that a coarse raster is available at once and becomes exact: its values can only grow.
  */
 export class Raster {
   /**
-   * @param {AttentionMap} map @param {Zoom} zoom @param {number} maxHeight maximum height in blocks @param {number} wide maximum width
+   * @param {AttentionMap} map @param {Zoom} zoom @param {number} maxHeight maximum height in blocks
+   * @param {number} wide maximum width
    * @param {Raster | null} [previous] another raster of the map, whose values are shown until the new ones are computed
    */
   constructor(map, zoom, maxHeight, wide, previous = null) {
@@ -55,7 +57,8 @@ export class Raster {
       for (let x = 0; x < this.width; x++) {
         const column = this.zoom.columns[0] + (x + 0.5) * this.block.columns;
         const at = Math.floor((column - previous.zoom.columns[0]) / previous.block.columns);
-        if (at >= 0 && at < previous.width) this.values[y * this.width + x] = previous.values[from * previous.width + at];
+        if (at >= 0 && at < previous.width)
+          this.values[y * this.width + x] = previous.values[from * previous.width + at];
       }
     }
   }
