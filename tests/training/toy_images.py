@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from regard.data import AugmentConfig
 from regard.models import ViTConfig
 from regard.training import DataConfig, Recipe, TrainConfig, recipe_from_dict
 
@@ -47,6 +48,7 @@ STOCHASTIC: dict[str, dict[str, Any]] = {
     "segment": {"flip": 0.5, "crop": 1, "zoom": 0.7, "color": 0.2, "cutmix": 1.0},
     "mask-images": {"flip": 0.5, "zoom": 0.7},
 }
+NO_AUGMENTATION = {key: value for key, value in vars(AugmentConfig()).items() if key != "padding"}
 
 # Heights and widths of ragged images; the last exceeds LONGEST, and is resized to (12, 24).
 SIZES = [(12, 12), (12, 20), (17, 11), (8, 16), (30, 60)]

@@ -1,6 +1,5 @@
 """The image tasks: classification, segmentation and masked autoencoding."""
 
-import contextlib
 import dataclasses
 import io
 import pickle
@@ -16,112 +15,18 @@ from regard.data.batching.batch import RankSlice
 from regard.errors import RegardError
 from regard.evaluation.text_metrics import confusion_counts, intersection_over_union
 from regard.models import ViTConfig, make_model
-from regard.pipelines import ImageModel, load, pipeline_class
+from regard.pipelines import load, pipeline_class
 from regard.training import DataConfig, TrainConfig, distributed, loop, recipe_from_dict, run_recipe
-from regard.training.checkpoint import METRICS
 from regard.training.fine_tuning import HEAD_PARAMETERS
-from regard.training.log import read_metrics
-from regard.training.recipe import recipe_to_dict
 from regard.training.tasks import TASKS
 from regard.training.tasks.images import split_by_label, suggest_patch
-from regard.training.tasks.task import BatchShape, evaluate_loss
-from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors
-from tests.training.toy_images import EXTRA_METRICS, NAMES, draw, outputs, toy, write
+from regard.training.tasks.task import BatchShape
+from tests.training.helpers import error_message
+from tests.training.toy_images import EXTRA_METRICS, NAMES, NO_AUGMENTATION, draw, toy, write
 
 every_task = pytest.mark.parametrize("task", EXTRA_METRICS)
-PLAIN = {"augment": {key: value for key, value in vars(AugmentConfig()).items() if key != "padding"}}
+PLAIN = {"augment": NO_AUGMENTATION}
 STILL = {"train": {"lr": 1e-30, "steps": 1, "validate_every": 1}} | PLAIN
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    """A finished run of each task. Tests read them."""
-    folders = {}
-    for task in EXTRA_METRICS:
-        folder = tmp_path_factory.mktemp(task)
-        run_recipe(toy(task, folder), folder / "out", quiet=True)
-        folders[task] = folder / "out"
-    return folders
-
-
-# Shared by all tasks
-
-
-@every_task
-def test_same_seed_gives_bit_identical_results(runs, tmp_path, task):
-    repeat_run(runs, task, tmp_path / "out")
-    assert bit_equal(saved_tensors(tmp_path / "out"), saved_tensors(runs[task]))
-    for name in ("config.json", "training.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (runs[task] / name).read_bytes()
-    assert not (runs[task] / "tokenizer.json").exists()
-    repeat_run(runs, task, tmp_path / "other", train={"seed": 2})
-    assert not bit_equal(saved_tensors(tmp_path / "other"), saved_tensors(runs[task]))
-
-
-@every_task
-def test_resumed_run_has_the_same_weights(runs, tmp_path, monkeypatch, task):
-    interrupt_and_resume(monkeypatch, lambda: repeat_run(runs, task, tmp_path))
-    assert bit_equal(saved_tensors(tmp_path), saved_tensors(runs[task]))
-    steps = [[(line["step"], line["kind"]) for line in read_metrics(out / METRICS)] for out in (tmp_path, runs[task])]
-    assert steps[0] == steps[1]
-
-
-@every_task
-def test_saved_model_has_the_logged_validation_scores(runs, task):
-    pipeline = load(runs[task], "cpu")
-    assert type(pipeline) is ImageModel
-    lines = read_metrics(runs[task] / METRICS)
-    validated = [line for line in lines if line["kind"] == "validation"]
-    assert [line["step"] for line in validated] == [6, 12]
-    assert pipeline.training["validation"].keys() == {"nll", *EXTRA_METRICS[task]}
-    assert validated[1]["nll"] < validated[0]["nll"]
-    assert all(line["images_per_second"] > 0 for line in lines if line["kind"] == "train")
-    [line] = [line for line in validated if line["step"] == pipeline.training["step"]]
-    assert {name: line[name] for name in pipeline.training["validation"]} == pipeline.training["validation"]
-    recipe = recipe_from_dict(pipeline.training["recipe"])
-    dataset = TASKS[task].read(recipe.data)
-    shape = BatchShape(0, recipe.train.seed, constant=True, images=7)
-    encoded = TASKS[task].encode(dataset, (), pipeline.special, recipe, pipeline.model.config, shape)
-    again = evaluate_loss(TASKS[task], pipeline.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].validation_scores(pipeline, dataset)
-    if task != "mask-images":  # other batches mask other patches
-        assert again == pytest.approx(pipeline.training["validation"], rel=1e-5)
-
-
-@every_task
-def test_loaded_pipeline_gives_the_same_outputs(runs, tmp_path, task):
-    pipeline = load(runs[task], "cpu")
-    pipeline.save(tmp_path / "copy")
-    copy = load(tmp_path / "copy", "cpu")
-    assert (copy.training, copy.model.config) == (pipeline.training, pipeline.model.config)
-    assert outputs(task, copy) == outputs(task, pipeline)
-
-
-@every_task
-@pytest.mark.parametrize("fine_tune", [False, True])
-def test_suggested_recipe_can_be_trained(runs, tmp_path, task, fine_tune):
-    data = recipe_from_dict(load(runs[task], "cpu").training["recipe"]).data
-    dataset = TASKS[task].read(data)
-    suggested = dataclasses.replace(TASKS[task].suggest_recipe(dataset, fine_tune), data=data)
-    assert suggested.task == task
-    assert recipe_from_dict(recipe_to_dict(suggested)) == suggested
-    assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
-    assert 0 < suggested.train.warmup < suggested.train.steps
-    assert suggested.model.mean == tuple(round(value, 4) for value in dataset.training.images.mean)
-    short = recipe_from_dict({"train": {"steps": 1, "batch_images": 8, "workers": 1, "device": "cpu"}}, suggested)
-    pipeline = run_recipe(short, tmp_path / "out", start_from=runs[task] if fine_tune else None, quiet=True)
-    assert pipeline.model.config.width == (16 if fine_tune else suggested.model.width)
-    assert pipeline.model.config.mean == ((0.5,) if fine_tune else suggested.model.mean)
-
-
-def test_two_workers_give_the_same_weights_as_one(runs, tmp_path):
-    still = {"model": {"dropout": 0.0, "drop_path": 0.0}} | PLAIN
-    common = {"steps": 6, "validate_every": 3, "clip": 0.0, "optimizer": "sgd", "lr": 0.1}
-    repeat_run(runs, "classify-images", tmp_path / "one", train=common, **still)
-    repeat_run(runs, "classify-images", tmp_path / "two", train=common | {"workers": 2}, **still)
-    one, two = (saved_tensors(tmp_path / out) for out in ("one", "two"))
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -1,6 +1,6 @@
-"""All text tasks except translation: training from files, resuming, validation scores and error messages.
+"""All tasks except translation: training from files, resuming, validation scores and error messages.
 
-Translation is covered by test_loop.py, image tasks by test_images.py.
+Translation is covered by test_loop.py.
 """
 
 import contextlib
@@ -11,130 +11,141 @@ import pytest
 import torch
 
 from regard.data.text.special_tokens import SpecialTokens
-from regard.pipelines import load, save
+from regard.pipelines import ImageModel, load, save
 from regard.training import recipe_from_dict, run_recipe
 from regard.training.checkpoint import METRICS
 from regard.training.log import read_metrics
 from regard.training.recipe import recipe_to_dict
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import BatchShape, evaluate_loss
-from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, repeat_run, saved_tensors
-from tests.training.toy_tasks import KINDS, outputs, sentences, toy, write_squad, write_text
+from tests.training import toy_images, toy_tasks
+from tests.training.helpers import bit_equal, error_message, interrupt_and_resume, plan, repeat_run, saved_tensors
+from tests.training.tasks.conftest import CASES
+from tests.training.toy_tasks import KINDS, TRAIN, sentences, toy, write_squad, write_text
 
-IMAGE_TASKS = {"classify-images", "segment", "mask-images"}
+every_case = pytest.mark.parametrize("case", CASES)
 every_task = pytest.mark.parametrize("task", KINDS)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    """A finished run of each task. Tests read them."""
-    folders = {}
-    for task in KINDS:
-        folder = tmp_path_factory.mktemp(task)
-        run_recipe(toy(task, folder), folder / "out", quiet=True)
-        folders[task] = folder / "out"
-    return folders
-
-
 def test_every_task_has_tests():
-    assert {"translate", *KINDS, *IMAGE_TASKS} == set(TASKS)
+    assert {"translate", *(case.removeprefix("ragged ") for case in CASES)} == set(TASKS)
 
 
-@every_task
-def test_same_seed_gives_bit_identical_results(runs, tmp_path, task):
-    repeat_run(runs, task, tmp_path)
-    assert bit_equal(saved_tensors(tmp_path), saved_tensors(runs[task]))
-    for name in ("config.json", "tokenizer.json", "training.json"):
-        assert (tmp_path / name).read_bytes() == (runs[task] / name).read_bytes()
-
-
-@every_task
-def test_resumed_run_has_the_same_weights(runs, tmp_path, monkeypatch, task):
-    interrupt_and_resume(monkeypatch, lambda: repeat_run(runs, task, tmp_path))
-    assert bit_equal(saved_tensors(tmp_path), saved_tensors(runs[task]))
-    steps = [[(line["step"], line["kind"]) for line in read_metrics(out / METRICS)] for out in (tmp_path, runs[task])]
+@every_case
+def test_resumed_run_has_the_same_weights(runs, tmp_path, monkeypatch, case):
+    """As the seed determines all else, and no time or path is stored, the files are the same too."""
+    interrupt_and_resume(monkeypatch, lambda: repeat_run(runs, case, tmp_path))
+    assert bit_equal(saved_tensors(tmp_path), saved_tensors(runs[case]))
+    steps = [[(line["step"], line["kind"]) for line in read_metrics(out / METRICS)] for out in (tmp_path, runs[case])]
     assert steps[0] == steps[1]
+    for name in ("config.json", "training.json", *["tokenizer.json"] * (case in KINDS)):
+        assert (tmp_path / name).read_bytes() == (runs[case] / name).read_bytes()
+    assert (tmp_path / "tokenizer.json").exists() == (case in KINDS)
 
 
-@every_task
-def test_saved_model_has_the_logged_validation_scores(runs, task):
-    kind, metrics = KINDS[task]
-    pipeline = load(runs[task], "cpu")
-    assert type(pipeline) is kind
-    validated = [line for line in read_metrics(runs[task] / METRICS) if line["kind"] == "validation"]
-    assert [line["step"] for line in validated] == [6, 12]
-    assert pipeline.training["validation"].keys() == {"nll", "perplexity", *metrics}
-    [line] = [line for line in validated if line["step"] == pipeline.training["step"]]
-    assert {name: line[name] for name in pipeline.training["validation"]} == pipeline.training["validation"]
-    trained = [line["nll"] for line in read_metrics(runs[task] / METRICS) if line["kind"] == "train"]
-    assert trained[-1] < trained[0]
-    # and again with the saved model
+def test_another_seed_gives_other_images(runs, tmp_path):
+    repeat_run(runs, "mask-images", tmp_path, train={"seed": 2})
+    assert not bit_equal(saved_tensors(tmp_path), saved_tensors(runs["mask-images"]))
+
+
+def encode(pipeline, constant=False):
+    """The dataset of a run, and its batches in another shape: images in parts of 7, or of 40 tokens if they differ."""
     recipe = recipe_from_dict(pipeline.training["recipe"])
-    dataset = TASKS[task].read(recipe.data)
-    shape = BatchShape(recipe.train.batch_tokens, recipe.train.seed, constant=False)
-    encoded = TASKS[task].encode(dataset, pipeline.tokenizers, pipeline.special, recipe, pipeline.model.config, shape)
-    again = evaluate_loss(TASKS[task], pipeline.model, encoded.validation, contextlib.nullcontext)
-    again |= TASKS[task].validation_scores(pipeline, dataset)
-    assert again == pytest.approx(pipeline.training["validation"], rel=1e-6)
+    task, dataset = TASKS[recipe.task], TASKS[recipe.task].read(recipe.data)
+    shape = BatchShape(recipe.train.batch_tokens, recipe.train.seed, constant)
+    if isinstance(pipeline, ImageModel):
+        ragged = recipe.data.longest > 0
+        shape = BatchShape(40 if ragged else 0, recipe.train.seed, constant=True, images=0 if ragged else 7)
+    return dataset, task.encode(dataset, pipeline.tokenizers, pipeline.special, recipe, pipeline.model.config, shape)
 
 
-@every_task
-def test_loaded_pipeline_gives_the_same_outputs(runs, tmp_path, task):
-    pipeline = load(runs[task], "cpu")
+@every_case
+def test_saved_model_has_the_logged_validation_scores(runs, case):
+    kind, metrics = CASES[case]
+    pipeline, lines = load(runs[case], "cpu"), read_metrics(runs[case] / METRICS)
+    assert type(pipeline) is kind
+    validated = [line for line in lines if line["kind"] == "validation"]
+    trained = [line for line in lines if line["kind"] == "train"]
+    assert [line["step"] for line in validated] == [6, 12]
+    scores = pipeline.training["validation"]
+    assert scores.keys() == {"nll", *metrics} | ({"perplexity"} if case in KINDS else set())
+    [line] = [line for line in validated if line["step"] == pipeline.training["step"]]
+    assert {name: line[name] for name in scores} == scores
+    logged = validated if kind is ImageModel else trained
+    assert logged[-1]["nll"] < logged[0]["nll"]
+    task = TASKS[case.removeprefix("ragged ")]
+    assert all(line[f"{task.unit}s_per_second"] > 0 for line in trained)
+    # and again with the saved model
+    dataset, encoded = encode(pipeline)
+    again = evaluate_loss(task, pipeline.model, encoded.validation, contextlib.nullcontext)
+    again |= task.validation_scores(pipeline, dataset)
+    if case != "mask-images":  # other batches mask other patches
+        assert again == pytest.approx(scores, rel=1e-6 if case in KINDS else 1e-5)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("ragged")])
+def test_loaded_pipeline_gives_the_same_outputs(runs, tmp_path, case):
+    pipeline = load(runs[case], "cpu")
     pipeline.save(tmp_path / "copy")
     copy = load(tmp_path / "copy", "cpu")
-    assert copy.training == pipeline.training
-    assert copy.special == pipeline.special
-    assert outputs(task, copy) == outputs(task, pipeline)
-    for one, other in zip(copy.tokenizers, pipeline.tokenizers):
-        assert one == other
+    assert (copy.training, copy.special, copy.model.config) == (
+        pipeline.training,
+        pipeline.special,
+        pipeline.model.config,
+    )
+    outputs = toy_tasks.outputs if case in KINDS else toy_images.outputs
+    assert outputs(case, copy) == outputs(case, pipeline)
+    assert copy.tokenizers == pipeline.tokenizers
 
 
 @pytest.mark.parametrize("task", [task for task in KINDS if task != "mask"])  # where other tokens would be masked
 def test_constant_shapes_give_the_same_loss(runs, task):
     """Constant shapes, as used on a GPU, are padded with texts that do not count."""
     pipeline = load(runs[task], "cpu")
-    recipe = recipe_from_dict(pipeline.training["recipe"])
-    dataset = TASKS[task].read(recipe.data)
     losses = []
     for constant in (False, True):
-        shape = BatchShape(recipe.train.batch_tokens, recipe.train.seed, constant)
-        encoded = TASKS[task].encode(
-            dataset, pipeline.tokenizers, pipeline.special, recipe, pipeline.model.config, shape
-        )
+        _, encoded = encode(pipeline, constant)
         losses.append(evaluate_loss(TASKS[task], pipeline.model, encoded.validation, contextlib.nullcontext)["nll"])
         pipeline.model.zero_grad()
         batch = next(encoded.batches.epoch(0))
-        TASKS[task].loss(pipeline.model, pipeline.model.features, batch, recipe.train).loss.backward()
+        TASKS[task].loss(pipeline.model, pipeline.model.features, batch, TRAIN).loss.backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in pipeline.model.parameters())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@every_task
-def test_suggested_recipe_can_be_trained(runs, tmp_path, task):
-    for fine_tune in (False, True):
-        recipe = recipe_from_dict(load(runs[task], "cpu").training["recipe"])
-        dataset = TASKS[task].read(recipe.data)
-        suggested = dataclasses.replace(TASKS[task].suggest_recipe(dataset, fine_tune), data=recipe.data)
-        assert suggested.task == task
-        assert recipe_from_dict(recipe_to_dict(suggested)) == suggested
-        assert suggested.train.validate_by in ("loss", *TASKS[task].metrics)
-        assert 0 < suggested.train.warmup < suggested.train.steps
-        short = recipe_from_dict({"train": {"steps": 1, "batch_tokens": 512, "workers": 1, "device": "cpu"}}, suggested)
-        pipeline = run_recipe(
-            short, tmp_path / str(fine_tune), start_from=runs[task] if fine_tune else None, quiet=True
-        )
-        assert pipeline.model.config.width == (16 if fine_tune else suggested.model.width)
+@every_case
+@pytest.mark.parametrize("fine_tune", [False, True])
+def test_suggested_recipe_can_be_trained(runs, tmp_path, case, fine_tune):
+    data = recipe_from_dict(load(runs[case], "cpu").training["recipe"]).data
+    suggested, dataset = plan(case.removeprefix("ragged "), data, fine_tune=fine_tune)
+    task = TASKS[suggested.task]
+    assert recipe_from_dict(recipe_to_dict(suggested)) == suggested
+    assert suggested.train.validate_by in ("loss", *task.metrics)
+    assert 0 < suggested.train.warmup < suggested.train.steps
+    batch = {"batch_tokens": 512} if case in KINDS else {} if case.startswith("ragged") else {"batch_images": 8}
+    short = recipe_from_dict({"train": {"steps": 1, "workers": 1, "device": "cpu"} | batch}, suggested)
+    start = runs[case] if fine_tune else None
+    config = run_recipe(short, tmp_path / "out", start_from=start, dataset=dataset, quiet=True).model.config
+    assert config.width == (16 if fine_tune else suggested.model.width)
+    if case in toy_images.EXTRA_METRICS:
+        assert suggested.model.mean == tuple(round(value, 4) for value in dataset.training.images.mean)
+        assert config.mean == ((0.5,) if fine_tune else suggested.model.mean)
+    if case.startswith("ragged"):
+        assert suggested.augment.crop < 8  # the height of the smallest image
 
 
-def test_two_workers_give_the_same_weights_as_one(runs, tmp_path):
+@pytest.mark.parametrize(
+    ("task", "still"),
+    [
+        ("mask", {"model": {"dropout": 0.0}}),
+        ("classify-images", {"model": {"dropout": 0.0, "drop_path": 0.0}, "augment": toy_images.NO_AUGMENTATION}),
+    ],
+)
+def test_two_workers_give_the_same_weights_as_one(runs, tmp_path, task, still):
     common = {"steps": 6, "validate_every": 3, "clip": 0.0, "optimizer": "sgd", "lr": 0.1}
-    still = {"model": {"dropout": 0.0}}
-    repeat_run(runs, "mask", tmp_path / "one", train=common, **still)
-    for out in ("two", "again"):
-        repeat_run(runs, "mask", tmp_path / out, train=common | {"workers": 2}, **still)
-    one, two, again = (saved_tensors(tmp_path / out) for out in ("one", "two", "again"))
-    assert bit_equal(two, again)
+    for workers in (1, 2):
+        repeat_run(runs, task, tmp_path / str(workers), train=common | {"workers": workers}, **still)
+    one, two = (saved_tensors(tmp_path / out) for out in ("1", "2"))
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)
 
