@@ -192,7 +192,7 @@ def convert(kind: Any, words: Any, name: str, separators: str = ",-") -> Any:
     """
     kind = plain_type(kind)
     if get_origin(kind) is tuple:
-        items = words if isinstance(words, list) else filter(None, words.split(separators[0]))
+        items = words if isinstance(words, list) or not words else words.split(separators[0])
         return tuple(convert(get_args(kind)[0], item, name, separators[1:]) for item in items)
     if kind is bool:
         if words.lower() not in ("true", "false"):

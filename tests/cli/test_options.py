@@ -74,6 +74,7 @@ def test_values(words, name, value):
         (["--beam", "0"], "beam must be between 1 and 1,000 (got 0). The default is 7."),
         (["--no-browser=5"], "--no-browser: ignored explicit argument '5'."),
         (["--begin-suppress-tokens", "7-8"], "--begin-suppress-tokens must be an integer (got '7-8')."),
+        (["--suppress-sequences", "-5"], "--suppress-sequences must be an integer (got '')."),
     ],
 )
 def test_errors(words, message):
