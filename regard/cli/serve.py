@@ -38,6 +38,8 @@ class Options:
     """time limit of a request"""
     max_characters: int = 20_000
     """maximum number of characters per request"""
+    max_source_tokens: int = 4096
+    """maximum number of tokens of a prompt or of a sentence to translate"""
     max_beam: int = 16
     """maximum beam width and number of outputs"""
     max_body_bytes: int = 8 << 20
@@ -64,6 +66,7 @@ def run(argv: list[str]) -> int:
     limits = ServeLimits(
         max_body_bytes=options.max_body_bytes,
         max_characters=options.max_characters,
+        max_source_tokens=options.max_source_tokens,
         max_beam=options.max_beam,
         timeout=options.timeout,
     )

@@ -15,6 +15,7 @@ from regard.serve.routes.schemas import BRANCH
 logger = logging.getLogger("regard.serve")
 
 _SENTENCES = {
+    400: "The body is not JSON, or a number or its nesting is too large. Fix the request.",
     401: "The token is missing or wrong. Send the header: Authorization: Bearer TOKEN",
     404: "There is no such path. See /docs for all paths.",
     405: "This path does not support the method. See /docs for all paths.",
@@ -69,6 +70,8 @@ def describe_validation(errors: Any, *, is_openai: bool = False) -> tuple[int, s
         return 400, place, f"{place} is not supported. Leave it out."
     if kind in ("model_type", "model_attributes_type"):  # it names the class
         message = "Input should be an object"
+    if kind == "string_unicode":
+        message = "must be text in UTF-8"
     return 422, place, f"{place}: {message}." if place else f"The request is invalid: {message}."
 
 

@@ -19,6 +19,8 @@ class ServeLimits:
     """bytes of a request"""
     max_characters: Count = 20_000
     """characters of all texts of a request"""
+    max_source_tokens: Count = 4096
+    """tokens of a prompt or of a sentence to translate: others wait while it is encoded, in quadratic time"""
     max_texts: Count = 256
     """texts or images of a request, and phrases that are forbidden"""
     max_required: Count = 32
@@ -72,6 +74,18 @@ class ServeLimits:
         limit = self.max_characters + 10_000
         if len(body) > limit and sum(map(body.count, (b",", b"[", b"{"))) > limit:
             raise RequestError(f"The request has more than {limit} values.", "Split it.", status=413)
+
+    def check_sources(self, sources: Sequence[Sized]) -> None:
+        """Raise an error if an encoded text is too long.
+
+        >>> ServeLimits(max_source_tokens=3).check_sources([[4, 5, 6, 7]])
+        Traceback (most recent call last):
+        regard.serve.errors.RequestError: A text has 4 tokens; at most 3 are allowed. Split it.
+        """
+        longest = max(map(len, sources), default=0)
+        if longest > self.max_source_tokens:
+            message = f"A text has {longest} tokens; at most {self.max_source_tokens} are allowed."
+            raise RequestError(message, "Split it.", status=413)
 
     def check_config(self, config: DecodeConfig) -> None:
         """Raise an error if a search is too expensive."""

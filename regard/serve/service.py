@@ -67,6 +67,7 @@ class Service:
         is_short = sum(map(len, texts)) <= _INLINE_CHARACTERS and not any(phrases.values())
         request = make() if is_short else await asyncio.to_thread(make)
         self.limits.check_config(request.encoded.config)
+        self.limits.check_sources(request.encoded.sources)
         return request
 
     async def decode(self, model: ServedModel, request: DecodingRequest[T], timeout: float) -> list[T]:

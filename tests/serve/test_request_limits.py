@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import io
 import json
 import threading
@@ -49,6 +50,23 @@ def test_phrases_count(server, phrases, message):
     if list(phrases) == ["forbidden"]:
         body = {"model": "letters", "prompts": ["one"], **phrases}
         assert server.request("/api/generate", body)[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/translate", {"q": "- " * 60, "source": "en", "target": "fr"}),
+        ("/api/translate", {"model": "numbers", "texts": ["one", "- " * 60]}),
+        ("/api/generate", {"model": "letters", "prompts": ["- " * 60]}),
+        ("/v1/completions", {"model": "letters", "prompt": "- " * 60}),
+        ("/v1/completions", {"model": "letters", "prompt": [5] * 60}),
+    ],
+)
+def test_long_sources_are_not_encoded(server, monkeypatch, path, body):
+    """Encoding one takes quadratic time, in which nothing else is decoded, and no deadline is honored."""
+    monkeypatch.setattr(server.service, "limits", dataclasses.replace(server.service.limits, max_source_tokens=50))
+    status, content = server.request(path, body)
+    assert (status, "tokens; at most 50 are allowed. Split it." in str(content)) == (413, True)
 
 
 def test_the_largest_phrases_take_little_time(local):
