@@ -16,7 +16,7 @@ Save a model:
     regard.save("copy", translator)
 Record the exact attention weights of any forward pass, also of your own modules:
     with regard.record(translator) as recording:
-        translator("The cat sleeps.")
+        translator.translate("The cat sleeps.", regard.DecodeConfig(method="greedy"))
 Use a model on a server (regard serve model):
     translator = regard.connect("http://localhost:8000")
 Compare the six scores on the same sentence pairs:

@@ -39,6 +39,8 @@ class Recorded:
     """the output of each call, None if gradients are disabled: the autograd graph holds it anyway"""
     pass_numbers: list[int] = field(default_factory=list, repr=False)
     """the index of the pass of each call, see `Recording.passes`"""
+    hypotheses: list[int] = field(default_factory=list, repr=False)
+    """the hypotheses per sentence in each call, more than one in a step of beam search"""
     head_count: int | None = None
     """number of heads of the module, if not all are recorded"""
 
@@ -51,6 +53,12 @@ class Recorded:
         self.calls.append(call)
         self.outputs.append(output if output.requires_grad else None)
         self.pass_numbers.append(pass_number)
+        self.hypotheses.append(_thread.hypotheses)
+
+    @property
+    def title(self) -> str:
+        """The name in a sentence: that of the outermost module is empty."""
+        return self.name or "the model"
 
     @property
     def recorded_heads(self) -> list[int]:
@@ -66,12 +74,12 @@ class Recorded:
         each: see `Recording.passes`.
         """
         if not self.calls:
-            raise RegardError(f"{self.name} was not called while recording.", "Run the model inside the with block.")
+            raise RegardError(f"{self.title} was not called while recording.", "Run the model inside the with block.")
         recorded = self.recorded_heads
         selected = recorded if heads is None else resolve_indices(heads, self.head_count or len(recorded), "head")
         if missing := [head for head in selected if head not in recorded]:
             raise RegardError(
-                f"Head {missing[0]} of {self.name} was not recorded.",
+                f"Head {missing[0]} of {self.title} was not recorded.",
                 f"Recorded heads: {', '.join(map(str, recorded))}. Pass other heads to record(), or None for all.",
             )
         indices = [recorded.index(head) for head in selected]
@@ -89,19 +97,20 @@ class Recorded:
             calls=[self.calls[i] for i in kept],
             outputs=[self.outputs[i] for i in kept],
             pass_numbers=[number] * len(kept),
+            hypotheses=[self.hypotheses[i] for i in kept],
         )
 
     def _join_steps(self, steps: Sequence[Float[Tensor, "B h _ _"]]) -> Float[Tensor, "B h t S"]:
         """Concatenate the matrices of the calls of one pass along the queries, padding keys with zeros."""
         if (count := len(set(self.pass_numbers))) > 1:
             raise RegardError(
-                f"{self.name} ran on {count} inputs while recording, which have no common matrix.",
+                f"{self.title} ran on {count} inputs while recording, which have no common matrix.",
                 f'Read each pass: recording.passes[0]["{self.name}"].',
             )
-        if len({len(step) for step in steps}) > 1:
+        if max(self.hypotheses) > 1 or len({len(step) for step in steps}) > 1:
             raise RegardError(
-                f"{self.name} was called with different batch sizes, as in beam search.",
-                'Decode with DecodeConfig(method="greedy"), or compute the weights of each of .calls separately.',
+                f"{self.title} ran on several hypotheses or sentences, which change places between steps.",
+                'Decode one sentence with DecodeConfig(method="greedy"), or look at the output with regard.look.',
             )
         keys = max(step.shape[-1] for step in steps)
         return torch.cat([nn.functional.pad(step, (0, keys - step.shape[-1])) for step in steps], dim=2)
@@ -152,6 +161,23 @@ class Recording(dict[str, Recorded]):
             )
             for recorded in called
         }
+
+
+class _Thread(threading.local):
+    hypotheses = 1
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def mark_hypotheses(count: int) -> Iterator[None]:
+    """Tell recordings how many hypotheses per sentence a step of decoding has."""
+    previous, _thread.hypotheses = _thread.hypotheses, count
+    try:
+        yield
+    finally:
+        _thread.hypotheses = previous
 
 
 class _Keys(NamedTuple):

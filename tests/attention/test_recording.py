@@ -244,6 +244,19 @@ def test_two_translations_are_two_recordings(transformer, again):
     assert encoder == [len(transformer.encode_source(line)) for line in ("one two three", again)]
 
 
+def test_steps_of_a_beam_search_have_no_common_matrix(transformer):
+    """Hypotheses change places between the steps: a row of the matrix would not be one output."""
+    with record(transformer) as recording:
+        transformer.translate("one two three", DecodeConfig(beam=3))
+        transformer.translate("one two three", DecodeConfig(method="greedy"))
+    search, greedy = recording.passes
+    for name in ("decoder.0.attention", "decoder.1.cross"):
+        with pytest.raises(RegardError, match=rf"{name} ran on several hypotheses .*method=\"greedy\""):
+            search[name].weights()
+        assert greedy[name].weights().shape[-2] > 1
+    assert search["encoder.0.attention"].weights().shape == greedy["encoder.0.attention"].weights().shape
+
+
 def test_steps_of_language_models_are_one_recording():
     gpt = GPT(GPTConfig(width=8, heads=2, layers=2, feedforward=8, vocab=9, max_len=8)).eval()
     with torch.no_grad(), record(gpt) as recording:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.attention.recording import mark_hypotheses
 from regard.decode.coverage import with_attention
 from regard.decode.protocol import Decodable, SourceBatch, continues_source
 from regard.decode.steppers.static import StepPositions
@@ -88,7 +89,7 @@ class ModelStepper:
         for group in self.groups:
             rows = torch.tensor(group.slots, device=self.device)
             layers: list[Tensor] = []
-            with run_model():
+            with run_model(), mark_hypotheses(group.beams):
                 tokens = last[rows, : group.beams].clone()
                 if self.attention:
                     step = partial(self.model.step, group.state, tokens)
