@@ -139,7 +139,7 @@ def test_attention_table(monkeypatch, capsys):
     options = "--device cpu --lengths 8 --scores dot concat --masks none --tokens 16 --heads 1 --rounds 1 --no-compiled"
     run(monkeypatch, "attention", *options.split())
     output = capsys.readouterr().out
-    assert "ceilings: matrix product" in output
+    assert "roofline: matrix product" in output
     for name in ("**Regard**", "formula, eager", "SDPA"):
         assert f"| dot, forward+backward | 8 | {name} |" in output
     assert "| concat, forward | 8 | SDPA" not in output

@@ -198,20 +198,20 @@ class _PartFinder:
     def _streams(self) -> list[str]:
         # The blocks whose output the output layer reads: those of the decoder, if there is one.
         blocks = "decoder" if any(step.module.startswith("decoder.0.") for step in self.graph.steps) else "blocks"
-        inside = [step for step in self.graph.steps if re.match(rf"{blocks}\.\d+\.", step.module)]
-        sums: dict[str, list[Step]] = {}  # the residual sums of each block
-        for step in inside:
-            if step.op == "add" and step.module.count(".") == 1:
-                sums.setdefault(step.module, []).append(step)
+        inside = [step for step in self.graph.steps if re.match(rf"{blocks}\.\d+(\.|$)", step.module)]
+        sums = [step for step in inside if step.op == "add" and step.module.count(".") == 1]
         if not sums:
             return []
-        streams = [str(next(iter(sums.values()))[0].inputs[0])]
-        last = {id(steps[-1]) for steps in sums.values()}
+        streams = [str(sums[0].inputs[0])]
         for i, step in enumerate(inside):
-            if id(step) in last:
+            if step in sums and self._is_feedforward(step.inputs[1]):  # the last sum of a block
                 norm = list(takewhile(lambda later: later.module.rpartition(".")[2] == _LAST_NORM, inside[i + 1 :]))
                 streams.append((norm or [step])[-1].name)
         return streams
+
+    def _is_feedforward(self, name: Any) -> bool:
+        """Whether a value in a block comes from its feed-forward network, its residual connection or norm."""
+        return name in self.steps and self.steps[name].module.split(".")[2].startswith("feedforward")
 
     def _op(self, name: Any) -> str:
         return self.steps[name].op if name in self.steps else ""

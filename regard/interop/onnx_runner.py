@@ -108,6 +108,11 @@ class OnnxState:
 class OnnxDecoder(OnnxModel):
     """A translator or language model that generates text token by token."""
 
+    @property
+    def continues_source(self) -> bool:
+        """Language models have a graph of the prompt."""
+        return "prompt" in self.sessions
+
     def start(self, source: Packed) -> OnnxState:
         inputs = _pad(source)
         if "prompt" in self.sessions:

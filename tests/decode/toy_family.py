@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from regard.attention import causal
 from regard.layers.blocks import BlockConfig
 from regard.layers.embeddings import Embedding
 from regard.layers.packed import Packed
@@ -63,7 +64,7 @@ class ToyStack(nn.Module):
         self.source = Embedding(config.source_vocab, config.width, "none", config.max_len)
         self.target = Embedding(config.target_vocab, config.width, "sinusoidal", config.max_len)
         self.blocks = nn.ModuleList(
-            block.make_block("scaled_dot", "masked", "scaled_dot") for _ in range(config.layers)
+            block.make_block("scaled_dot", causal(), "scaled_dot") for _ in range(config.layers)
         )
         self.norm = nn.LayerNorm(config.width)
         self.output = nn.Linear(config.width, config.target_vocab)

@@ -462,7 +462,7 @@ def read_page(page: str) -> dict[str, Any]:
             return {key: resolve(value) for key, value in header.items()}
         return [resolve(value) for value in header] if isinstance(header, list) else header
 
-    values = {key: resolve(scene[key]) for key in ("attentions", "output", "image") if key in scene}
+    values = {key: resolve(scene[key]) for key in ("attentions", "output", "image") if scene[key] is not None}
     if "model-header" in scripts:
         header = json.loads(zlib.decompress(base64.b64decode(scripts["model-header"])))
         weights = base64.b64decode(scripts["model-weights"])

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from regard.attention import Concat, attend, causal, use
+from regard.attention import Concat, attend, causal, dispatch, use
 from regard.decode.config import DecodeConfig
 from regard.decode.protocol import SpecialTokens
 from regard.decode.rules import Constraints
@@ -59,6 +59,7 @@ def compile_only(self: JITFunction, grid: object):
 
 
 def launch_every_kernel() -> None:
+    dispatch.is_interpreted = lambda: True  # tensors on the CPU stand for those on a GPU
     starts = torch.tensor([0, 40, 100], dtype=torch.int32)
     for dtype in (torch.bfloat16, torch.float32):
         q, k, v = (torch.randn(1, 2, 100, 64).to(dtype).requires_grad_() for _ in range(3))

@@ -169,7 +169,7 @@ def test_early_stopping_and_suppressed_tokens_run_in_the_engine(bart):
     with explain() as choices:
         results = pipeline.translate(lines)
         single = [pipeline.translate(line) for line in lines[:4]]
-    assert {choice.engine for choice in choices} == {"engine"}
+    assert {choice.stepper for choice in choices} == {"static"}
     plain = DecodeConfig(**{**vars(pipeline.decoding), "engine": "plain"})
     expected = [[one.hypothesis.ids for one in n_best] for n_best in pipeline.translate(lines, plain)]
     assert [[one.hypothesis.ids for one in n_best] for n_best in results] == expected
