@@ -19,6 +19,7 @@ os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "numba"))
 # Packages without which tests are skipped. In .ci/run that is an error.
 OPTIONAL = ["triton", "numba", "pyarrow", "datasets", "ray", "wandb", "zstandard", "ctranslate2", "onnx", "gguf"]
+OPTIONAL += ["onnxruntime"]
 SERVING = ["fastapi", "uvicorn", "openai", "schemathesis", "libretranslatepy"]
 missing = [name for name in (*OPTIONAL, *SERVING) if not importlib.util.find_spec(name)]
 if os.environ.get("REGARD_BROWSER") == "1" and missing:

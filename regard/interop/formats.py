@@ -53,9 +53,14 @@ def import_model(path: str | Path, *, tokenizer: str | Path | None = None) -> Pi
     if path.is_file() and path.suffix != ".safetensors":
         if tokenizer is None:
             raise RegardError(
-                f"{path} is a file; a llama2.c checkpoint requires --tokenizer.", "Pass --tokenizer FILE."
+                f"{path}: the format of the file is unknown (known: .safetensors, .gguf, checkpoints of llama2.c).",
+                "For such a checkpoint, pass --tokenizer FILE.",
             )
         return _function("llama2c", "import_llama2c")(path, tokenizer)
+    if (path / "config.json").exists() and (path / "model.bin").exists():
+        raise RegardError(
+            f"{path}: models of CTranslate2 cannot be imported.", "Import the model that this one was converted from."
+        )
     if path.is_dir() and not (path / "config.json").exists():
         checkpoint = next((file for file in sorted(path.glob("*.bin")) if file.stem != "tokenizer"), None)
         if checkpoint is not None and not checkpoint.name.startswith("pytorch_model"):

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -316,7 +317,10 @@ class ModelFolder:
             )
         table = read_json(file)
         if type(table.get("format")) is not int:
-            raise RegardError(f"{file}: not a Regard config (`format` is missing).", "Pass a folder that Regard wrote.")
+            advice = "Pass a folder that Regard wrote."
+            if "architectures" in table:
+                advice = f"Import the model first: regard import {shlex.quote(str(folder))} --out MODEL"
+            raise RegardError(f"{file}: not a Regard config (`format` is missing).", advice)
         if table["format"] > INT8_FORMAT:
             number = format_value(table["format"])
             raise RegardError(

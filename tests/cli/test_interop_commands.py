@@ -150,9 +150,15 @@ def test_invalid_imports_and_exports(run_error, tmp_path, seq2seq_folder, transf
     )
     assert "already contains a model" in run_error("import", tmp_path, "--out", transformer_folder)
     (tmp_path / "model.bin").write_bytes(b"\x00" * 8)
-    assert "Pass --tokenizer FILE" in run_error("import", tmp_path / "model.bin", "--out", tmp_path / "m")
+    message = run_error("import", tmp_path / "model.bin", "--out", tmp_path / "m")
+    assert "the format of the file is unknown" in message
+    assert "For such a checkpoint, pass --tokenizer FILE." in message
     wrong = ("import", tmp_path / "model.bin", "--tokenizer", tmp_path / "model.bin", "--out", tmp_path / "m")
     assert "model.bin" in run_error(*wrong)
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    assert "models of CTranslate2 cannot be imported" in run_error("import", tmp_path, "--out", tmp_path / "m")
+    assert f"Import the model first: regard import {tmp_path} --out" in run_error("translate", tmp_path, "one")
+    (tmp_path / "config.json").unlink()
     for target in ("huggingface", "ctranslate2"):
         message = run_error("export", seq2seq_folder, "--to", target, "--out", tmp_path / "out")
         assert "recurrent" in message or "seq2seq" in message

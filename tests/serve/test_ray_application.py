@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-HAS_RAY_SERVE = all(importlib.util.find_spec(name) for name in ("ray", "aiohttp", "watchfiles", "fastapi"))
+HAS_RAY_SERVE = all(importlib.util.find_spec(name) for name in ("ray", "aiohttp", "grpc_reflection", "fastapi"))
 
 
 @pytest.mark.slow
