@@ -11,7 +11,7 @@ from regard.cli.config import recipe_toml
 from regard.cli.options import parse_words
 from regard.cli.train_options import every_option, full_help, option_name, recipe_keys, short_help
 from regard.errors import RegardError
-from regard.evaluation.text_metrics import format_metric
+from regard.evaluation.text_metrics import format_metrics
 from regard.interop.export_targets import EXPORT_TARGETS
 from regard.models import family_name
 from regard.recipes import find_recipe, recipe_names
@@ -131,7 +131,7 @@ def run(argv: list[str]) -> int:
 def _print_result(pipeline: Any, recipe: Recipe, out: str) -> None:
     training, targets = pipeline.training, getattr(pipeline, "target_languages", ())
     usage = TASKS[recipe.task].usage_hint.format(out=quote(out)) + (f" --to {targets[0]}" if len(targets) > 1 else "")
-    best = ", ".join(format_metric(name, value) for name, value in training["validation"].items())
+    best = ", ".join(format_metrics(training["validation"]))
     print(
         f"Saved the model of step {training['step']}, the {_selection(recipe)}: {best}.\n"
         f"Model folder: {out}. Loss curves: {out}/loss.png. Try: {usage}",
@@ -141,7 +141,9 @@ def _print_result(pipeline: Any, recipe: Recipe, out: str) -> None:
 
 def _selection(recipe: Recipe) -> str:
     criterion = recipe.train.validate_by
-    return "last" if criterion == "last" else f"best of all validations by {metric_name(recipe.train)}"
+    return (
+        "last" if criterion == "last" else f"last whose {metric_name(recipe.train)} equals the best within its margin"
+    )
 
 
 def _target(name: str | None) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -36,10 +36,11 @@ from regard.data.text.tagged_texts import check_tags, read_tagged_texts
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.evaluation.alignment import align, alignment_error_rate, read_links, sharpest_layer
+from regard.evaluation.bootstrap import ExampleSums, interval, share
 from regard.evaluation.label_metrics import class_scores, label_scores, mask_scores
 from regard.evaluation.tag_metrics import tag_scores
 from regard.evaluation.teacher_forcing import attention_names
-from regard.evaluation.text_metrics import confusion_counts, squad_scores, text_scores
+from regard.evaluation.text_metrics import confusion_counts, squad_scores, text_sums
 from regard.models.bert import AnswerHead, TextLabelHead, TokenLabelHead
 from regard.models.vit import ImageLabelHead, PixelLabelHead
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
@@ -47,11 +48,16 @@ from regard.pipelines.decoding_request import check_options
 from regard.pipelines.language_choice import language_tokens_of
 from regard.progress import show_progress
 
+if TYPE_CHECKING:
+    from regard.pipelines.folder import AnyPipeline
+
 logger = logging.getLogger(__name__)
 
 BleuTokenizer = Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"]
 # Examples evaluated between two progress updates.
 CHUNK = 512
+# Key of the sums over examples among the metrics of one model.
+SUMS = "example sums"
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,10 @@ class EvaluationOptions:
 
 
 def evaluate(
-    model: str | Path | Translator | TextGenerator | TextEncoder | ImageModel,
+    model: "str | Path | AnyPipeline",
     data: str | Path | Iterable[Any],
+    *,
+    compare: "str | Path | AnyPipeline | None" = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Evaluate a model (or a model folder) on test data, and return every metric that applies, by name.
@@ -100,7 +108,10 @@ def evaluate(
     - A tagging model: accuracy of the tags and, if they are BIO tags, F1 of the entities, on a file in CoNLL format.
     - An image model: accuracy, or intersection over union of masks.
 
-    `options` are those of `EvaluationOptions`, such as `columns`, `decode`, `truncate` and `quiet`.
+    "intervals" has the 95% confidence intervals of metrics that are sums over examples. With a model to `compare`,
+    "comparison" has its value, the difference from it and the interval of the difference, by metric (paired bootstrap
+    over the examples, Koehn 2004). `options` are those of `EvaluationOptions`, such as `columns`, `decode`, `truncate`
+    and `quiet`.
 
     >>> evaluate("model", "test.tsv")["bleu"]  # doctest: +SKIP
     42.7
@@ -108,11 +119,33 @@ def evaluate(
     check_options(options, EvaluationOptions.__annotations__, "evaluate")
     if isinstance(model, str | Path):
         model = load(model)
+    if isinstance(compare, str | Path):  # an error now, not after minutes
+        compare = load(compare)
     settings = EvaluationOptions(**options)
     fields = {Translator: ("source", "target"), TextEncoder: ("text", "label")}.get(type(model), ("text",))
     with data_files(data, settings.columns or fields) as files:
         metrics = measure(model, files, settings)
+        sums = metrics.pop(SUMS, {})
+        if compare is not None:
+            if not sums:
+                raise RegardError(
+                    "This model has no metric whose difference has an interval.",
+                    "Compare translators on one language pair, or classifiers.",
+                )
+            others = measure(compare, files, settings).get(SUMS, {})
+            metrics["comparison"] = {name: _compare(sums[name], others[name]) for name in sums if name in others}
     return {"data": [ROWS] if find_rows(data) is not None else files} | metrics
+
+
+def _compare(metric: ExampleSums, other: ExampleSums) -> dict[str, float]:
+    low, high = interval(metric.resampled - other.resampled)
+    return {"other": other.value, "difference": metric.value - other.value, "low": low, "high": high}
+
+
+def _sampled_metrics(sums: dict[str, ExampleSums]) -> dict[str, Any]:
+    """The values and intervals of metrics; the sums over examples are for a comparison, and not returned to users."""
+    intervals = {name: list(interval(metric.resampled)) for name, metric in sums.items()}
+    return {name: metric.value for name, metric in sums.items()} | {"intervals": intervals, SUMS: sums}
 
 
 @singledispatch
@@ -163,6 +196,8 @@ def measure_translator(translator: Translator, files: Sequence[str], options: Ev
     first = next(iter(per_pair.values()))
     if len(per_pair) == 1:
         return first
+    for metrics in per_pair.values():
+        del metrics[SUMS]
     means: dict[str, Any] = {
         name: fmean(metrics[name] for metrics in per_pair.values())
         for name, value in first.items()
@@ -174,7 +209,7 @@ def measure_translator(translator: Translator, files: Sequence[str], options: Ev
 def _evaluate_translator(translator: Translator, files: Sequence[str], options: EvaluationOptions) -> dict[str, Any]:
     truncate, quiet, layer = options.truncate, options.quiet, options.layer
     # An unavailable tokenizer is an error now, not after minutes of translating.
-    text_scores([], [], options.bleu_tokenizer)
+    text_sums([], [], options.bleu_tokenizer)
     pairs, gold = _read_test_pairs(files, options.columns, options.alignments)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     start = time.perf_counter()
@@ -182,8 +217,8 @@ def _evaluate_translator(translator: Translator, files: Sequence[str], options: 
         decode = options.decode or translator.decoding
         translations = translator.translate(sources, decode, truncate=truncate, progress=on_progress)
     seconds = time.perf_counter() - start
-    scores = text_scores([n_best[0].text for n_best in translations], references, options.bleu_tokenizer)
-    metrics = {"sentences": len(pairs)} | dataclasses.asdict(scores)
+    sums, signature = text_sums([n_best[0].text for n_best in translations], references, options.bleu_tokenizer)
+    metrics: dict[str, Any] = {"sentences": len(pairs), **_sampled_metrics(sums), "signature": signature}
     metrics["sentences_per_second"] = len(sources) / seconds
     if not translator.ensemble_members:
         metrics |= _reference_loss(translator, pairs, truncate, quiet)
@@ -355,10 +390,10 @@ def _with_rate(metrics: dict[str, Any], images: int, start: float) -> dict[str, 
 def _classification_metrics(
     probabilities: Float[np.ndarray, "M V"], targets: Int[np.ndarray, "M"], names: Sequence[str]
 ) -> dict[str, Any]:
-    scores = label_scores(probabilities, targets)
+    scores, real = label_scores(probabilities, targets), targets != IGNORE_INDEX
     per_class = class_scores(scores.counts)
     return {
-        "accuracy": scores.accuracy,
+        **_sampled_metrics({"accuracy": share(probabilities[real].argmax(1) == targets[real])}),
         **({"top_5": scores.top_5} if len(names) > 5 else {}),
         "macro_f1": float(np.mean([class_score.f1 for class_score in per_class])),
         "calibration_error": scores.calibration_error,

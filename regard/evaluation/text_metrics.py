@@ -16,6 +16,7 @@ from regard.data import Question
 from regard.data.batching.batch import IGNORE_INDEX
 from regard.data.text.languages import bleu_tokenizer_for
 from regard.errors import RegardError
+from regard.evaluation.bootstrap import ExampleSums, share
 
 # Articles are ignored in answers. English as in SQuAD, German as in MLQA (which has no French).
 _ARTICLES = {
@@ -51,14 +52,26 @@ METRIC_FORMATS = {
 }
 
 
-def format_metric(key: str, value: float) -> str:
-    """A metric with its name and unit, for a log; numbers that are in no table keep their key.
+def margin_key(metric: str) -> str:
+    """The name of half of the width of the 95% confidence interval of a metric."""
+    return f"{metric}_margin"
 
-    >>> format_metric("exact_match", 1.0), format_metric("nll", 0.00424)
-    ('exact match 1.0 %', 'nll 0.00424')
+
+def format_metrics(metrics: Mapping[str, float]) -> list[str]:
+    """Each metric with its name, margin and unit, for a log; numbers that are in no table keep their key.
+
+    >>> format_metrics({"exact_match": 1.0, "nll": 0.00424, "exact_match_margin": 2.0})
+    ['exact match 1.0 ± 2.0 %', 'nll 0.00424']
     """
-    name, value_format = METRIC_FORMATS[key] if key in METRIC_FORMATS and key != "loss" else (key, "{:.4g}")
-    return f"{name} {value_format.format(value)}"
+    texts = []
+    for key, value in metrics.items():
+        if key.endswith(margin_key("")):
+            continue
+        name, value_format = METRIC_FORMATS[key] if key in METRIC_FORMATS and key != "loss" else (key, "{:.4g}")
+        number, _, unit = value_format.partition(" ")
+        margin = f" ± {number.format(metrics[margin_key(key)])}" if margin_key(key) in metrics else ""
+        texts.append(f"{name} {number.format(value)}{margin} {unit}".rstrip())
+    return texts
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,18 @@ def text_scores(outputs: Sequence[str], references: Sequence[str], bleu_tokenize
     >>> text_scores(["le chat dort"], ["le chat dort"]).exact_match
     100.0
     """
+    sums, signature = text_sums(outputs, references, bleu_tokenizer)
+    return TextScores(**{name: metric.value if outputs else 0.0 for name, metric in sums.items()}, signature=signature)
+
+
+def text_sums(
+    outputs: Sequence[str], references: Sequence[str], bleu_tokenizer: str = "auto"
+) -> tuple[dict[str, ExampleSums], str]:
+    """The metrics of `text_scores` as sums over the examples, for confidence intervals; and sacreBLEU's signature.
+
+    >>> text_sums(["le chat dort"] * 9 + ["le chien"], ["le chat dort"] * 10)[0]["exact_match"].margin
+    20.0
+    """
     if len(outputs) != len(references):
         raise RegardError(
             f"Got {len(outputs)} outputs and {len(references)} references.", "Pass one reference per output."
@@ -93,27 +118,18 @@ def text_scores(outputs: Sequence[str], references: Sequence[str], bleu_tokenize
     except (KeyError, ValueError, RuntimeError, ImportError) as error:
         hint = f"Choose from: {', '.join(BLEU.TOKENIZERS)}; some need an additional package."
         raise RegardError(f"sacreBLEU cannot use the tokenizer {name!r}: {error}.", hint) from None
-    if not outputs:
-        return TextScores(0.0, 0.0, 0.0, 0.0, 0.0, "")
     tokenized = BLEU(tokenize="none", lowercase=True, force=True)
-    return TextScores(
-        bleu=bleu.corpus_score(outputs, [references]).score,
-        chrf=CHRF().corpus_score(outputs, [references]).score,
-        tokenized_bleu=tokenized.corpus_score(outputs, [references]).score,
-        exact_match=100 * sum(a.strip() == b.strip() for a, b in zip(outputs, references)) / max(1, len(references)),
-        word_error_rate=word_error_rate(outputs, references),
-        signature=str(bleu.get_signature()),
-    )
+    scorers: dict[str, BLEU | CHRF] = {"bleu": bleu, "chrf": CHRF(), "tokenized_bleu": tokenized}
+    sums = {name: _corpus_sums(scorer, outputs, references) for name, scorer in scorers.items()}
+    sums["exact_match"] = share([a.strip() == b.strip() for a, b in zip(outputs, references)])
+    words = [(a.split(), b.split()) for a, b in zip(outputs, references)]
+    sums["word_error_rate"] = ExampleSums(np.array([(_edit_distance(a, b), len(b)) for a, b in words], float))
+    return sums, str(bleu.get_signature()) if outputs else ""
 
 
-def word_error_rate(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Insertions, deletions and substitutions of words, as a percentage of the references' words.
-
-    >>> word_error_rate(["a b d"], ["a b c"])
-    33.333333333333336
-    """
-    errors = sum(_edit_distance(a.split(), b.split()) for a, b in zip(outputs, references))
-    return 100 * errors / max(1, sum(len(reference.split()) for reference in references))
+def _corpus_sums(scorer: BLEU | CHRF, outputs: Sequence[str], references: Sequence[str]) -> ExampleSums:
+    rows = np.array(scorer._extract_corpus_statistics(outputs, [references]) if outputs else [], float)
+    return ExampleSums(rows, lambda sums: float(scorer._compute_score_from_stats(sums.astype(int).tolist()).score))
 
 
 def squad_scores(

@@ -102,7 +102,8 @@ class TrainState:
     batch: Natural = 0
     best: tuple[float, float] | None = None
     """the metric that selects the model, and the negative validation loss, which breaks ties"""
-    best_step: Natural = 0
+    saved_step: Natural = 0
+    """the step of the saved model: the last one that was not worse than the best beyond noise"""
     stale: Natural = 0
     """validations since the best one"""
     decay_start: int | None = None
@@ -128,6 +129,14 @@ class TrainState:
         True
         """
         return math.isfinite(loss) and (self.best is None or (metric, -loss) > self.best)
+
+    def equals_best(self, metric: float, loss: float, margin: float) -> bool:
+        """Whether a metric with a confidence interval of this half-width may be as good as the best so far.
+
+        >>> TrainState(best=(50.0, -2.0)).equals_best(48.0, 2.0, margin=2.5)
+        True
+        """
+        return math.isfinite(loss) and self.best is not None and metric + margin > self.best[0]
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

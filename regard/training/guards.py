@@ -230,7 +230,7 @@ def roll_back(trainer: "Trainer") -> None:
         batch=failed.batch,
         # The model folder holds the best model so far, which may be newer than the checkpoint.
         best=failed.best,
-        best_step=failed.best_step,
+        saved_step=failed.saved_step,
         skipped=failed.skipped,
         failed_step=skipped.step,
         micro_batches=failed.micro_batches,

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from regard.errors import require_package
-from regard.evaluation.text_metrics import format_metric
+from regard.evaluation.text_metrics import format_metrics
 from regard.files import write_atomically
 from regard.ranges import MAX_INT
 from regard.training.schedules import format_duration
@@ -76,7 +76,7 @@ class RunLog:
             except Exception as error:
                 self.trackers.remove(tracker)
                 self.warn(f"{tracker.name} failed and is left out from now on: {error}")
-        text = "  ".join(format_metric(name, value) for name, value in metrics.items())
+        text = "  ".join(format_metrics(metrics))
         text = f"step {step} of {self.steps}  {kind}  {text}"
         if self.bar is not None:
             if kind == "train":

@@ -15,6 +15,7 @@ import torch
 from regard.data.batching.batch import Batch, RankSlice, prefetch
 from regard.devices import find_device
 from regard.errors import RegardError
+from regard.evaluation.text_metrics import margin_key
 from regard.models import ModelConfig, make_model
 from regard.training.checkpoint import (
     STEPS,
@@ -121,8 +122,8 @@ class Trainer:
         shards = AsyncSaver(workers, self.store) if self.is_sharded else None
         self.saver = RunSaver(self.store, run_log, None if is_new else self.state.step, shards)
         self.is_save_due = False
-        self.is_best = False
-        """whether the last validation is the best so far"""
+        self.is_saved = False
+        """whether the model of the last validation was saved"""
         self.unlogged: list[LossParts] = []
         self.restored_updates = 0
         """updates of an earlier process since the last log line: they count for the loss, not for the speed"""
@@ -231,7 +232,7 @@ class Trainer:
         return capture_step(self) if self.device.type == "cuda" else self.training_step
 
     def validate(self) -> None:
-        """Compute the validation metrics, save the best model, and count validations without improvement."""
+        """Compute the validation metrics, save the model unless an earlier one is better, and end a stalled run."""
         self.distributed.gather()
         if self.validation is None:
             return
@@ -242,13 +243,16 @@ class Trainer:
         self.model.train()
         self.run_log.add(state.step, "validation", **scores)
         metric = {"loss": -scores["nll"], "last": float(state.step), **scores}[config.validate_by]
-        self.is_best = state.improves(metric, scores["nll"])
-        if self.is_best:
-            state.best, state.best_step, state.stale = (metric, -scores["nll"]), state.step, 0
+        # An earlier model is kept only if it is better beyond noise: the best of many validations is a lottery.
+        margin, improves = scores.get(margin_key(config.validate_by), 0.0), state.improves(metric, scores["nll"])
+        self.is_saved = improves or state.equals_best(metric, scores["nll"], margin)
+        state.stale = 0 if improves else state.stale + 1
+        if improves:
+            state.best = metric, -scores["nll"]
+        if self.is_saved:
+            state.saved_step = state.step
             self.pipeline.training |= {"step": state.step, "validation": scores, "selected_by": config.validate_by}
             self.saver.save_model(self.spec.out, self.pipeline)
-        else:
-            state.stale += 1
         state.done = state.step == self.last_step or (self.has_stalled and config.schedule != "wsd")
 
     def checkpoint(self) -> None:

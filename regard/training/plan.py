@@ -99,7 +99,7 @@ def _describe_training(recipe: Recipe, task: Task) -> str:
 
 def _describe_validation(config: TrainConfig) -> str:
     selected = {"last": "the last model is saved", "loss": "the model with the best loss is saved"}.get(
-        config.validate_by, f"the model with the best {metric_name(config)} is saved, ties broken by loss"
+        config.validate_by, f"the last model whose {metric_name(config)} equals the best within its margin is saved"
     )
     outcome = "the learning rate decays and training ends" if config.schedule == "wsd" else "training ends"
     early = f"; after {config.patience} without improvement {outcome}" if config.patience else ""
@@ -138,7 +138,7 @@ _REASONS: dict[str, str] = {
     "pooling": "the mean over all patches needs no class token",
     "head": "required by the task",
     "segmenter": "one query per class (Strudel et al. 2021)",
-    **dict.fromkeys(("weight_decay", "label_smoothing", "ema"), _REGULARIZATION),
+    **dict.fromkeys(("weight_decay", "label_smoothing", "r_drop", "ema"), _REGULARIZATION),
 }
 
 

@@ -388,9 +388,9 @@ def run(setup: Setup, out: str | Path, *, quiet: bool, dry_run: bool) -> Any:
 
 
 def best_pipeline(trainer: Trainer) -> Any:
-    """The pipeline that `load` opens after a run; its weights are in memory if the last validation was the best."""
+    """The pipeline that `load` opens after a run; its weights are in memory if the last validation saved it."""
     folder = trainer.spec.out
-    if not trainer.is_best:
+    if not trainer.is_saved:
         return load(folder, trainer.config.device)
     pipeline, model = trainer.pipeline.as_saved(), trainer.pipeline.model
     # A new model with the same weights, without what training attached to them, such as hooks and gradients.

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from regard.cli import main
-from regard.evaluation import align, alignment_error_rate
+from regard.evaluation import align, alignment_error_rate, evaluate
 from regard.evaluation.alignment import sharpest_layer
 from tests.conftest import number_links, number_pairs
 
@@ -167,6 +167,16 @@ def test_evaluate_prints_and_writes_all_metrics(run, pairs_file, tmp_path, seq2s
         assert re.search(rf"{name} .* {table[key]:.2f}", text)
     assert table["signature"] in text
     assert "decoder.attention" in text
+
+
+def test_evaluate_compares_with_another_model(run, pairs_file, tmp_path, seq2seq_folder, transformer_folder):
+    results = tmp_path / "results.json"
+    output = run("evaluate", seq2seq_folder, "--data", pairs_file, "--compare", transformer_folder, "--json", results)
+    row = json.loads(results.read_text())["comparison"]["bleu"]
+    other = evaluate(transformer_folder, pairs_file, quiet=True)["bleu"]
+    assert row["other"] == pytest.approx(other)
+    assert row["low"] <= row["difference"] <= row["high"]
+    assert f"{row['difference']:+.2f}" in "\n".join(output)
 
 
 def test_evaluate_reads_gold_alignments_beside_the_pairs(run, run_error, pairs_file, tmp_path, transformer_folder):

@@ -5,7 +5,7 @@ import sacrebleu
 
 from regard.data import Question
 from regard.errors import RegardError
-from regard.evaluation.text_metrics import squad_scores, text_scores, word_error_rate
+from regard.evaluation.text_metrics import squad_scores, text_scores
 
 OUTPUTS = ["Le chat dort sur la table .", "Il mange une pomme", "Je ne sais pas quoi dire ."]
 REFERENCES = ["Le chat dort sous la table .", "Il mange une Pomme", "Je ne sais pas quoi dire ."]
@@ -39,13 +39,13 @@ def test_exact_match_compares_full_lines_with_case():
     ],
 )
 def test_word_error_rate_counts_edits(output, reference, errors):
-    assert word_error_rate([output], [reference]) == pytest.approx(100 * errors / len(reference.split()))
+    assert text_scores([output], [reference]).word_error_rate == pytest.approx(100 * errors / len(reference.split()))
 
 
 def test_word_error_rate_is_over_the_entire_corpus():
-    assert word_error_rate(["a", "b c d e"], ["x", "b c d e"]) == pytest.approx(20.0)
-    assert word_error_rate([], []) == 0.0
-    assert word_error_rate([""], [""]) == 0.0
+    assert text_scores(["a", "b c d e"], ["x", "b c d e"]).word_error_rate == pytest.approx(20.0)
+    assert text_scores([], []).word_error_rate == 0.0
+    assert text_scores([""], [""]).word_error_rate == 0.0
 
 
 def test_empty_outputs_score_zero():

@@ -94,6 +94,22 @@ def test_metric_has_priority_over_the_loss(tmp_path, monkeypatch):
     assert run_recipe(recipe, tmp_path, dataset=small_dataset(), quiet=True).training["step"] == 8
 
 
+def test_an_earlier_model_is_kept_only_if_it_is_better_beyond_noise(tmp_path, monkeypatch):
+    """The best of many noisy validations is a lottery: of equal ones the last is saved, which has the most training."""
+
+    def saved_step(name, *bleu):
+        scores = iter(bleu)
+        monkeypatch.setattr(
+            loop.TASKS["translate"], "validation_scores", lambda *_: {"bleu": next(scores), "bleu_margin": 2.0}
+        )
+        recipe = small_recipe(train={"validate_every": 4, "validate_by": "bleu"})
+        return run_recipe(recipe, tmp_path / name, dataset=small_dataset(), quiet=True).training["step"]
+
+    assert saved_step("noise", 20.0, 19.0, 18.5) == 12
+    assert saved_step("worse", 20.0, 19.0, 17.5) == 8
+    assert saved_step("drift", 20.0, 18.5, 17.0) == 8  # compared with the best, not with the saved one
+
+
 def test_only_chosen_settings_have_reasons():
     profile, recipe = profile_pairs(INFLECTION), suggest_recipe("translate", Dataset(INFLECTION * 5, INFLECTION))
     assert profile.reasons(recipe) == [

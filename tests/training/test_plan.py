@@ -28,8 +28,8 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
         "200 pairs",
         "transformer, 1+1 layers of width 16: 0.0",
         "up to 12 steps of 256 tokens; adam, learning rate 0.002 (constant, then decay), warm-up 3",
-        "every 6 steps; the model with the best BLEU is saved, ties broken by loss; after 3 without improvement the "
-        "learning rate decays",
+        "every 6 steps; the last model whose BLEU equals the best within its margin is saved; after 3 without "
+        "improvement the learning rate decays",
         "per batch, measured); ends within 10m",
         "GB on 2 workers",
         "model selection by BLEU: targets have",

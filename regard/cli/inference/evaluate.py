@@ -62,6 +62,8 @@ class Options:
     """translations: tokenizer of sacreBLEU; auto: 13a, or one for references without spaces"""
     confusion: Path | None = None
     """labels: output file of a confusion matrix plot, .png, .svg or .pdf; its counts are in --json"""
+    compare: Annotated[Path | None, Arg("MODEL", default="none")] = None
+    """other model, for the difference of the metrics and its 95% confidence interval (paired bootstrap)"""
     json: Path | None = None
     """output file of the metrics as JSON; "-": standard output, with the table on standard error"""
     truncate: Truncate = False
@@ -83,6 +85,7 @@ def run(argv: list[str]) -> int:
     expect = Translator if options.ensemble else folder.pipeline_class
     pipeline: Any = open_model(options.model, options.device, expect, options.ensemble)
     decoding = pipeline.decoding if isinstance(pipeline, Translator) else DecodeConfig()
+    other = options.compare and open_model(options.compare, options.device, folder.pipeline_class)
     results = evaluate(
         pipeline,
         options.data,
@@ -97,6 +100,7 @@ def run(argv: list[str]) -> int:
         label=options.label,
         truncate=options.truncate,
         quiet=options.quiet,
+        compare=other,
     )
     return _write_results(results, options)
 
@@ -134,13 +138,21 @@ def _print_table(results: dict[str, Any], file: TextIO) -> None:
     counts = (f"{results[name]:,} {name}" for name in COUNTS if name in results)
     table = Table("metric", title=f"{' '.join(results['data'])}: {', '.join(counts)}", title_justify="left")
     table.add_column("value", justify="right")
+    intervals, comparison = results.get("intervals", {}), results.get("comparison", {})
+    for name in ("95% interval", *(("other model", "difference", "its 95% interval") if comparison else ())):
+        table.add_column(name, justify="right")
     # Metrics of other tasks than those of Regard.
     others = {
         key: (key, "{:.4g}") for key, value in results.items() if type(value) is float and key not in METRIC_FORMATS
     }
     for key, (name, value_format) in (METRIC_FORMATS | others).items():
         if key in results and not isinstance(results[key], dict):
-            table.add_row(name, value_format.format(results[key]))
+            cells = [value_format.format(results[key]), _range(intervals.get(key), value_format)]
+            if key in comparison:
+                row = comparison[key]
+                difference = f"{row['difference']:+.2f}"
+                cells += [value_format.format(row["other"]), difference, _range((row["low"], row["high"]), "{:+.2f}")]
+            table.add_row(name, *cells)
             for label, iou in results["iou"].items() if key == "mean_iou" else ():
                 table.add_row(Text(f"  {label}"), value_format.format(iou))
     console = Console(file=file, highlight=False)
@@ -153,6 +165,10 @@ def _print_table(results: dict[str, Any], file: TextIO) -> None:
         console.print(f"BLEU: {results['signature']}", soft_wrap=True)
     if "alignment_layer" in results:
         console.print(f"alignments from {results['alignment_layer']}", soft_wrap=True)
+
+
+def _range(limits: Any, value_format: str) -> str:
+    return "" if limits is None else " to ".join(value_format.removesuffix(" %").format(limit) for limit in limits)
 
 
 def _pair_table(scores: dict[str, dict[str, Any]]) -> Any:

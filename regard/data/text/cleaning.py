@@ -1,5 +1,6 @@
 """Cleaning of sentence pairs, with counts, and the automatic validation split."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -91,7 +92,8 @@ def split_validation(pairs: Sequence[PairLike], seed: int) -> tuple[list[PairLik
     or a tenth, whichever is less, and at least 1. The seed determines which.
 
     All pairs with the same source sentence go to the same side, so that no validation sentence was trained on. (Of
-    labeled texts, all with the same text; of questions, all with the same context.)
+    labeled texts, all with the same text; of questions, all with the same context.) If most sources have
+    targets that no other source has (those of labels have not), the validation targets are not in training either.
 
     >>> training, validation = split_validation([(f"{i}", f"{i}") for i in range(100)], seed=0)
     >>> len(training), len(validation)
@@ -107,8 +109,14 @@ def split_validation(pairs: Sequence[PairLike], seed: int) -> tuple[list[PairLik
         )
     size = validation_size(len(pairs))
     groups = list(rows_by_source.values())
+    occurrences = Counter(target for _, target in pairs)
     selected: set[int] = set()
-    for index in np.random.default_rng(seed).permutation(len(groups)):
+    order, unique = np.random.default_rng(seed).permutation(len(groups)), []
+    for index in order:
+        targets = Counter(pairs[row][1] for row in groups[index])
+        if all(occurrences[target] == count for target, count in targets.items()):
+            unique.append(index)
+    for index in unique if 2 * len(unique) > len(groups) else order:
         if len(selected) + len(groups[index]) <= size:
             selected.update(groups[index])
         if len(selected) == size:
@@ -118,6 +126,20 @@ def split_validation(pairs: Sequence[PairLike], seed: int) -> tuple[list[PairLik
         selected.update(smallest)
     training = [pair for row, pair in enumerate(pairs) if row not in selected]
     return training, [pair for row, pair in enumerate(pairs) if row in selected]
+
+
+def count_near_duplicates(training: Iterable[TextPair], validation: Sequence[TextPair]) -> int:
+    """The number of validation pairs whose source differs from a training source only in case and punctuation.
+
+    >>> count_near_duplicates([("A cat!", "")], [("a cat", ""), ("A dog", "")])
+    1
+    """
+    known = {_letters(source) for source, _ in training}
+    return sum(_letters(source) in known for source, _ in validation)
+
+
+def _letters(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.casefold())) or text
 
 
 def validation_size(count: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from regard.data.batching.texts import encode_texts
 from regard.data.text.labeled_texts import LabeledText, LabeledTextBatches, label_ids, label_names, read_labeled_texts
 from regard.data.text.special_tokens import SpecialTokens
+from regard.evaluation.bootstrap import share
 from regard.models.bert import bert_tiny
 from regard.pipelines import TextEncoder
 from regard.training.datasets import Dataset, count_units, keep_known_names, split_dataset
@@ -24,6 +25,7 @@ from regard.training.tasks.task import (
     train_shared_tokenizer,
     warn_about_case,
     warn_about_rare_labels,
+    with_margins,
 )
 
 # Texts, drawn from the validation split, that are classified in each validation.
@@ -108,8 +110,8 @@ class ClassifyTask(Task):
     def validation_scores(self, pipeline: TextEncoder, dataset: Dataset[Sequence[LabeledText]]) -> dict[str, float]:
         examples = random_sample(dataset.validation, VALIDATION_TEXTS)
         predictions = pipeline.classify([example.texts for example in examples], truncate=True)
-        correct = sum(prediction.label == example.label for prediction, example in zip(predictions, examples))
-        return {"accuracy": 100 * correct / len(examples)}
+        correct = [prediction.label == example.label for prediction, example in zip(predictions, examples)]
+        return with_margins({"accuracy": share(correct)})
 
     def reasons(self, dataset: Dataset[Sequence[LabeledText]], recipe: Recipe) -> list[str]:
         labels = len(label_names(dataset.training))

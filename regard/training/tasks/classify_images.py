@@ -11,12 +11,13 @@ from regard.data import augment, one_hot_targets
 from regard.data.batching.images import ImageBatch, RaggedImageBatch, pixels_to_float
 from regard.data.images.augmentation import AugmentedBatch
 from regard.data.images.sets import Annotation
+from regard.evaluation.bootstrap import share
 from regard.pipelines import ImageModel
 from regard.training.datasets import Dataset, ImageSplit
 from regard.training.losses import LossParts
 from regard.training.recipe import Recipe, TrainConfig
 from regard.training.tasks.images import ImageTask, suggest_for_images
-from regard.training.tasks.task import Features, Tokenizers
+from regard.training.tasks.task import Features, Tokenizers, with_margins
 
 # Images that are read and classified at a time in validation.
 VALIDATION_BATCH = 2048
@@ -78,8 +79,9 @@ class ClassifyImagesTask(ImageTask):
 
     def validation_scores(self, pipeline: ImageModel, dataset: Dataset[ImageSplit]) -> dict[str, float]:
         images, rows = dataset.validation.images, dataset.validation.rows
-        correct = 0
+        correct = np.empty(len(rows), bool)
         for begin in range(0, len(rows), VALIDATION_BATCH):
             batch = rows[begin : begin + VALIDATION_BATCH]
-            correct += int((pipeline.probabilities(images.select(batch)).argmax(1) == images.labels[batch]).sum())
-        return {"accuracy": 100 * correct / len(rows)}
+            predicted = pipeline.probabilities(images.select(batch)).argmax(1)
+            correct[begin : begin + VALIDATION_BATCH] = predicted == images.labels[batch]
+        return with_margins({"accuracy": share(correct)})

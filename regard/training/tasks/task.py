@@ -16,6 +16,8 @@ from regard.data import Tokenizer
 from regard.data.batching.batch import WHOLE, Batch, RankSlice
 from regard.data.text.special_tokens import SpecialTokens
 from regard.devices import find_device
+from regard.evaluation.bootstrap import ExampleSums
+from regard.evaluation.text_metrics import margin_key
 from regard.models import FAMILIES, ModelConfig
 from regard.training.datasets import Dataset
 from regard.training.losses import LossParts, token_loss
@@ -124,7 +126,7 @@ class Task(ABC):
         return features_loss(model, features, batch, config)
 
     def validation_scores(self, pipeline: Any, dataset: Any) -> dict[str, float]:
-        """Metrics on the validation split, in addition to the loss."""
+        """Metrics on a random sample of the validation split, in addition to the loss; `with_margins`, if they have."""
         return {}
 
     @abstractmethod
@@ -146,6 +148,16 @@ def random_sample(examples: Sequence[Example], count: int) -> Sequence[Example]:
         return examples
     rows = np.random.default_rng(0).choice(len(examples), count, replace=False)
     return [examples[row] for row in sorted(rows)]
+
+
+def with_margins(metrics: Mapping[str, ExampleSums]) -> dict[str, float]:
+    """The values of metrics, and half of the width of their 95% confidence intervals.
+
+    >>> with_margins({"accuracy": share([True, False] * 50)})
+    {'accuracy': 50.0, 'accuracy_margin': 9.5}
+    """
+    values = {name: metric.value for name, metric in metrics.items()}
+    return values | {margin_key(name): metric.margin for name, metric in metrics.items()}
 
 
 def train_shared_tokenizer(texts: Sequence[str], config: TokenizerConfig, **options: Any) -> Tokenizers:

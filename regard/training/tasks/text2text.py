@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from regard.data.text.cleaning import CleaningCounts
 from regard.errors import RegardError
 from regard.models.transformer import t5_small
@@ -36,9 +34,7 @@ class Text2TextTask(TranslateTask):
             training += _add_prefix(repeat_pairs(pairs, weights[index] / min(weights)), prefixes[index])
             validation += _add_prefix(validation_pairs, prefixes[index])
             counts = CleaningCounts(*(a + b for a, b in zip(dataclasses.astuple(counts), dataclasses.astuple(cleaned))))
-        # Shuffled, so that the first examples, on which BLEU is computed, are from all tasks.
-        order = np.random.default_rng(0).permutation(len(validation)).tolist()
-        return Dataset(training, [validation[i] for i in order], dropped=counts.reasons)
+        return Dataset(training, validation, dropped=counts.reasons)
 
     def suggest_recipe(self, dataset: Dataset[Pairs], fine_tune: bool) -> Recipe:
         recipe: Any = super().suggest_recipe(dataset, fine_tune)

@@ -4,6 +4,7 @@ One model for several language pairs gets the target language as a tag of the so
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -13,12 +14,12 @@ import numpy as np
 from jaxtyping import Int
 
 from regard.data import PairBatches, Tokenizer, encode_pairs
-from regard.data.text.cleaning import CleaningCounts
+from regard.data.text.cleaning import CleaningCounts, count_near_duplicates
 from regard.data.text.languages import LanguagePair, add_directions, files_per_pair, language_tag, parse_language_pairs
 from regard.data.text.special_tokens import SpecialTokens
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.evaluation.text_metrics import text_scores
+from regard.evaluation.text_metrics import text_sums
 from regard.models import ModelConfig
 from regard.pipelines import Translator
 from regard.training.datasets import Dataset, Pairs, count_units, read_pair_dataset, read_pair_splits, repeat_pairs
@@ -30,8 +31,10 @@ from regard.training.tasks.task import (
     EncodedDataset,
     Task,
     Tokenizers,
+    margin_key,
     random_sample,
     train_shared_tokenizer,
+    with_margins,
 )
 
 # Sentences, drawn from the validation split, that each validation translates; with fewer, model selection is noisy.
@@ -207,6 +210,8 @@ class TranslateTask(Task):
         if len(per_pair) == 1:
             return next(iter(per_pair.values()))
         means = {name: fmean(scores[name] for scores in per_pair.values()) for name in self.metrics}
+        for name in map(margin_key, self.metrics):
+            means[name] = math.hypot(*(scores[name] for scores in per_pair.values())) / len(per_pair)
         return means | {f"{name}_{pair}": scores[name] for pair, scores in per_pair.items() for name in self.metrics}
 
     def reasons(self, dataset: Dataset[Pairs], recipe: Recipe) -> list[str]:
@@ -215,11 +220,18 @@ class TranslateTask(Task):
     def warnings(self, dataset: Dataset[Pairs]) -> list[str]:
         is_spelling, count = profile_pairs(dataset.sample).is_spelling, len(dataset.training)
         min_recommended, unit = (1_000, "words") if is_spelling else (10_000, "sentence pairs")
+        warnings = []
+        if isinstance(dataset.training, list) and (near := count_near_duplicates(dataset.training, dataset.validation)):
+            warnings.append(
+                f"{near:,} of {len(dataset.validation):,} validation sources differ from a training one only in case "
+                "and punctuation. The score on other input is lower."
+            )
         if count >= min_recommended:
-            return []
+            return warnings
         return [
+            *warnings,
             f"Little data: {count_units(count, 'pairs')}. With fewer than about {min_recommended:,} {unit}, a model "
-            "learns common patterns and fails on most new input. Add more data, or fine-tune a model with --from."
+            "learns common patterns and fails on most new input. Add more data, or fine-tune a model with --from.",
         ]
 
 
@@ -227,8 +239,8 @@ def _greedy_scores(translator: Translator, pairs: Sequence[tuple[str, str]]) -> 
     max_len = min(DecodeConfig.max_len, translator.trained_length - 1)
     config = DecodeConfig(method="greedy", max_len=max_len, engine="plain")  # the weights change between calls
     outputs = translator.translate([source for source, _ in pairs], config, truncate=True)
-    scores = text_scores([best[0].text for best in outputs], [target for _, target in pairs])
-    return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
+    sums, _ = text_sums([best[0].text for best in outputs], [target for _, target in pairs])
+    return with_margins({name: sums[name] for name in TranslateTask.metrics})
 
 
 def select_training_languages(translator: Translator, config: DataConfig) -> Translator:

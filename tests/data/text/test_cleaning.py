@@ -46,6 +46,19 @@ def test_split_shares_no_source(pairs, seed):
     assert (training, validation) == split_validation(pairs, seed)
 
 
+def test_validation_targets_are_not_in_training():
+    """A third of the sources have a target that another source has: "Thank you." and "Thanks." are both "Merci."."""
+    pairs = [(str(i), f"shared {i // 6}" if i % 3 == 0 else f"own {i}") for i in range(3000)]
+    training, validation = split_validation([*pairs, ("6", "another")], seed=0)
+    assert len(validation) == 100
+    assert not {target for _, target in training} & {target for _, target in validation}
+
+
+def test_labels_are_in_both_splits():
+    training, validation = split_validation([(str(i), f"label {i % 5}") for i in range(1000)], seed=0)
+    assert {target for _, target in training} == {target for _, target in validation}
+
+
 @pytest.mark.parametrize(("size", "expected"), [(2, 1), (300, 30), (1500, 100), (10_000, 200), (150_000, 2000)])
 def test_split_size(size, expected):
     pairs = [(str(i), str(i)) for i in range(size)]
