@@ -249,3 +249,30 @@ def test_training_of_regard_and_of_peers(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="the process ended without a message"):
         module.run_processes(module.Run("nn.Transformer", "float32"), steps=1)
+
+
+def test_small_data_compares_settings_by_pairs(monkeypatch, capsys, tmp_path):
+    """A run is appended to the results once; a comparison pools tasks, and a setting equals itself."""
+    results = tmp_path / "results.jsonl"
+    options = ["--data", tmp_path, "--results", results]
+    small = importlib.import_module("small_data")
+    monkeypatch.setitem(small.SUITES, "two-cores", {"numbers/en/300": (1,), "dates/en/300": (1,)})
+    split = small.read_task(tmp_path, "numbers/en/300", "dev")
+    assert (len(split.training), len(split.judged)) == (300, 1000)
+    assert not {source for source, _ in split.training} & {source for source, _ in split.judged}
+    for setting, errors in (("first", 500), ("second", 300)):
+        for task in small.SUITES["two-cores"]:
+            judged = small.read_task(tmp_path, task, "dev").judged
+            outputs = ["?"] * errors + [target for _, target in judged[errors:]]
+            one = small.Run(setting, task, 1, "dev", {})
+            line = one._asdict() | {"outputs": outputs, "cpu_seconds": 1.0, "seconds": 1.0, "step": 1}
+            with results.open("a") as file:
+                file.write(small.json.dumps(line) + "\n")
+    written = results.read_text()
+    run(monkeypatch, "small_data", *options, "run", "first")
+    assert results.read_text() == written  # nothing was missing
+    with pytest.raises(SystemExit, match="other overrides"):
+        run(monkeypatch, "small_data", *options, "run", "first", "--set", "train.steps=9")
+    run(monkeypatch, "small_data", *options, "compare", "first", "second")
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" |")[1:4] for row in rows[2:4]] == [[" 50.0", " 70.0", " +20.0"]] * 2
