@@ -102,7 +102,7 @@ class TrainState:
     batch: Natural = 0
     best: tuple[float, float] | None = None
     """the metric that selects the model, and the negative validation loss, which breaks ties"""
-    saved_step: Natural = 0
+    best_step: Natural = 0
     """the step of the saved model: the last one that was not worse than the best beyond noise"""
     stale: Natural = 0
     """validations since the best one"""
@@ -601,11 +601,11 @@ class RunSaver:
         self,
         store: CheckpointStore,
         run_log: RunLog,
-        saved_step: int | None,
+        best_step: int | None,
         shards: "AsyncSaver | None" = None,
     ) -> None:
         self.store, self.run_log, self.shards = store, run_log, shards
-        self.saved_step = saved_step
+        self.best_step = best_step
         """step of the last checkpoint; None if there is none"""
         self.failures = 0
         self.unsaved: dict[Path, Any] = {}
@@ -657,14 +657,14 @@ class RunSaver:
                 self._handle_failure(self.shards.step, error, is_last)
 
     def _handle_failure(self, step: int, error: RegardError, is_last: bool) -> None:
-        if is_last or self.saved_step is None:
+        if is_last or self.best_step is None:
             raise self._error(error) from None
         self._fail(f"the checkpoint of step {step} could not be saved: {error.message}", error)
 
     def _succeed(self, step: int) -> None:
         if self.failures:
             self.run_log.print_lines(f"step {step}: saved again; nothing is lost.")
-        self.saved_step, self.failures = step, 0
+        self.best_step, self.failures = step, 0
 
     def _write_models(self) -> None:
         for folder in list(self.unsaved):
@@ -680,14 +680,14 @@ class RunSaver:
             raise self._error(error) from None
         self.run_log.warn(
             f"{what} Training continues, the next save tries again (failure {self.failures} of {MAX_FAILURES}). The "
-            f"last checkpoint is step {self.saved_step}."
+            f"last checkpoint is step {self.best_step}."
         )
 
     def _error(self, error: RegardError) -> RegardError:
-        if self.saved_step is None:
+        if self.best_step is None:
             return error
         return RegardError(
-            f"{error.message.removesuffix('.')}; everything up to step {self.saved_step} is saved.",
+            f"{error.message.removesuffix('.')}; everything up to step {self.best_step} is saved.",
             "Free some space or repair the disk, and run the same command to resume.",
         )
 

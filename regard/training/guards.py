@@ -230,7 +230,7 @@ def roll_back(trainer: "Trainer") -> None:
         batch=failed.batch,
         # The model folder holds the best model so far, which may be newer than the checkpoint.
         best=failed.best,
-        saved_step=failed.saved_step,
+        best_step=failed.best_step,
         skipped=failed.skipped,
         failed_step=skipped.step,
         micro_batches=failed.micro_batches,
@@ -423,7 +423,7 @@ def interrupt(trainer: "Trainer", signals: list[int]) -> None:
         trainer.saver.save_model(trainer.spec.out, trainer.pipeline)
     error = Interrupted if int(number) == signal.SIGINT else Preempted
     raise error(
-        f"Interrupted; everything up to step {trainer.saver.saved_step} is saved in {trainer.spec.out}.",
+        f"Interrupted; everything up to step {trainer.saver.best_step} is saved in {trainer.spec.out}.",
         "Run the same command to resume.",
     )
 

@@ -250,7 +250,7 @@ class Trainer:
         if improves:
             state.best = metric, -scores["nll"]
         if self.is_saved:
-            state.saved_step = state.step
+            state.best_step = state.step
             self.pipeline.training |= {"step": state.step, "validation": scores, "selected_by": config.validate_by}
             self.saver.save_model(self.spec.out, self.pipeline)
         state.done = state.step == self.last_step or (self.has_stalled and config.schedule != "wsd")

@@ -19,7 +19,6 @@ from regard.pipelines import Translator, load
 from regard.training import checkpoint, list_step_folders, loop, run_recipe
 from regard.training.checkpoint import METRICS
 from regard.training.log import read_metrics
-from regard.training.tasks import translate
 from tests.training.helpers import STOCHASTIC, bit_equal, last_checkpoint, saved_tensors, small_dataset, small_recipe
 
 
@@ -376,13 +375,6 @@ def test_loss_decreases_with_other_settings(tmp_path, change):
     run(small_recipe(**(change | short)), tmp_path)
     validated = [line["nll"] for line in read_metrics(tmp_path / METRICS) if line["kind"] == "validation"]
     assert validated[1] < validated[0]
-
-
-def test_validate_by_bleu_saves_the_model_with_the_best_bleu(tmp_path, monkeypatch):
-    bleus = iter([5.0, 3.0])
-    scores = translate.text_scores([""], ["a"])
-    monkeypatch.setattr(translate, "text_scores", lambda *_: type(scores)(**(vars(scores) | {"bleu": next(bleus)})))
-    assert run(small_recipe(train={"validate_by": "bleu"}), tmp_path).training["step"] == 6
 
 
 def test_non_finite_loss_is_an_error_and_nothing_is_saved(tmp_path, monkeypatch):
