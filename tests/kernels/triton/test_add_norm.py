@@ -8,6 +8,7 @@ from regard.kernels.triton import add_norm
 from regard.kernels.triton.add_norm import add_norm_forward
 from regard.kernels.triton.support import is_interpreted, triton_available
 from tests.attention.helpers import FakeCudaTensor
+from tests.kernels.triton.helpers import combine
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 
@@ -35,10 +36,13 @@ def expected_results(inputs, grads, dropout_mask=1.0):
     return [out, total, *torch.autograd.grad((out, total), tensors, [grad.double() for grad in grads])]
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float16,), (torch.float16, torch.float32)], ids=str)
-@pytest.mark.parametrize("is_centered", [True, False])
-@pytest.mark.parametrize(("rows", "width"), [(1, 16), (37, 24), (5, 512), (300, 20)])
-def test_kernel_equals_torch(rows, width, is_centered, dtypes, monkeypatch):
+SIZES = [(1, 16), (37, 24), (5, 512), (300, 20)]
+DTYPES = [(torch.float32,), (torch.float16,), (torch.float16, torch.float32)]
+
+
+@pytest.mark.parametrize(("sizes", "is_centered", "dtypes"), combine(2, SIZES, [True, False], DTYPES), ids=str)
+def test_kernel_equals_torch(sizes, is_centered, dtypes, monkeypatch):
+    rows, width = sizes
     monkeypatch.setattr(add_norm, "TILE_ELEMENTS", 256)
     monkeypatch.setattr(add_norm, "PROGRAMS", 3)
     (x, y, gain, bias), grads = make_inputs(rows, width, *dtypes)

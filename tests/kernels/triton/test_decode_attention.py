@@ -12,6 +12,7 @@ from regard.kernels.triton.decode_attention import (
 )
 from regard.kernels.triton.support import is_interpreted, triton_available
 from tests.attention.helpers import FakeCudaTensor
+from tests.kernels.triton.helpers import combine
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 
@@ -92,9 +93,7 @@ def assert_norms_close(actual, expected, tolerance):
     assert (actual.double().cpu() - expected.cpu()).norm() <= tolerance * expected.norm()
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "dtype", "splits"), combine(2, list(CASES), list(TOLERANCE), [1, 4]), ids=str)
 def test_kernel_equals_loop(case, dtype, splits, monkeypatch):
     monkeypatch.setattr(kernels, "_splits", lambda programs, positions: splits)
     inputs = make_inputs(case, dtype)

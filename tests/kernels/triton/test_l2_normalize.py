@@ -9,6 +9,7 @@ from regard.kernels.triton import l2_normalize as kernels
 from regard.kernels.triton.l2_normalize import l2_normalize
 from regard.kernels.triton.support import is_interpreted, triton_available
 from tests.attention.helpers import FakeCudaTensor
+from tests.kernels.triton.helpers import combine
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 
@@ -44,9 +45,9 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("scale", ["none", "shared", "per head"])
-@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shapes", "scale", "dtype"), combine(3, SHAPES, ["none", "shared", "per head"], list(TOLERANCE)), ids=str
+)
 def test_kernel_equals_torch(shapes, scale, dtype, monkeypatch):
     monkeypatch.setattr(kernels, "TILE_ELEMENTS", 512)
     torch.manual_seed(0)

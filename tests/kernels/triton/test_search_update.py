@@ -44,9 +44,8 @@ def assert_states_equal(actual, expected, step):
     ("K", "C", "n_best", "length_penalty", "patience", "early_stopping", "ends_at_limit"),
     [
         (1, 2, 1, 1.0, 1.0, True, False),
-        (2, 4, 1, 0.6, 1.0, True, True),
         (4, 8, 4, 1.0, 2.0, True, False),
-        (5, 10, 3, 0.0, 1.0, True, True),
+        (5, 10, 1, 0.0, 1.0, True, True),
         (5, 3, 5, 1.3, 1.0, True, False),
         (3, 6, 1, 0.8, 1.0, False, False),
         (3, 6, 2, 0.8, 1.0, False, True),

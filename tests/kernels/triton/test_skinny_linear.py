@@ -8,6 +8,7 @@ from regard.kernels.triton.skinny_linear import RowNorm, reference_skinny_linear
 from regard.kernels.triton.support import is_interpreted, triton_available
 from regard.layers.float8_linear import quantize_float8
 from tests.attention.helpers import FakeCudaTensor
+from tests.kernels.triton.helpers import combine
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 
@@ -48,14 +49,14 @@ def assert_equals_float64(x, weight, bias=None, **options):
     assert (out.double() - expected).norm() <= TOLERANCE[product_dtype] * expected.norm()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("norm", [None, ("layer", True), ("rms", False)], ids=str)
-@pytest.mark.parametrize(
-    ("rows", "width", "outputs"),
-    [(1, 16, 1), (1, 512, 11), (2, 24, 7), (3, 1500, 13), (4, 40, 35), (5, 40, 9), (16, 600, 5)],
-)
-def test_kernel_equals_torch(rows, width, outputs, norm, dtype):
+SIZES = [(1, 16, 1), (1, 512, 11), (2, 24, 7), (3, 1500, 13), (4, 40, 35), (5, 40, 9), (16, 600, 5)]
+NORMS = [None, ("layer", True), ("rms", False)]
+
+
+@pytest.mark.parametrize(("sizes", "norm", "dtype"), combine(3, SIZES, NORMS, list(TOLERANCE)), ids=str)
+def test_kernel_equals_torch(sizes, norm, dtype):
     torch.manual_seed(0)
+    rows, width, outputs = sizes
     norm = None if norm is None else make_norm(width, dtype, *norm)
     x, weight, bias = (random(*shape, dtype=dtype) for shape in ((rows, width), (outputs, width), (outputs,)))
     assert_equals_float64(x, weight, bias, norm=norm)

@@ -7,6 +7,7 @@ from regard.kernels.triton import topk_log_softmax as kernels
 from regard.kernels.triton.support import is_interpreted, triton_available
 from regard.kernels.triton.topk_log_softmax import reference_topk_log_softmax, topk_log_softmax
 from tests.attention.helpers import FakeCudaTensor
+from tests.kernels.triton.helpers import combine
 
 pytestmark = pytest.mark.skipif(not triton_available(), reason="needs Triton")
 
@@ -41,13 +42,14 @@ def assert_results(actual, expected, logits):
     assert ((ids >= 0) & (ids < logits.shape[1])).all()
 
 
+SIZES = [(1, 16, 16), (3, 37, 1), (4, 500, 8), (2, 731, 10), (5, 213, 2)]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "splits"),
-    [(torch.float32, 1), (torch.float32, 2), (torch.float32, 8), (torch.float16, 2), (torch.bfloat16, 2)],
-    ids=str,
+    ("sizes", "dtype", "splits"), combine(5, SIZES, [torch.float32, torch.float16, torch.bfloat16], [1, 2, 8]), ids=str
 )
-@pytest.mark.parametrize(("rows", "columns", "k"), [(1, 16, 16), (3, 37, 1), (4, 500, 8), (2, 731, 10), (5, 213, 2)])
-def test_kernel_equals_torch(rows, columns, k, dtype, splits, monkeypatch):
+def test_kernel_equals_torch(sizes, dtype, splits, monkeypatch):
+    rows, columns, k = sizes
     monkeypatch.setattr(kernels, "BLOCK", 64)
     monkeypatch.setattr(kernels, "_splits", lambda rows, columns: splits)
     torch.manual_seed(0)
