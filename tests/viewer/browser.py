@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,10 +74,20 @@ def wait_for_announcement(page: Any, text: str) -> None:
     page.wait_for_function("text => document.querySelector('.live').textContent.includes(text)", arg=text)
 
 
-def axe_violations(page: Any) -> list[tuple[str, str]]:
-    """Return the id and the first element of each violation that axe-core finds."""
+def axe_violations(page: Any, element: str = "document", kinds: Sequence[str] = ("violations",)) -> list[list[str]]:
+    """Return the scheme, the rule and the elements of what axe-core finds: by all rules, and the contrast when dark."""
     if not AXE.exists():
         missing("axe-core is not installed: run npm install.")
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
-    return [(one["id"], one["nodes"][0]["html"]) for one in found]
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = []
+    for scheme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.wait_for_selector(QUIET)
+        result = page.evaluate(f"options => axe.run({element}, options)", {"resultTypes": list(kinds)} | rules)
+        assert len(result["passes"]) > (0 if rules else 5)  # axe did run
+        found += [
+            [scheme, one["id"], *(node["html"][:200] for node in one["nodes"])]
+            for kind in kinds
+            for one in result[kind]
+        ]
+    return found

@@ -17,14 +17,13 @@ from regard.viewer.page.html import render_page as html
 from regard.viewer.page.text_scene import Scene
 from tests.viewer import scenes
 from tests.viewer.browser import (
-    AXE,
     CROSS,
     HEAD,
     QUIET,
     announced,
     announced_weight,
+    axe_violations,
     hash_of,
-    missing,
     open_settings,
     point_at,
     square,
@@ -350,27 +349,17 @@ def test_narrow_window_does_not_scroll_sideways(opened, small, width, form):
 
 
 def test_axe_finds_no_violations(opened, small):
-    if not AXE.exists():
-        missing("axe-core is not installed: run npm install.")
-    page = opened(small, f"{CROSS}&pin=7,4", color_scheme="light", reduced_motion="reduce")
-    page.evaluate(AXE.read_text("utf-8"))
-
-    def look(what: str) -> None:
-        found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
-        assert len(found["passes"]) > 15  # axe did run
-        assert [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]] == [], what
-
+    page = opened(small, f"{CROSS}&pin=7,4", reduced_motion="reduce")
     page.locator(".figure").focus()
     for form, key in (("Lines", "l"), ("Map", "m"), ("Text", "t"), ("Table", "n")):
         page.keyboard.press(key)  # the focus stays in the figure
         assert page.get_by_role("tab", name=form).get_attribute("aria-selected") == "true"
-        look(form)
+        assert axe_violations(page) == [], form
     page.get_by_role("tab", name="Map").click()
     page.get_by_role("button", name="Compare").click()
-    page.emulate_media(color_scheme="dark")
-    look("dark, two maps")
+    assert axe_violations(page) == []
     page.get_by_role("button", name="Keyboard shortcuts").click()
-    look("keys")
+    assert axe_violations(page) == []
     page.keyboard.press("Escape")
     assert page.locator("dialog").is_visible() is False
 

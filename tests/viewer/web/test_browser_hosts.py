@@ -16,7 +16,7 @@ from regard.viewer.page import live_server, requests
 from regard.viewer.page.live_server import LiveServer
 from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import build_scene
-from tests.viewer.browser import AXE, FLAGS, QUIET, hash_of, missing, wait_for_announcement
+from tests.viewer.browser import FLAGS, QUIET, axe_violations, hash_of, wait_for_announcement
 
 CROSS = "#at=decoder.1.cross:1&as=table"
 REFUSED = "Failed to load resource: the server responded with a status of"
@@ -294,15 +294,8 @@ def test_dns_rebinding_is_refused(served, browser):
 
 
 @pytest.mark.parametrize("texts", [(), ("one two three", "trois deux un")])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_violations(opened, served, texts, scheme):
-    if not AXE.exists():
-        missing("axe-core is not installed: run npm install.")
-    page = opened(served(*texts).address)
-    page.emulate_media(color_scheme=scheme)
-    page.wait_for_selector(QUIET)
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    assert page.evaluate("axe.run(document)")["violations"] == []
+def test_axe_finds_no_violations(opened, served, texts):
+    assert axe_violations(opened(served(*texts).address)) == []
 
 
 # The widget, in a page that implements anywidget's contract: a model with get, on, off and send, bytes as DataViews
