@@ -50,8 +50,9 @@ def test_batches_stay_within_the_budget_and_report_progress() -> None:
     assert reports == [(done, 40) for done in range(1, 41)]
 
 
-def test_no_sentences_give_no_results() -> None:
-    assert decode_all(HistoryModel(6), Request([], DecodeConfig())) == []
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.method)
+def test_no_sentences_give_no_results(config: DecodeConfig) -> None:
+    assert decode_all(HistoryModel(6), Request([], config)) == []
 
 
 def test_decode_all_records_history() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from regard.decode import SPECIAL, DecodeConfig
 from regard.errors import RegardError
-from tests.decode.helpers import HistoryModel, TableModel, beam, exhaustive_search, greedy, log_prob
+from tests.decode.helpers import HistoryModel, TableModel, beam, exhaustive_search, log_prob
 
 SENTENCES = [[5, 1, 1, 1], [9, 1], [4, 1, 1], [7], [6, 1, 1, 1, 1, 1]]
 
@@ -96,17 +96,6 @@ def search_without_early_stopping(
     return sorted(finished, key=lambda pair: -pair[0])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_beam_of_one_equals_greedy(seed: int) -> None:
-    model, source = HistoryModel(12, seed), SENTENCES
-    beam_results = beam(model, source, limited(15, beam=1))
-    greedy_results = greedy(model, source, limited(15, method="greedy"))
-    assert [r[0].ids for r in beam_results] == [r[0].ids for r in greedy_results]
-    for by_beam, by_greedy in zip(beam_results, greedy_results):
-        assert by_beam[0].token_logprobs == pytest.approx(by_greedy[0].token_logprobs, abs=1e-6)
-        assert by_beam[0].score == pytest.approx(by_greedy[0].score, abs=1e-6)
-
-
 @pytest.mark.parametrize("patience", [1.0, math.inf])
 def test_results_do_not_depend_on_other_sentences_in_the_batch(patience: float) -> None:
     config = DecodeConfig(beam=4, n_best=3, patience=patience, max_ratio=2.0, max_extra=4)
@@ -132,20 +121,6 @@ def test_scores_match_the_model() -> None:
             assert len(h.token_logprobs) == len(h.ids) + 1
             assert h.score == pytest.approx(h.logprob / (len(h.ids) + 1), abs=1e-5)
             assert not {SPECIAL.pad, SPECIAL.sos, SPECIAL.eos} & set(h.ids)
-
-
-def test_vocabulary_smaller_than_the_beam() -> None:
-    V = 5  # two words
-    model = HistoryModel(V, seed=1)
-    config = limited(2, beam=10, n_best=10)
-    expected = exhaustive_search(model, [8], V, config, SPECIAL)
-    result = beam(model, [[8]], config)[0]
-    assert len(expected) == 7  # "", a, b, aa, ab, ba, bb
-    assert [h.ids for h in result] == [ids for _, ids in expected]
-
-
-def test_no_sentences_give_no_results() -> None:
-    assert beam(HistoryModel(6), []) == []
 
 
 def test_output_ends_when_no_token_is_possible() -> None:

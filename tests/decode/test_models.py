@@ -10,7 +10,7 @@ from regard.errors import RegardError
 from regard.layers.packed import pack
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
-from tests.decode.helpers import HistoryModel, beam, greedy
+from tests.decode.helpers import HistoryModel, beam
 
 SENTENCES = [[4 + (3 * i + j) % 8 for j in range(1 + i % 5)] + [SPECIAL.eos] for i in range(9)]
 
@@ -52,16 +52,6 @@ def test_log_probabilities_match_teacher_forcing(config: DecodeConfig, family: s
                 torch.tensor(h.token_logprobs), teacher_forced(model, source, h.ids), atol=1e-4, rtol=1e-4
             )
     assert len(lengths) > 2, "outputs of one length would not test removing finished sentences"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_results_do_not_depend_on_other_sentences_in_the_batch(family: str) -> None:
-    model = small_model(family, 1)
-    config = DecodeConfig(beam=3, n_best=3)
-    for source, result in zip(SENTENCES, beam(model, SENTENCES, config)):
-        alone = beam(model, [source], config)[0]
-        assert [h.ids for h in alone] == [h.ids for h in result]
-    assert [r[0].ids for r in greedy(model, SENTENCES)] == [greedy(model, [source])[0][0].ids for source in SENTENCES]
 
 
 def test_ensemble_of_two_families() -> None:

@@ -13,6 +13,7 @@ OPTIONS = {
     "greedy": {"method": "greedy"},
     "greedy with limits": {"method": "greedy", "min_len": 4, "max_len": 6},
     "beam": {"beam": 4, "n_best": 3},
+    "beam of one": {"beam": 1},
     "limits": {"beam": 3, "n_best": 2, "min_len": 5, "max_len": 8, "unknown": False},
     "length penalty": {"beam": 4, "n_best": 4, "length_penalty": 0.3},
     "no length penalty": {"beam": 3, "length_penalty": 0.0},
@@ -35,6 +36,9 @@ def test_search_equals_the_reference(option):
         model = HistoryModel(14, seed)
         expected = [search(reference, model, source, config) for source in sources]
         assert_equal_search(beam(model, sources, config), expected)
+        if option in ("greedy", "beam of one"):
+            each_best = [reference.greedy(model, source, DecodeConfig("greedy", max_len=12)) for source in sources]
+            assert [[h.ids for h in result] for result in expected] == [[h.ids for h in best] for best in each_best]
 
 
 @pytest.mark.parametrize("option", ["greedy", "limits", "length penalty"])

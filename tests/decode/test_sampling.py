@@ -16,20 +16,6 @@ from tests.decode.helpers import HistoryModel, TableModel, greedy, log_prob, sam
 SENTENCES = [[first, *[1] * (first % 5)] for first in range(4, 24)]
 
 
-def test_greedy_chooses_the_most_probable_token() -> None:
-    model = HistoryModel(12, seed=1)
-    for source, result in zip(SENTENCES, greedy(model, SENTENCES)):
-        past = [SPECIAL.sos]
-        while past[-1] != SPECIAL.eos and len(past) <= DecodeConfig().limit(len(source)):
-            scores = model.scores(torch.tensor(source[0]), torch.tensor(past)).clone()
-            scores[[SPECIAL.pad, SPECIAL.sos]] = -torch.inf
-            past.append(int(scores.argmax()))
-        ids = [token for token in past[1:] if token != SPECIAL.eos]
-        assert len(result) == 1
-        assert result[0].ids == ids
-        assert result[0].logprob == pytest.approx(log_prob(model, source[0], ids, SPECIAL), abs=1e-4)
-
-
 def test_removing_finished_sentences_does_not_change_results() -> None:
     model = HistoryModel(12, seed=1)
     together = greedy(model, SENTENCES)
@@ -37,11 +23,6 @@ def test_removing_finished_sentences_does_not_change_results() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < sizes[0] / 2
     assert together == [greedy(model, [sentence])[0] for sentence in SENTENCES]
-
-
-def test_no_sentences_give_no_results() -> None:
-    assert greedy(HistoryModel(6), []) == []
-    assert sample(HistoryModel(6), []) == []
 
 
 @pytest.mark.parametrize("decode", [greedy, sample])
