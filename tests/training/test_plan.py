@@ -1,22 +1,21 @@
 """The plan of a run, dry runs, reasons for chosen settings, and warnings about little data."""
 
 import dataclasses
-import json
 import re
 
 import numpy as np
 import pytest
 
 from regard.cli.train_options import chosen_keys
-from regard.data import read_pairs
 from regard.data.text.labeled_texts import LabeledText
 from regard.data.text.tagged_texts import TaggedText
 from regard.models import family_name
-from regard.training import DataConfig, Dataset, read_dataset, recipe_from_dict, run_recipe
+from regard.training import Dataset, recipe_from_dict, run_recipe
 from regard.training.plan import describe_choices, format_value
 from regard.training.tasks import TASKS
 from regard.training.tasks.task import warn_about_rare_labels
 from tests.training.helpers import bit_equal, saved_tensors, small_dataset, small_recipe
+from tests.training.tasks.conftest import toy
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
@@ -50,48 +49,9 @@ def test_printing_the_plan_does_not_change_the_weights(tmp_path, capsys):
     assert bit_equal(saved_tensors(tmp_path / "verbose"), saved_tensors(tmp_path / "quiet"))
 
 
-@pytest.fixture
-def dataset_of(tmp_path):
-    """A function that writes and reads a small dataset of a task."""
-
-    def read(task):
-        sentences = [source for source, _ in read_pairs(["phrasebook"])[:60]]
-        if task in ("translate", "text2text"):
-            lines = [f"{source}\t{target}" for source, target in read_pairs(["phrasebook"])[:60]]
-            (tmp_path / "data.tsv").write_text("\n".join(lines))
-            files = ["data.tsv"]
-        elif task == "classify":
-            kinds = ("question" if sentence.endswith("?") else "statement" for sentence in sentences)
-            (tmp_path / "data.tsv").write_text("".join(f"{text}\t{kind}\n" for text, kind in zip(sentences, kinds)))
-            files = ["data.tsv"]
-        elif task == "tag":
-            words = (
-                "\n".join(f"{word} {'B-NAME' if word.istitle() else 'O'}" for word in s.split()) for s in sentences
-            )
-            (tmp_path / "data.conll").write_text("\n\n".join(words) + "\n")
-            files = ["data.conll"]
-        elif task == "answer":
-            answers = [{"text": "cat", "answer_start": 4}]
-            questions = [{"id": str(i), "question": f"Who is {i}?", "answers": answers} for i in range(20)]
-            paragraphs = [{"context": f"The cat is {i}.", "qas": [question]} for i, question in enumerate(questions)]
-            (tmp_path / "data.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
-            files = ["data.json"]
-        elif task in ("language", "mask"):
-            (tmp_path / "data.txt").write_text("\n".join(sentences))
-            files = ["data.txt"]
-        else:
-            pixels = np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3), np.uint8)
-            masks = (pixels[..., 0] > 127).astype(np.uint8)
-            np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(40) % 2, masks=masks)
-            files = ["data.npz"]
-        return read_dataset(task, DataConfig(files=tuple(str(tmp_path / file) for file in files)), quiet=True)
-
-    return read
-
-
 @pytest.mark.parametrize("task", TASKS)
-def test_chosen_settings_are_in_the_plan_and_in_the_help(tmp_path, capsys, dataset_of, task):
-    dataset = dataset_of(task)
+def test_chosen_settings_are_in_the_plan_and_in_the_help(tmp_path, capsys, task):
+    dataset = small_dataset() if task == "translate" else TASKS[task].read(toy(task, tmp_path).data)
     recipe = TASKS[task].suggest_recipe(dataset, False)
     changes = {
         field.name: getattr(recipe.model, field.name)
