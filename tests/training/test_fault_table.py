@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faults.py"
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the script forks, and mounts a tmpfs")
 def test_sample_of_the_fault_table():
-    options = ["--kills", "4", "--samples", "1", "--only", "kill", "full_disk", "clock_jump"]
+    options = ["--kills", "2", "--samples", "1", "--only", "kill", "full_disk", "clock_jump"]
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split("|")[1:-1] for line in done.stdout.splitlines()[2:]]

@@ -1,6 +1,5 @@
 """Training with several worker processes, and the train command with Ctrl-C and standard input."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -91,8 +90,8 @@ count(TASKS["translate"], "encode")
 """
 
 
-def test_data_and_origin_are_loaded_once_for_all_workers(tmp_path, monkeypatch):
-    """Both processes append their calls to one log file."""
+def test_data_from_standard_input_and_origin_are_loaded_once_for_all_workers(tmp_path):
+    """Both processes append their calls to one log file; the second one receives the encoded data from the first."""
     log = tmp_path / "calls.txt"
     counting = COUNTING.replace("os.write({fd}, ", f"os.write(os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND), ")
     run(small_recipe(train={"steps": 2}), tmp_path / "first")
@@ -101,10 +100,13 @@ def test_data_and_origin_are_loaded_once_for_all_workers(tmp_path, monkeypatch):
     program += f"distributed._PROGRAM = {counting!r} + distributed._PROGRAM\nsys.exit(main())"
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SIZES + "workers = 2\nsteps = 2\nvalidate_every = 2\n", encoding="utf-8")
-    arguments = ["train", str(recipe), "--from", str(tmp_path / "first"), "--out", str(tmp_path / "out"), "--quiet"]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    arguments = ["train", str(recipe), "--data", "-", "--from", str(tmp_path / "first"), "--out", str(tmp_path / "out")]
+    lines = "".join(f"{source}\t{target}\n" for source, target in small_dataset().training)
+    done = subprocess.run([sys.executable, "-c", program, *arguments], input=lines, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert log.read_text(encoding="utf-8").split() == ["load", "read", "encode"]
+    assert "on 2 workers" in done.stderr
+    assert load_file(tmp_path / "out" / "model.safetensors")
 
 
 def test_dead_worker_is_an_error(tmp_path, monkeypatch):
@@ -248,23 +250,6 @@ def test_ctrl_c_on_the_command_line_saves_and_resumes(tmp_path, capsys):
         assert main(["train", str(recipe), "--out", str(tmp_path / name)]) == 0
     assert "Try: regard translate" in capsys.readouterr().err
     assert bit_equal(saved_tensors(tmp_path / "interrupted"), saved_tensors(tmp_path / "uninterrupted"))
-
-
-def test_two_workers_train_on_standard_input(tmp_path):
-    """The other workers receive the encoded data from rank 0."""
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(SIZES + "workers = 2\nsteps = 3\nvalidate_every = 3\n", encoding="utf-8")
-    lines = "".join(f"{source}\t{target}\n" for source, target in small_dataset().training)
-    done = subprocess.run(
-        command("train", recipe, "--data", "-", "--out", tmp_path / "out"),
-        input=lines,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TERM": "dumb"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "on 2 workers" in done.stderr
-    assert load_file(tmp_path / "out" / "model.safetensors")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

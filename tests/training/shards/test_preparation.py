@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -301,6 +302,7 @@ def test_killed_preparation_leaves_no_complete_folder(tmp_path):
         process.stdin.flush()
         while not (part / row_file.TEXT).exists():
             assert process.poll() is None
+            time.sleep(0.05)
         with pytest.raises(RegardError, match=r"shards\.part is in use by another regard prepare"):
             prepare(iter(PAIRS), tmp_path / "shards", quiet=True)
         process.send_signal(signal.SIGKILL)
