@@ -30,11 +30,14 @@ from regard.viewer.page.text_scene import build_scene
 REQUEST = {"look": {"source": "one two three", "target": "trois deux un"}}
 
 
+@pytest.fixture(scope="module")
+def scene(transformer):
+    return build_scene(look(transformer, "one two", "deux un"))
+
+
 @pytest.fixture
-def live(transformer):
-    server = LiveServer(
-        TextRequestHandler(transformer, "numbers"), build_scene(look(transformer, "one two", "deux un"))
-    )
+def live(transformer, scene):
+    server = LiveServer(TextRequestHandler(transformer, "numbers"), scene)
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
