@@ -307,12 +307,15 @@ def test_folder_without_training_json_loads(folder):
 # Errors of invalid folders
 
 
-def test_missing_folder_raises(tmp_path):
+def test_missing_files_raise(folder, tmp_path):
     assert load_error(tmp_path / "none").startswith(f"{tmp_path / 'none'}: model folder not found.")
-
-
-def test_folder_without_config_raises(tmp_path):
-    assert "is not a model folder: config.json is missing" in load_error(tmp_path)
+    for name, message in (
+        ("tokenizer.json", f"{folder / 'tokenizer.json'}: the file is missing"),
+        ("model.safetensors", f"{folder / 'model.safetensors'}: file not found."),
+        ("config.json", f"{folder} is not a model folder: config.json is missing"),
+    ):
+        (folder / name).unlink()
+        assert load_error(folder).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -383,6 +386,7 @@ def test_invalid_config_raises(folder, changes, message):
         (b'{"a": ' + b"[" * 100_000, "lists or tables are nested too deeply"),
         (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", "lists or tables are nested too deeply"),
         (b'{"a": {"b": 1, "b": 2}}', "'b' is repeated"),
+        (rb'{"family": "\ud800"}', "not JSON ('utf-8' codec can't encode"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -393,11 +397,6 @@ def test_broken_json(folder, name, content, message, caplog):
     else:  # only provenance: the model translates without it
         assert load(folder, "cpu").training == {}
         assert f"{folder / name}: {message}" in caplog.text
-
-
-def test_missing_weights_raise(folder):
-    (folder / "model.safetensors").unlink()
-    assert load_error(folder).startswith(f"{folder / 'model.safetensors'}: file not found.")
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, -1])
@@ -417,11 +416,6 @@ def test_unexpected_weight_raises(folder):
     weights = load_file(folder / "model.safetensors")
     save_file(weights | {"surplus": torch.ones(1)}, folder / "model.safetensors")
     assert "the weights do not match the config: surplus" in load_error(folder)
-
-
-def test_missing_tokenizer_raises(folder):
-    (folder / "tokenizer.json").unlink()
-    assert "tokenizer.json: the file is missing" in load_error(folder)
 
 
 def test_tokenizer_of_another_model_raises(folder):
