@@ -42,6 +42,9 @@ class Seq2SeqConfig:
     """tanh (rnn), gru or lstm"""
     bidirectional: bool = True
     """bidirectional encoder"""
+    memory_projection: bool = True
+    """a linear map of the encoder states to the width of the decoder, if theirs differs; false: keys and values are the
+    encoder states themselves, of a bidirectional encoder with half of the width in each direction"""
     attention: AttentionVariant = "luong"
     """after the cell (luong), before it (bahdanau), or none: only the final encoder states reach the decoder"""
     score: ScoreName = "general"
@@ -65,10 +68,15 @@ class Seq2SeqConfig:
     @property
     def encoded_width(self) -> int:
         """Width of the encoder output: the concatenated states of its directions."""
-        return 2 * self.width if self.bidirectional else self.width
+        return 2 * self.width if self.bidirectional and self.memory_projection else self.width
 
     def check(self) -> None:
         """Raise if values are inconsistent."""
+        if self.bidirectional and not self.memory_projection and self.width % 2:
+            raise RegardError(
+                f"Without memory_projection, a direction of the encoder has half of the width, which is {self.width}.",
+                "Set model.width to an even number.",
+            )
         if self.shared_vocab and self.source_vocab != self.target_vocab:
             raise RegardError(
                 f"A shared vocabulary has one size (got {self.source_vocab} and {self.target_vocab}).",
@@ -110,7 +118,8 @@ class RecurrentEncoder(nn.Module):
         self.width = width = config.width
         widths = [width] + [config.encoded_width] * (config.layers - 1)
         layer = Bidirectional if config.bidirectional else Unidirectional
-        self.layers = nn.ModuleList(layer(config.cell, w, width) for w in widths)  # type: ignore[assignment]
+        state_width = config.encoded_width // (2 if config.bidirectional else 1)
+        self.layers = nn.ModuleList(layer(config.cell, w, state_width) for w in widths)  # type: ignore[assignment]
         self.dropout = Dropout(config.dropout)
         self.bridges = nn.ModuleList(nn.Linear(config.encoded_width, PARTS[config.cell] * width) for _ in widths)
 
@@ -142,8 +151,9 @@ class RecurrentDecoder(nn.Module):
         self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
         self.dropout = Dropout(config.dropout)
         if self.variant != "none":
-            # Projects encoder states to the decoder width, as scores need keys and queries of one width.
-            self.memory = nn.Linear(config.encoded_width, width)
+            # Keys and values: the encoder states h, or their projection to the width of the queries, which scores need.
+            has_width = config.encoded_width == width
+            self.memory = nn.Identity() if has_width else nn.Linear(config.encoded_width, width)
             # Batches of constant shape round their maximum length up to a power of two.
             max_keys = max(16, 1 << (config.max_len - 1).bit_length())
             self.attention = StateAttention(width, config.score, config.score_hidden, max_keys=max_keys)

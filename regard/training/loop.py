@@ -106,7 +106,9 @@ class Trainer:
         if validation is not None:
             self.pipeline = replace(validation.pipeline, model=self.distributed.full)
         self.parameters = unique_parameters(model)
-        self.optimizer = make_optimizer(config.optimizer, model, config.lr, config.beta2, config.weight_decay)
+        self.optimizer = make_optimizer(
+            config.optimizer, model, config.lr, config.beta2, config.weight_decay, config.momentum
+        )
         self.schedule = Schedule(config.schedule, config.lr, config.warmup, config.steps)
 
         precision: Any = "bfloat16" if config.precision == "bfloat16" else "float32"

@@ -27,9 +27,9 @@ _RMS = 0.2
 
 
 def make_optimizer(
-    name: OptimizerName, model: nn.Module, lr: float, beta2: float, weight_decay: float
+    name: OptimizerName, model: nn.Module, lr: float, beta2: float, weight_decay: float, momentum: float = 0.9
 ) -> torch.optim.Optimizer:
-    """Create an optimizer: Adam, AdamW, Muon, or SGD with momentum 0.9. Only `decayed_parameters` have weight decay.
+    """Create an optimizer: Adam, AdamW, Muon, or SGD with `momentum`. Only `decayed_parameters` have weight decay.
 
     Muon updates the weight matrices of the layers; AdamW updates embeddings, output layers, norms and biases.
 
@@ -53,8 +53,8 @@ def make_optimizer(
         groups.append({"params": matrices, "weight_decay": weight_decay, "orthogonal": True})
     optimizer: torch.optim.Optimizer
     if name == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=rate, momentum=0.9, fused=True)
-        for p in local.values():  # otherwise a skipped first update would leave them uninitialized
+        optimizer = torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=True)
+        for p in local.values() if momentum else ():  # otherwise a skipped first update would leave them uninitialized
             optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     else:
         kind = {"muon": Muon, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]

@@ -146,6 +146,8 @@ class TrainConfig:
     schedule: ScheduleName = "cosine"
     warmup: Natural = 400
     beta2: Rate = 0.98
+    momentum: Rate = 0.9
+    """momentum of sgd; 0: plain gradient descent"""
     weight_decay: Annotated[float, Range(low=0, high=100)] = 0.0
     clip: NonNegative = 1.0
     """maximum gradient norm; 0: no clipping"""

@@ -7,9 +7,11 @@ import pytest
 
 from regard.cli import main
 from regard.cli.config import toml_text
+from regard.models.transformer import transformer_base
 from regard.recipes import find_recipe, recipe_names, recipe_summary
 from regard.training import Recipe, read_toml, recipe_from_dict
 from regard.training.recipe import recipe_to_dict
+from regard.training.schedules import Schedule
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -19,6 +21,20 @@ def test_packaged_recipes_are_valid_and_have_a_summary(name):
     summary = recipe_summary(name)
     assert summary.endswith(".")
     assert len(name) + len(summary) < 120
+
+
+def test_transformer_base_is_that_of_the_paper():
+    """Vaswani et al. 2017, sections 3, 5.3 and 5.4, and table 3."""
+    recipe = recipe_from_dict(read_toml(find_recipe("transformer-base")))
+    assert recipe.model == transformer_base(max_len=recipe.model.max_len)
+    train = recipe.train
+    assert (train.optimizer, train.beta2, train.label_smoothing) == ("adam", 0.98, 0.1)
+    assert train.batch_tokens * train.accumulate == 25_000
+    schedule = Schedule(train.schedule, train.lr, train.warmup, train.steps)
+    for step in (1, 400, 4000, 100_000):
+        assert schedule.rate(step - 1) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5), rel=0.01)
+    notes = recipe_from_dict(read_toml(find_recipe("transformer-notes"))).model
+    assert (notes.norm, notes.activation, notes.positions) == ("post", "relu", "sinusoidal")
 
 
 def test_recipes_are_listed_and_printed(capsys):

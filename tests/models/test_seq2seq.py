@@ -27,6 +27,7 @@ def kinds() -> list[dict]:
     cells = ["gru", "lstm", "rnn"]
     variants = [{"cell": c, "attention": a} for c in cells for a in ["luong", "bahdanau", "none"]]
     variants += [{"cell": c, "attention": "luong", "bidirectional": False} for c in cells]
+    variants += [{"memory_projection": False, "attention": a} for a in ["luong", "bahdanau"]]
     return variants + [
         {"cell": cells[i % 2], "attention": a, "score": s} for i, s in enumerate(SCORES) for a in ["luong", "bahdanau"]
     ]
@@ -231,3 +232,22 @@ def test_dropout_is_active_only_in_training():
 def test_named_sizes():
     assert (seq2seq_tiny().width, seq2seq_small().width, seq2seq_base().width) == (128, 256, 512)
     assert seq2seq_base(layers=1, cell="lstm") == replace(seq2seq_base(), layers=1, cell="lstm")
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_keys_and_values_are_the_encoder_states(bidirectional):
+    """The equations as they are taught: e_t = [s_tᵀ h_i], a_t = softmax(e_t), c_t = Σ a_i h_i."""
+    model = make(score="dot", memory_projection=False, bidirectional=bidirectional)
+    calls = []
+    model.decoder.attention.register_forward_hook(lambda _, inputs, output: calls.append((inputs, output)))
+    source = pack(SOURCES[:1])
+    model.features(source, pack(TARGETS[:1]))
+    (states, encoded, *_), context = calls[0]
+    assert torch.equal(encoded, model.encode(source)[0])
+    torch.testing.assert_close(context, (states @ encoded.T).softmax(-1) @ encoded)
+    assert not list(model.decoder.memory.parameters())
+
+
+def test_half_of_an_odd_width_is_an_error():
+    with pytest.raises(RegardError, match="half of the width, which is 13"):
+        make(width=13, memory_projection=False)

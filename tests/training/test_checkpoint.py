@@ -32,11 +32,11 @@ class Layers(nn.ModuleList):
         return self[1](self[0](x))
 
 
-def model_and_optimizer(width: int = 3, name: str = "adam"):
+def model_and_optimizer(width: int = 3, name: str = "adam", momentum: float = 0.9):
     torch.manual_seed(width)
     model = Layers([nn.Linear(width, width), nn.Linear(width, width)])
     model[1].weight = model[0].weight  # tied
-    optimizer = make_optimizer(name, model, 0.1, 0.98, 0.01)
+    optimizer = make_optimizer(name, model, 0.1, 0.98, 0.01, momentum)
     return model, optimizer
 
 
@@ -48,15 +48,17 @@ def learn(model, optimizer, ema_model, steps):
         update_ema(ema_model, model, 0.5, step)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])
-def test_restored_state_resumes_exactly(tmp_path, name):
-    model, optimizer = model_and_optimizer(name=name)
+@pytest.mark.parametrize(
+    ("name", "momentum"), [("adam", 0.9), ("adamw", 0.9), ("muon", 0.9), ("sgd", 0.9), ("sgd", 0.0)]
+)
+def test_restored_state_resumes_exactly(tmp_path, name, momentum):
+    model, optimizer = model_and_optimizer(name=name, momentum=momentum)
     ema_model = copy.deepcopy(model)
     learn(model, optimizer, ema_model, 3)
     (tmp_path / "c").write_bytes(Checkpoint(gather_state(model, optimizer, ema_model), {}).to_bytes())
     learn(model, optimizer, ema_model, 2)
 
-    other, other_optimizer = model_and_optimizer(name=name)
+    other, other_optimizer = model_and_optimizer(name=name, momentum=momentum)
     other_ema = copy.deepcopy(other)
     restore_state(Checkpoint.load(tmp_path / "c").tensors, other, other_optimizer, other_ema, RegardError)
     learn(other, other_optimizer, other_ema, 2)

@@ -258,6 +258,18 @@ def test_first_update_of_sgd_is_that_of_torch():
     torch.testing.assert_close(*weights, rtol=0, atol=1e-7)
 
 
+def test_sgd_without_momentum_is_gradient_descent():
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    optimizer = make_optimizer("sgd", model, 0.1, 0.98, 0.0, momentum=0.0)
+    for _ in range(2):
+        model(torch.ones(1, 3)).sum().backward()  # the gradient is 1 everywhere
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(model.weight, before - 2 * 0.1)
+    assert not optimizer.state_dict()["state"]
+
+
 def test_norm_is_returned_without_clipping():
     grads = [torch.tensor([3.0, 4.0])]
     assert float(scale_gradients(grads, torch.tensor(1.0), clip=0.0)) == 5.0
