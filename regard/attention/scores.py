@@ -275,6 +275,18 @@ class Concat(Score):
         return width
 
 
+class JointConcat(Concat):
+    """The name of the joint form in models: builds `Concat` with one matrix.
+
+    >>> JointConcat.build(4, 6, hidden=8, max_keys=9, heads=None).weight.shape
+    torch.Size([10, 8])
+    """
+
+    @classmethod
+    def build(cls, dim_q: int, dim_k: int, *, hidden: int, max_keys: int, heads: int | None) -> "Concat":
+        return Concat(dim_q, dim_k, hidden=hidden, joint=True, heads=heads)
+
+
 class Location(DotLike):
     """Location-based score, W_a s: depends on the position of a key, not on its content (Luong et al. 2015).
 
@@ -418,6 +430,7 @@ SCORES: dict[str, type[Score]] = {
     "cosine": Cosine,
     "general": General,
     "concat": Concat,
+    "concat_joint": JointConcat,
     "location": Location,
 }
 ScoreName = Annotated[str, OneOf(SCORES)]

@@ -100,7 +100,7 @@ def scores(
     dataset = read_dataset("translate", files, quiet=quiet)
     suggested = dataclasses.replace(suggest_recipe("translate", dataset), data=files)
     metric, rows = suggested.train.validate_by, []
-    for name in scores or known:
+    for name in scores or [name for name in known if name != "concat_joint"]:  # which computes the same as concat
         recipe = _make_recipe(suggested, family, name, steps, seed, device)
         translator = run_recipe(recipe, out / name, dataset=dataset, quiet=True)
         validation, metrics = translator.training["validation"], read_metrics(out / name / METRICS)
@@ -120,7 +120,7 @@ def _make_recipe(suggested: Recipe, family: Family, score: str, steps: int, seed
     """The suggested recipe with a model that uses this score, and a fixed number of steps."""
     config: Any = suggested.train
     changes: dict[str, Any] = dict(steps=steps, validate_every=steps, save_every=steps, seed=seed, device=device)
-    changes |= dict(log_every=max(1, steps // 10), warmup=steps // 10, schedule="linear", patience=0)
+    changes |= dict(log_every=max(1, steps // 10), warmup=steps // 10, schedule="linear", patience=0, r_drop=0.0)
     return dataclasses.replace(
         suggested, model=_make_config(suggested.model, family, score), train=dataclasses.replace(config, **changes)
     )

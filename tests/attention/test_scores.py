@@ -113,6 +113,12 @@ def test_disentangled_attention_without_gradients_equals_the_reference(mask, T, 
     torch.testing.assert_close(out, reference(q, k, v, score, mask))
 
 
+def test_joint_concat_has_a_name():
+    score = make_score("concat_joint", 4, 6, hidden=7)
+    assert type(score) is Concat
+    assert score.weight.shape == (10, 7)
+
+
 def test_joint_concat_equals_split_concat():
     split, joint = Concat(4, 4, 7).double(), Concat(4, 4, 7, joint=True).double()
     with torch.no_grad():
@@ -193,11 +199,12 @@ def test_custom_score_has_gradients_of_the_parameters_of_its_forward_pass(name):
 
 def test_make_score():
     for name, kind in SCORES.items():
-        assert type(make_score(name, 8, 8, hidden=4, max_keys=9, heads=2)) is kind
+        built = make_score(name, 8, 8, hidden=4, max_keys=9, heads=2)
+        assert type(built) is (Concat if name == "concat_joint" else kind)
     assert make_score("cosine", 8, 8).log_scale.exp().item() == pytest.approx(10)
     assert make_score("concat", 8, 8, hidden=4).weight_a.shape == (4, 1)
     assert make_score("location", 8, 8, max_keys=9).max_keys == 9
-    names = "dot, scaled_dot, cosine, general, concat, location"
+    names = "dot, scaled_dot, cosine, general, concat, concat_joint, location"
     with pytest.raises(RegardError, match=rf"score must be one of {names} \(got 'bilinear'\)"):
         make_score("bilinear", 8, 8)
     with pytest.raises(RegardError, match="same width \\(got 8 and 6\\)"):

@@ -131,7 +131,7 @@ def test_score_matrices_decay_and_learned_scales_do_not(family, score):
     decayed = score_names & decayed_parameters(model).keys()
     assert decayed == ({name for name in score_names if not name.endswith("log_scale")})
     assert bool(score_names) == (score not in ("dot", "scaled_dot"))
-    assert bool(decayed) == (score in ("general", "concat", "location"))
+    assert bool(decayed) == (score in ("general", "concat", "concat_joint", "location"))
 
 
 def test_learned_scale_without_gradient_is_constant():
