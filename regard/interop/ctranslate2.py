@@ -352,12 +352,12 @@ def attention_rows(name: str, path: str, is_cross: bool = False) -> list[Mapping
 
 def feedforward_rows(name: str, path: str, is_gated: bool) -> list[MappingRow]:
     inner = [
-        MappingRow(f"{name}.inner.{part}", (f"{path}/linear_0_noact/{part}", f"{path}/linear_0/{part}"), CONCATENATED)
+        MappingRow(f"{name}.fc1.{part}", (f"{path}/linear_0_noact/{part}", f"{path}/linear_0/{part}"), CONCATENATED)
         for part in ("weight", "bias")
     ]
     if not is_gated:
-        inner = linear_rows(f"{name}.inner", f"{path}/linear_0")
-    return [*inner, *linear_rows(f"{name}.outer", f"{path}/linear_1")]
+        inner = linear_rows(f"{name}.fc1", f"{path}/linear_0")
+    return [*inner, *linear_rows(f"{name}.fc2", f"{path}/linear_1")]
 
 
 def token_names(tokenizer: Tokenizer, size: int) -> list[str]:

@@ -112,10 +112,8 @@ def llama2c_table(head_width: int) -> MappingTable:
                 MappingRow("blocks.{i}.attention.key_value.weight", ("wk.{i}", "wv.{i}"), key_value),
                 MappingRow("blocks.{i}.attention.out.weight", "wo.{i}"),
                 MappingRow("blocks.{i}.feedforward_norm.weight", "rms_ffn_weight.{i}"),
-                MappingRow(
-                    "blocks.{i}.feedforward.inner.weight", ("w3.{i}", "w1.{i}"), CONCATENATED
-                ),  # value, then gate
-                MappingRow("blocks.{i}.feedforward.outer.weight", "w2.{i}"),
+                MappingRow("blocks.{i}.feedforward.fc1.weight", ("w3.{i}", "w1.{i}"), CONCATENATED),  # value, then gate
+                MappingRow("blocks.{i}.feedforward.fc2.weight", "w2.{i}"),
             ]
         },
         ignored=("freq_cis_*",),  # tables of rotary positions, which Regard computes

@@ -175,8 +175,8 @@ def block_rows(
     return [
         *attention_rows(f"{block}.attention", foreign_block, attention),
         *(attention_rows(f"{block}.cross", foreign_block, cross) if cross else []),
-        *weight_and_bias(f"{block}.feedforward.inner", foreign_inner, CONCATENATED if is_gated else IDENTITY),
-        *weight_and_bias(f"{block}.feedforward.outer", f"{foreign_block}.{outer}"),
+        *weight_and_bias(f"{block}.feedforward.fc1", foreign_inner, CONCATENATED if is_gated else IDENTITY),
+        *weight_and_bias(f"{block}.feedforward.fc2", f"{foreign_block}.{outer}"),
         *(
             row
             for sublayer, norm in zip(sublayers, norms)

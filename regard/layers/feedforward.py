@@ -39,7 +39,7 @@ def activate(name: str, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them; the kinds of GLU are gated: W2 (W1 x * act(W3 x)).
 
-    The weight of `inner` holds W1 and, below it, W3.
+    The weight of `fc1` holds W1 and, below it, W3.
 
     >>> FeedForward(8, 32)(torch.randn(5, 8)).shape
     torch.Size([5, 8])
@@ -50,18 +50,18 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.inner = nn.Linear(width, hidden * (2 if activation in _GATES else 1), bias=bias)
-        self.outer = nn.Linear(hidden, width, bias=bias)
+        self.fc1 = nn.Linear(width, hidden * (2 if activation in _GATES else 1), bias=bias)
+        self.fc2 = nn.Linear(hidden, width, bias=bias)
 
     @property
     def is_gated(self) -> bool:
         return self.activation in _GATES
 
     def forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
-        if self.activation == "relu" and linear_relu.supports(x, self.inner.weight, self.inner.bias):
-            return self.outer(linear_relu.linear_relu(x, self.inner.weight, self.inner.bias))
-        hidden = self.inner(x)
-        return self.outer(self.apply_gate(hidden) if self.is_gated else activate(self.activation, hidden))
+        if self.activation == "relu" and linear_relu.supports(x, self.fc1.weight, self.fc1.bias):
+            return self.fc2(linear_relu.linear_relu(x, self.fc1.weight, self.fc1.bias))
+        hidden = self.fc1(x)
+        return self.fc2(self.apply_gate(hidden) if self.is_gated else activate(self.activation, hidden))
 
     def apply_gate(self, hidden: Float[Tensor, "*n G"]) -> Float[Tensor, "*n F"]:
         """The product of W1 x and the activated gate W3 x."""

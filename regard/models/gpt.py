@@ -167,7 +167,7 @@ class GPT(nn.Module):
                 continue
             if parameter.dim() == 2:
                 # The residual stream sums 2 L updates: their initial scale is divided by √(2 L) (Radford et al. 2019).
-                is_residual = name.endswith(("attention.out.weight", "feedforward.outer.weight"))
+                is_residual = name.endswith(("attention.out.weight", "feedforward.fc2.weight"))
                 nn.init.normal_(parameter, std=0.02 * (2 * config.layers) ** -0.5 if is_residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)

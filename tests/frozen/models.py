@@ -136,9 +136,15 @@ IMPORTED: dict[str, dict[str, Any]] = {
 }
 
 
+# Parts of names of weights that changed since the values were frozen.
+RENAMED = {"painter.": "mae_decoder.", "feedforward.inner": "feedforward.fc1", "feedforward.outer": "feedforward.fc2"}
+
+
 def current_name(name: str) -> str:
     """The present name of a weight that had this name when the values were frozen."""
-    return name.replace("painter.", "mae_decoder.")
+    for old, new in RENAMED.items():
+        name = name.replace(old, new)
+    return name
 
 
 @functools.cache

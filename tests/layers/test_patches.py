@@ -292,8 +292,8 @@ def test_not_qkv_bias_placement():
     linear = {name for name, module in block.named_modules() if getattr(module, "bias", None) is not None}
     assert {name for name in linear if "norm" not in name} == {
         "attention.out",
-        "feedforward.inner",
-        "feedforward.outer",
+        "feedforward.fc1",
+        "feedforward.fc2",
     }
 
 

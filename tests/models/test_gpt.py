@@ -139,7 +139,7 @@ def test_bias_placement(placement):
     names = {name.removeprefix("blocks.0.") for name, _ in small(bias=placement).blocks[0].named_parameters()}
     found = {name.removesuffix(".bias") for name in names if name.endswith(".bias")}
     qkv, out = {"attention.query", "attention.key_value"}, {"attention.out"}
-    network = {"feedforward.inner", "feedforward.outer"}
+    network = {"feedforward.fc1", "feedforward.fc2"}
     expected = {"all": qkv | out | network, "attention": qkv | out, "qkv": qkv, "feedforward": network, "none": set()}
     assert found == expected[placement]
 

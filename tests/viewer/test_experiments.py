@@ -127,12 +127,12 @@ def test_ablated_head_equals_zeroed_columns_of_the_output_projection(name):
 def test_ablated_layer_equals_a_zero_output_projection(name):
     model, inputs = make(name)
     for called, one in model.named_modules():
-        last = next((getattr(one, part) for part in ("out", "outer") if hasattr(one, part)), None)
+        last = next((getattr(one, part) for part in ("out", "fc2") if hasattr(one, part)), None)
         if last is None:
             continue
 
         def emptied(part):
-            part = part.out if hasattr(part, "out") else part.outer
+            part = part.out if hasattr(part, "out") else part.fc2
             part.weight.zero_()
             if part.bias is not None:
                 part.bias.zero_()

@@ -328,14 +328,14 @@ class CudaDecoder(StaticDecoder):
         return run
 
     def _feedforward(self, module: FeedForward) -> Callable[..., Tensor]:
-        inner, outer = self._weights(module.inner), self._weights(module.outer)
+        fc1, fc2 = self._weights(module.fc1), self._weights(module.fc2)
         name = "none" if module.is_gated else module.activation
 
         def run(x: Tensor, norm: RowNorm | None, residual: Tensor | None, residual_norm: RowNorm | None) -> Tensor:
-            hidden = self._linear(x, inner, norm, name)
+            hidden = self._linear(x, fc1, norm, name)
             if module.is_gated:
                 hidden = module.apply_gate(hidden)
-            return self._linear(hidden, outer, None, "none", residual, residual_norm)
+            return self._linear(hidden, fc2, None, "none", residual, residual_norm)
 
         return run
 

@@ -325,12 +325,12 @@ class Workspace:
         return array
 
     def feedforward(self, inputs: Tensor, packed: PackedFeedForward) -> Array:
-        """The products of the outer layer of a feed-forward network."""
-        inner = packed.inner
-        y = self.multiply(inputs, inner)
-        hidden, array = self.inputs(inputs.shape[0], packed.outer.inputs)
-        decode_rows.activate_rows(y, self.scales, inner.scale, inner.bias, packed.activation, array, self.scales)
-        return self.multiply(hidden, packed.outer)
+        """The products of the second layer of a feed-forward network."""
+        fc1 = packed.fc1
+        y = self.multiply(inputs, fc1)
+        hidden, array = self.inputs(inputs.shape[0], packed.fc2.inputs)
+        decode_rows.activate_rows(y, self.scales, fc1.scale, fc1.bias, packed.activation, array, self.scales)
+        return self.multiply(hidden, packed.fc2)
 
     def start(self, x: Array, norm_first: bool, norm: PackedNorm) -> tuple[Tensor, Array]:
         """The input of the first sublayer."""

@@ -170,23 +170,23 @@ class PackedAttention:
 
 @dataclass(frozen=True)
 class PackedFeedForward:
-    inner: PackedLinear
-    outer: PackedLinear
+    fc1: PackedLinear
+    fc2: PackedLinear
     activation: int
     norm: PackedNorm
 
     @property
     def output_layer(self) -> PackedLinear:
-        return self.outer
+        return self.fc2
 
     def arguments(self, norm: PackedNorm) -> tuple[Any, ...]:
         """For `run_layers`, with the norm after the sublayer."""
-        return self.inner.arguments, self.outer.arguments, norm.arguments, self.activation
+        return self.fc1.arguments, self.fc2.arguments, norm.arguments, self.activation
 
     @staticmethod
     def from_module(module: FeedForward, norm: nn.Module) -> "PackedFeedForward":
-        inner, outer = PackedLinear.from_modules([module.inner]), PackedLinear.from_modules([module.outer])
-        return PackedFeedForward(inner, outer, ACTIVATIONS.index(module.activation), PackedNorm.from_module(norm))
+        fc1, fc2 = PackedLinear.from_modules([module.fc1]), PackedLinear.from_modules([module.fc2])
+        return PackedFeedForward(fc1, fc2, ACTIVATIONS.index(module.activation), PackedNorm.from_module(norm))
 
 
 @dataclass(frozen=True)

@@ -616,7 +616,7 @@ def make_feedforward_function(feedforward: FeedForward) -> Callable[[Tensor], Te
     """The function of a feed-forward network, without the overhead of calling modules."""
     if feedforward.is_gated:
         return feedforward
-    inner, outer, name = make_projection(feedforward.inner), make_projection(feedforward.outer), feedforward.activation
+    fc1, fc2, name = make_projection(feedforward.fc1), make_projection(feedforward.fc2), feedforward.activation
     if name == "relu":
-        return lambda x: outer(inner(x).relu_())
-    return lambda x: outer(activate(name, inner(x)))
+        return lambda x: fc2(fc1(x).relu_())
+    return lambda x: fc2(activate(name, fc1(x)))

@@ -277,12 +277,12 @@ def _sines_first(config: TransformerConfig, weights: Weights) -> tuple[Transform
     if config.positions == "sinusoidal_halves":
         return config, weights
     order = torch.cat((torch.arange(0, config.width, 2), torch.arange(1, config.width, 2)))
-    inputs = (".tokens.weight", ".query.weight", ".key_value.weight", ".inner.weight", "output.weight")
-    inner_biases = (".query.bias", ".key_value.bias", ".inner.bias", "output.bias")
+    inputs = (".tokens.weight", ".query.weight", ".key_value.weight", ".fc1.weight", "output.weight")
+    fc1_biases = (".query.bias", ".key_value.bias", ".fc1.bias", "output.bias")
     permuted = {}
     for name, tensor in weights.items():
         if name.endswith(inputs):
             permuted[name] = tensor[:, order]
         else:
-            permuted[name] = tensor if name.endswith(inner_biases) else tensor[order]
+            permuted[name] = tensor if name.endswith(fc1_biases) else tensor[order]
     return dataclasses.replace(config, positions="sinusoidal_halves"), permuted

@@ -48,10 +48,10 @@ _GPT2 = MappingTable(
             MappingRow("blocks.{i}.attention.out.weight", "h.{i}.attn.c_proj.weight", TRANSPOSED),
             MappingRow("blocks.{i}.attention.out.bias", "h.{i}.attn.c_proj.bias"),
             *weight_and_bias("blocks.{i}.feedforward_norm", "h.{i}.ln_2"),
-            MappingRow("blocks.{i}.feedforward.inner.weight", "h.{i}.mlp.c_fc.weight", TRANSPOSED),
-            MappingRow("blocks.{i}.feedforward.inner.bias", "h.{i}.mlp.c_fc.bias"),
-            MappingRow("blocks.{i}.feedforward.outer.weight", "h.{i}.mlp.c_proj.weight", TRANSPOSED),
-            MappingRow("blocks.{i}.feedforward.outer.bias", "h.{i}.mlp.c_proj.bias"),
+            MappingRow("blocks.{i}.feedforward.fc1.weight", "h.{i}.mlp.c_fc.weight", TRANSPOSED),
+            MappingRow("blocks.{i}.feedforward.fc1.bias", "h.{i}.mlp.c_fc.bias"),
+            MappingRow("blocks.{i}.feedforward.fc2.weight", "h.{i}.mlp.c_proj.weight", TRANSPOSED),
+            MappingRow("blocks.{i}.feedforward.fc2.bias", "h.{i}.mlp.c_proj.bias"),
         ]
     },
     ignored=("*h.*.attn.bias", "*h.*.attn.masked_bias"),  # the causal mask and its large negative value
@@ -92,8 +92,8 @@ def _neox_table(config: GPTConfig) -> MappingTable:
                     for part in ("weight", "bias")
                 ),
                 *weight_and_bias("blocks.{i}.attention.out", f"{attention}.dense"),
-                *weight_and_bias("blocks.{i}.feedforward.inner", f"{block}.mlp.dense_h_to_4h"),
-                *weight_and_bias("blocks.{i}.feedforward.outer", f"{block}.mlp.dense_4h_to_h"),
+                *weight_and_bias("blocks.{i}.feedforward.fc1", f"{block}.mlp.dense_h_to_4h"),
+                *weight_and_bias("blocks.{i}.feedforward.fc2", f"{block}.mlp.dense_4h_to_h"),
                 *weight_and_bias("blocks.{i}.attention_norm", f"{block}.input_layernorm"),
                 *weight_and_bias("blocks.{i}.feedforward_norm", f"{block}.post_attention_layernorm"),
             ]

@@ -72,8 +72,8 @@ def _phi3_table(config: GPTConfig) -> MappingTable:
                 stacked_rows(config.heads * width, 2 * (config.kv_heads or config.heads) * width),
             ),
             MappingRow(f"{attention}.out.weight", "layers.{i}.self_attn.o_proj.weight"),
-            MappingRow(f"{feedforward}.inner.weight", "layers.{i}.mlp.gate_up_proj.weight", SWAPPED_HALVES),
-            MappingRow(f"{feedforward}.outer.weight", "layers.{i}.mlp.down_proj.weight"),
+            MappingRow(f"{feedforward}.fc1.weight", "layers.{i}.mlp.gate_up_proj.weight", SWAPPED_HALVES),
+            MappingRow(f"{feedforward}.fc2.weight", "layers.{i}.mlp.down_proj.weight"),
             *_norm_rows(attention_norm="input_layernorm", feedforward_norm="post_attention_layernorm"),
         ]
     )

@@ -67,8 +67,8 @@ _MODERNBERT_LAYER = [
     *weight_and_bias("blocks.{i}.attention_norm", "layers.{i}.attn_norm"),
     *attention_rows("blocks.{i}.attention", "layers.{i}.attn", ("Wqkv", "Wo")),
     *weight_and_bias("blocks.{i}.feedforward_norm", "layers.{i}.mlp_norm"),
-    *weight_and_bias("blocks.{i}.feedforward.inner", "layers.{i}.mlp.Wi", SWAPPED_HALVES),
-    *weight_and_bias("blocks.{i}.feedforward.outer", "layers.{i}.mlp.Wo"),
+    *weight_and_bias("blocks.{i}.feedforward.fc1", "layers.{i}.mlp.Wi", SWAPPED_HALVES),
+    *weight_and_bias("blocks.{i}.feedforward.fc2", "layers.{i}.mlp.Wo"),
 ]
 _MODERNBERT_TABLE = MappingTable(
     _MODERNBERT_ROWS, {"blocks": _MODERNBERT_LAYER}, unused=("head.*", "decoder.*", "classifier.*"), prefix="model."

@@ -43,8 +43,8 @@ def _dinov2_table(config: ViTConfig, family: str) -> MappingTable:
     )
     if is_gated:  # one tensor with the gate above the value
         layer = [row for row in layer if ".feedforward." not in row.names[0] and ".feedforward." not in row.names]
-        layer += weight_and_bias("blocks.{i}.feedforward.inner", "encoder.layer.{i}.mlp.weights_in", SWAPPED_HALVES)
-        layer += weight_and_bias("blocks.{i}.feedforward.outer", "encoder.layer.{i}.mlp.weights_out")
+        layer += weight_and_bias("blocks.{i}.feedforward.fc1", "encoder.layer.{i}.mlp.weights_in", SWAPPED_HALVES)
+        layer += weight_and_bias("blocks.{i}.feedforward.fc2", "encoder.layer.{i}.mlp.weights_out")
     layer += [
         MappingRow("blocks.{i}.attention_residual.layer_scale", "encoder.layer.{i}.layer_scale1.lambda1"),
         MappingRow("blocks.{i}.feedforward_residual.layer_scale", "encoder.layer.{i}.layer_scale2.lambda1"),
@@ -150,8 +150,8 @@ _CLIP_ROWS = [
     ),
     *weight_and_bias("pooler.attention.out", "head.attention.out_proj"),
     *weight_and_bias("pooler.norm", "head.layernorm"),
-    *weight_and_bias("pooler.feedforward.inner", "head.mlp.fc1"),
-    *weight_and_bias("pooler.feedforward.outer", "head.mlp.fc2"),
+    *weight_and_bias("pooler.feedforward.fc1", "head.mlp.fc1"),
+    *weight_and_bias("pooler.feedforward.fc2", "head.mlp.fc2"),
 ]
 _CLIP_LAYER = block_rows(
     "encoder.layers.{i}",

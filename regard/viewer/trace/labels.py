@@ -172,13 +172,13 @@ STEP_LABELS: dict[str, dict[str, OptionalLabel]] = {
     },
     "ZeroCenteredRMSNorm": {"add": None},  # its gain, 1 + weight
     "FeedForward": {
-        "inner.linear": StepLabel("u", "Hidden layer", "u = x W₁ + b₁"),
+        "fc1.linear": StepLabel("u", "Hidden layer", "u = x W₁ + b₁"),
         "slice#0": StepLabel("u", "Hidden layer", "u = x W₁ + b₁"),
         "slice#1": StepLabel("g", "Gate projection", "g = x W₃ + b₃"),
         "activation": StepLabel("h", "Activation", "h = {}(u)"),
         "activation(slice)": StepLabel("gate", "Gate ({})", "g ← {}(g)"),
         "mul": StepLabel("h", "Gated hidden layer", "h = u · g"),
-        "outer.linear": StepLabel("f", "Output layer", "f = h W₂ + b₂"),
+        "fc2.linear": StepLabel("f", "Output layer", "f = h W₂ + b₂"),
     },
     "GRU": {
         "linear(weight_ih)": StepLabel("inputs", "Input projection of the gates", "u = x W_x + b_x"),

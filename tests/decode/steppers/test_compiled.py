@@ -253,7 +253,7 @@ def test_changes_that_pytorch_does_not_count(steps, precision):
     """Changes through `data` and NumPy views are found at once where they concern a head, a row or a tensor."""
     model, sources = transformer(width=32), make_sources()
     config = replace(CONFIGS["greedy"], precision=precision)
-    weight, bias = model.decoder[0].attention.query.weight, model.decoder[0].feedforward.inner.bias
+    weight, bias = model.decoder[0].attention.query.weight, model.decoder[0].feedforward.fc1.bias
     changes = [
         lambda: weight.data.mul_(-1),
         lambda: weight.data[16:].zero_(),

@@ -229,5 +229,5 @@ def test_fine_tuning_from_a_masked_language_model(tmp_path):
     origin = load(tmp_path / "mask", "cpu").model
     assert dataclasses.replace(model.config, head="mask") == origin.config
     assert torch.equal(model.embedding.tokens.weight, origin.embedding.tokens.weight)
-    assert torch.equal(model.blocks[0].feedforward.inner.weight, origin.blocks[0].feedforward.inner.weight)
+    assert torch.equal(model.blocks[0].feedforward.fc1.weight, origin.blocks[0].feedforward.fc1.weight)
     assert model.output.weight.shape == (2, 16)
