@@ -414,7 +414,7 @@ def make_static_model(
     if isinstance(model, Ensemble):
         sizes = slots, hypotheses, capacity, source_capacity
         members = [make_static_model(one, *sizes, keeps_attention=keeps_attention) for one in model.models]
-        return EnsembleStepper(members, model.log_weights)
+        return EnsembleStepper(members)
     static: StaticSeq2Seq | StaticDecoder
     if isinstance(model, Seq2Seq):
         static = StaticSeq2Seq(model, slots, hypotheses, source_capacity)

@@ -1,5 +1,6 @@
 """Ensembles of models, and of steppers."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,33 +14,22 @@ from regard.errors import RegardError
 
 
 class Ensemble(nn.Module):
-    """Weighted mean of the probabilities of several models with the same vocabularies; implements `Decodable`.
+    """Mean of the probabilities of several models with the same vocabularies; implements `Decodable`.
 
     >>> from regard.models.transformer import Transformer, TransformerConfig
     >>> sizes = TransformerConfig(width=16, heads=2, feedforward=32, source_vocab=9, target_vocab=9)
     >>> first, second = Transformer(sizes), Transformer(sizes)
-    >>> len(Ensemble([first, second], weights=[2.0, 1.0]).models)
+    >>> len(Ensemble([first, second]).models)
     2
     """
 
-    def __init__(self, models: Sequence[Decodable], weights: Sequence[float] | None = None) -> None:
+    def __init__(self, models: Sequence[Decodable]) -> None:
         super().__init__()
-        weights = [1.0] * len(models) if weights is None else weights
         if not models:
             raise RegardError("An ensemble needs at least one model (got none).", "Pass at least one model.")
-        if len(weights) != len(models):
-            raise RegardError(
-                f"Expected one weight per model: got {len(weights)} weights for {len(models)} models.",
-                "Pass one weight for each model.",
-            )
-        if any(weight <= 0 for weight in weights):
-            raise RegardError(
-                f"Ensemble weights must be positive (got {list(weights)}).", "Leave out models of weight 0."
-            )
         self.models = list(models)
         # Registered as submodules, so that .eval(), .to() and recording reach them.
         self.members = nn.ModuleList(model for model in models if isinstance(model, nn.Module))
-        self.log_weights = [(torch.tensor(weight) / sum(weights)).log().item() for weight in weights]
 
     @property
     def continues_source(self) -> bool:
@@ -52,17 +42,17 @@ class Ensemble(nn.Module):
     def step(self, state: list[Any], last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], list[Any]]:
         """Log of the mean probability, which is already normalized."""
         all_logits, states = zip(*(model.step(model_state, last) for model, model_state in zip(self.models, state)))
-        return mean_log_probs(all_logits, self.log_weights), list(states)
+        return mean_log_probs(all_logits), list(states)
 
     def reorder(self, state: list[Any], indices: Int[Tensor, "B2 K2"]) -> list[Any]:
         return [model.reorder(model_state, indices) for model, model_state in zip(self.models, state)]
 
 
 class EnsembleStepper:
-    """Steppers of several models; logits are the logarithm of their weighted mean probability."""
+    """Steppers of several models; logits are the logarithm of their mean probability."""
 
-    def __init__(self, members: Sequence[Any], log_weights: Sequence[float]) -> None:
-        self.members, self.log_weights = list(members), list(log_weights)
+    def __init__(self, members: Sequence[Any]) -> None:
+        self.members = list(members)
         self.device = self.members[0].device
         self.output_tokens: Int[Tensor, "U"] | None = None
 
@@ -82,7 +72,7 @@ class EnsembleStepper:
     def step(
         self, last: Int[Tensor, "B K"], at: StepPositions, ancestors: Int[Tensor, "B K S"] | None
     ) -> Float[Tensor, "B K V"]:
-        logits = mean_log_probs([member.step(last, at, ancestors) for member in self.members], self.log_weights)
+        logits = mean_log_probs([member.step(last, at, ancestors) for member in self.members])
         return logits if self.output_tokens is None else logits[..., self.output_tokens]
 
     def reorder(self, parents: Int[Tensor, "B K"]) -> None:
@@ -94,12 +84,10 @@ class EnsembleStepper:
             member.select_slots(slots)
 
 
-def mean_log_probs(
-    all_logits: Sequence[Float[Tensor, "B K V"]], log_weights: Sequence[float]
-) -> Float[Tensor, "B K V"]:
-    """The logarithm of the weighted mean of the probabilities of several models.
+def mean_log_probs(all_logits: Sequence[Float[Tensor, "B K V"]]) -> Float[Tensor, "B K V"]:
+    """The logarithm of the mean of the probabilities of several models.
 
-    >>> mean_log_probs([torch.zeros(1, 1, 4), torch.zeros(1, 1, 4)], [-0.6931, -0.6931]).exp()
+    >>> mean_log_probs([torch.zeros(1, 1, 4), torch.zeros(1, 1, 4)]).exp()
     tensor([[[0.2500, 0.2500, 0.2500, 0.2500]]])
     """
     sizes = [logits.shape[-1] for logits in all_logits]
@@ -108,5 +96,4 @@ def mean_log_probs(
             f"The models of an ensemble have target vocabularies of different sizes: {', '.join(map(str, sizes))}.",
             "Use models that were trained with the same tokenizer.",
         )
-    weighted = [log_softmax(logits) + weight for logits, weight in zip(all_logits, log_weights)]
-    return torch.logsumexp(torch.stack(weighted), dim=0)
+    return torch.stack([log_softmax(logits) for logits in all_logits]).logsumexp(0) - math.log(len(all_logits))

@@ -115,9 +115,7 @@ def test_long_prompts_are_processed_in_chunks(monkeypatch):
 
 
 def test_ensemble_equals_plain_search():
-    ensemble = Ensemble(
-        [transformer(1), transformer(2, positions="rotary"), seq2seq(3)], weights=[1.0, 2.0, 0.5]
-    ).eval()
+    ensemble = Ensemble([transformer(1), transformer(2, positions="rotary"), seq2seq(3)]).eval()
     for config in (CONFIGS["greedy"], CONFIGS["beam"]):
         assert_equal_search(*decode_both(ensemble, make_sources(), config))
 

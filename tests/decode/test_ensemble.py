@@ -15,11 +15,10 @@ def test_ensemble_of_copies_equals_the_model() -> None:
     model = HistoryModel(12, seed=1)
     config = DecodeConfig(beam=3, n_best=3)
     alone = beam(model, SENTENCES, config)
-    for weights in (None, [3.0, 1.0, 0.5]):
-        together = beam(Ensemble([model] * 3, weights), SENTENCES, config)
-        for one, other in zip(alone, together):
-            assert [h.ids for h in one] == [h.ids for h in other]
-            assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-5)
+    together = beam(Ensemble([model] * 3), SENTENCES, config)
+    for one, other in zip(alone, together):
+        assert [h.ids for h in one] == [h.ids for h in other]
+        assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-5)
 
 
 def test_two_models_with_known_probabilities() -> None:
@@ -35,9 +34,6 @@ def test_two_models_with_known_probabilities() -> None:
     result = beam(Ensemble(models), [[4]], DecodeConfig(beam=2, n_best=2))[0]
     assert [h.ids for h in result] == [[4], [5]]
     assert [torch.tensor(h.logprob).exp().item() for h in result] == pytest.approx([0.55, 0.45])
-    result = greedy(Ensemble(models, weights=[1.0, 3.0]), [[4]])[0]
-    assert result[0].ids == [5]
-    assert torch.tensor(result[0].logprob).exp().item() == pytest.approx(0.25 * 0.1 + 0.75 * 0.8)
 
 
 def test_member_without_possible_tokens_is_ignored() -> None:
@@ -66,7 +62,3 @@ def test_invalid_ensembles_raise() -> None:
         greedy(Ensemble([HistoryModel(12), HistoryModel(13)]), SENTENCES)
     with pytest.raises(RegardError, match="at least one model"):
         Ensemble([])
-    with pytest.raises(RegardError, match="1 weights for 2 models"):
-        Ensemble([HistoryModel(6), HistoryModel(6)], [1.0])
-    with pytest.raises(RegardError, match="must be positive"):
-        Ensemble([HistoryModel(6), HistoryModel(6)], [1.0, 0.0])
