@@ -1,4 +1,4 @@
-"""Teacher forcing with recorded attention, and the mutual information of attention maps."""
+"""Teacher forcing with recorded attention; entropy and mutual information of attention maps."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,6 @@ from jaxtyping import Float
 from regard.attention import Recording, record
 from regard.attention.recording import KINDS
 from regard.errors import RegardError
-from regard.evaluation.attention_measures import entropy
 from regard.pipelines import Pipeline, Translator
 
 Ids = list[int]
@@ -51,6 +50,15 @@ def record_teacher_forced(
     with record(translator.model, layers) as recording:
         translator.model(*translator.teacher_forced(pairs))
     return recording
+
+
+def entropy(rows: Float[np.ndarray, "*n S"]) -> Float[np.ndarray, "*n"]:
+    """Entropy of each row in bits: 0 for one key, log2 n for n keys with equal weights. A row of zeros has 0.
+
+    >>> entropy(np.array([[1.0, 0.0], [0.5, 0.5]]))
+    array([0., 1.])
+    """
+    return (rows * -np.log2(rows, out=np.zeros_like(rows), where=rows > 0)).sum(-1)
 
 
 def mutual_information(weights: Float[np.ndarray, "T S"]) -> float:

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from regard.evaluation.attention_measures import agreement, entropy, head_agreement, mean_entropy
+from regard.evaluation.teacher_forcing import entropy
+from tests.viewer.web.measures import agreement, mean_entropy
 
 
 def random_weights(heads: int, rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -29,7 +30,6 @@ def test_rows_without_attention_are_left_out():
     weights = random_weights(3, 5, 7)
     with_empty_rows = np.concatenate([weights, np.zeros((3, 2, 7))], axis=1)
     np.testing.assert_allclose(mean_entropy(with_empty_rows), entropy(weights).mean(1))
-    np.testing.assert_allclose(head_agreement(with_empty_rows), head_agreement(weights))
     assert mean_entropy(np.zeros((3, 2, 7))).tolist() == [0, 0, 0]
 
 
@@ -39,14 +39,3 @@ def test_agreement_is_one_minus_total_variation_distance():
     assert float(agreement(a, b)) == pytest.approx(1 - sum(distances) / 5)
     assert 0.1 < float(agreement(a, b)) < 0.9
     assert float(agreement(a, a)) == pytest.approx(1)
-
-
-def test_head_agreement_is_the_mean_over_other_heads():
-    weights = random_weights(4, 5, 7)
-    agreements = head_agreement(weights)
-    for h in range(4):
-        expected = np.mean([float(agreement(weights[h], weights[other])) for other in range(4) if other != h])
-        assert agreements[h] == pytest.approx(expected)
-    assert head_agreement(weights[:1]).tolist() == [1]
-    disjoint = np.stack([np.eye(4)[[(t + h) % 4 for t in range(4)]] for h in range(4)])
-    assert head_agreement(disjoint).tolist() == [0, 0, 0, 0]

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.evaluation.attention_measures import entropy
+from regard.evaluation.teacher_forcing import entropy
 from regard.models import family_name
 from regard.models.vit import IMAGE_HEADS
 from regard.viewer.image_look import (

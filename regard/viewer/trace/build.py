@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.evaluation.attention_measures import entropy
-from regard.evaluation.teacher_forcing import mutual_information
+from regard.evaluation.teacher_forcing import entropy, mutual_information
 from regard.graph import forward_graph
 from regard.models import ViT
 from regard.models.bert import AnswerHead, MaskedTokenHead, TextHead, TextLabelHead, TokenLabelHead

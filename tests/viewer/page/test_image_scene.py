@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard.errors import RegardError
-from regard.evaluation.attention_measures import entropy
+from regard.evaluation.teacher_forcing import entropy
 from regard.viewer import attention_rollout
 from regard.viewer.masks import label_colors
 from regard.viewer.page import image_scene

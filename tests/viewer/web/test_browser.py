@@ -18,6 +18,7 @@ from tests.viewer.browser import (
     wait_for_announcement,
 )
 from tests.viewer.helpers import weights
+from tests.viewer.web.measures import agreement
 
 
 def test_saved_page_opens_with_the_most_informative_head(opened, small):
@@ -195,8 +196,6 @@ def test_two_heads_are_compared_side_by_side(opened, small):
     assert both == pytest.approx([weights(small, "decoder.1.cross")[h][7, 4] for h in (2, 3)], rel=1e-5)
     wait_for_announcement(page, "B: ")
     page.wait_for_selector(QUIET)
-    from regard.evaluation.attention_measures import agreement
-
     a, b = weights(small, "decoder.1.cross")[2:4]
     common = page.locator(".measure", has_text="Overlap").locator(".value").text_content()
     assert float(common) == pytest.approx(agreement(a, b), abs=0.006)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from regard.errors import RegardError
-from regard.evaluation import attention_measures
 from regard.viewer import web
 from regard.viewer.page.text_scene import Scene, quantize_uint16
 from tests.viewer import scenes
 from tests.viewer.browser import node_program
 from tests.viewer.helpers import weights
+from tests.viewer.web.measures import agreement, mean_entropy
 
 SOURCES = web.read_sources()
 
@@ -297,7 +297,7 @@ def test_measures_agree_with_python(long):
     found = node(HEADS, LONG + OPEN + program + SHOW.format("found"), carried(seen) | {"long": long})
     for name, numbers in found.items():
         maps = weights(seen, name)[:2]
-        expected = [*attention_measures.mean_entropy(maps), attention_measures.agreement(maps[0], maps[1])]
+        expected = [*mean_entropy(maps), agreement(maps[0], maps[1])]
         np.testing.assert_allclose(numbers, expected, atol=1e-4, err_msg=name)
 
 
