@@ -1,4 +1,4 @@
-"""Extractive question answering: SQuAD files, windows over long contexts, batches."""
+"""Extractive question answering: SQuAD files, windows over long contexts."""
 
 import json
 import logging
@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from regard.config_reader import parse_json
 from regard.data.batching.sequences import Sequences
 from regard.data.batching.texts import EncodedTexts, max_text_tokens
-from regard.data.text.labeled_texts import LabeledTextBatches
 from regard.data.text.readers import describe_fields, describe_json_error, display_name, read_text
 from regard.data.text.special_tokens import SpecialTokens
 from regard.data.text.tokenizer import Tokenizer
@@ -228,24 +227,3 @@ def _answer_token_span(question: Question, starts: Sequence[int], ends: Sequence
     answer_end = answer_start + len(text)
     inside = [i for i, (start, end) in enumerate(zip(starts, ends)) if start < answer_end and end > answer_start]
     return (inside[0], inside[-1]) if inside else None
-
-
-class AnswerBatches(LabeledTextBatches):
-    """Windows in batches of similar length. The targets are the first and last position of the answer; IGNORE_INDEX for
-    padding.
-
-    >>> tokenizer = Tokenizer.train(["who the cat sat"], "word")
-    >>> questions = [Question("1", "who", "the cat sat", (("cat", 4),))]
-    >>> special = SpecialTokens(begin=2, end=3)
-    >>> windows = QuestionWindows.from_questions(questions, tokenizer, special, max_len=16, segments=True)
-    >>> [batch] = AnswerBatches(windows, budget=16, max_len=16, seed=0).epoch(0)
-    >>> batch.inputs[1], batch.targets
-    (tensor([0, 0, 0, 1, 1, 1, 1]), tensor([[4, 4]]))
-    """
-
-    def __init__(
-        self, windows: QuestionWindows, *, budget: int, max_len: int, seed: int, constant_shapes: bool = False
-    ) -> None:
-        super().__init__(
-            windows.texts, windows.answers, budget=budget, max_len=max_len, seed=seed, constant_shapes=constant_shapes
-        )

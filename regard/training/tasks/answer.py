@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.data.batching.batch import IGNORE_INDEX, Batch
-from regard.data.text.questions import AnswerBatches, Question, QuestionWindows, read_squad
+from regard.data.text.labeled_texts import LabeledTextBatches
+from regard.data.text.questions import Question, QuestionWindows, read_squad
 from regard.data.text.special_tokens import SpecialTokens
 from regard.evaluation.text_metrics import squad_scores
 from regard.models.bert import bert_tiny
@@ -86,18 +87,16 @@ class AnswerTask(Task):
         shape: BatchShape,
     ) -> EncodedDataset:
         max_len = min(model.max_len, shape.budget)
-        splits = [
-            AnswerBatches(
-                QuestionWindows.from_questions(
-                    questions, tokenizers[0], special, max_len=max_len, segments=model.segments > 1
-                ),
-                max_len=max_len,
-                **shape.options,
-            )
+        options = {"max_len": max_len, "segments": model.segments > 1}
+        parts = [
+            QuestionWindows.from_questions(questions, tokenizers[0], special, **options)
             for questions in (dataset.training, dataset.validation)
         ]
+        training, validation = (
+            LabeledTextBatches(part.texts, part.answers, max_len=max_len, **shape.options) for part in parts
+        )
         return EncodedDataset(
-            splits[0], list(splits[1].epoch(0)), f"windows of {max_len} tokens, including the question"
+            training, list(validation.epoch(0)), f"windows of {max_len} tokens, including the question"
         )
 
     def loss(self, model: Any, features: Features, batch: Batch, config: TrainConfig) -> LossParts:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from regard.data import Question, SpecialTokens, Tokenizer, read_squad
 from regard.data.batching.batch import IGNORE_INDEX
-from regard.data.text.questions import AnswerBatches, QuestionWindows
+from regard.data.text.labeled_texts import LabeledTextBatches
+from regard.data.text.questions import QuestionWindows
 from regard.errors import RegardError
 from tests.data.helpers import check_epochs, rows, write
 
@@ -242,7 +243,9 @@ def many(words):
 def test_batches_have_two_targets_per_window(many, words, constant_shapes):
     questions, windows = many
     seen = []
-    batches = AnswerBatches(windows, budget=128, max_len=32, seed=0, constant_shapes=constant_shapes)
+    batches = LabeledTextBatches(
+        windows.texts, windows.answers, budget=128, max_len=32, seed=0, constant_shapes=constant_shapes
+    )
     for batch in batches.epoch(0):
         packed, segments = batch.inputs
         assert batch.targets.shape == (len(packed), 2)
@@ -259,4 +262,4 @@ def test_batches_have_two_targets_per_window(many, words, constant_shapes):
 
 
 def test_epoch_depends_on_seed_and_number_alone(many):
-    check_epochs(lambda seed: AnswerBatches(many[1], budget=128, max_len=32, seed=seed))
+    check_epochs(lambda seed: LabeledTextBatches(many[1].texts, many[1].answers, budget=128, max_len=32, seed=seed))
