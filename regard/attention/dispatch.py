@@ -243,13 +243,12 @@ def attend(
         state = state._replace(forced_backend="reference")
     for interceptor in state.interceptors:
         call = interceptor.before(call)
-    is_packed = call.q_offsets is not None
-    out = _run_packed(call, state) if is_packed else _run_padded(call, state)
+    out = _run_first(call, state)
     for interceptor in state.interceptors:
         out = interceptor.after(call, out)
     for observer in state.observers:
         observer(call, out)
-    return out if is_packed or q.dim() == 4 else out.squeeze(1)
+    return out if call.q_offsets is not None or q.dim() == 4 else out.squeeze(1)
 
 
 def weights(
@@ -276,25 +275,18 @@ def weights(
     return result if call.q_offsets is not None or q.dim() == 4 else result.squeeze(1)
 
 
-def _run_padded(call: Call, state: DispatchState) -> Tensor:
-    forced = state.forced_backend
+def _run_first(call: Call, state: DispatchState) -> Tensor:
+    """Run the first backend that supports a call, or the forced one."""
+    forced, is_packed = state.forced_backend, call.q_offsets is not None
     # Only the reference handles calls without queries or keys.
     if forced == "reference" or not (call.q.numel() and call.k.numel()):
         return _run("reference", _reference, call, state)
-    for name, backend in PADDED.items():
+    for name, backend in (PACKED if is_packed else PADDED).items():
         if _is_forced(name, call) if name == forced else not forced and backend.supports(call):
             return _run(name, backend.run, call, state)
+    if is_packed:
+        return padded.run(call, partial(_run_first, state=state))
     raise RegardError(f"The backend {forced} supports packed sequences only.", "Pass q_offsets and k_offsets.")
-
-
-def _run_packed(call: Call, state: DispatchState) -> Tensor:
-    forced = state.forced_backend
-    if forced == "reference" or not (call.q.numel() and call.k.numel()):
-        return _run("reference", _reference, call, state)
-    for name, backend in PACKED.items():
-        if _is_forced(name, call) if name == forced else not forced and backend.supports(call):
-            return _run(name, backend.run, call, state)
-    return padded.run(call, partial(_run_padded, state=state))
 
 
 def _is_forced(name: str, call: Call) -> bool:

@@ -143,7 +143,9 @@ class Padding(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class And(Mask):
+class Combined(Mask):
+    """Two masks; subclasses combine their blocks."""
+
     left: Mask
     right: Mask
 
@@ -151,27 +153,18 @@ class And(Mask):
     def is_relative(self) -> bool:  # type: ignore[override]
         return self.left.is_relative or self.right.is_relative
 
+    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
+        return type(self)(self.left.select_sequences(indices), self.right.select_sequences(indices))
+
+
+class And(Combined):
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         return self.left(p, s) & self.right(p, s)
 
-    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
-        return And(self.left.select_sequences(indices), self.right.select_sequences(indices))
 
-
-@dataclass(frozen=True, eq=False)
-class Or(Mask):
-    left: Mask
-    right: Mask
-
-    @property
-    def is_relative(self) -> bool:  # type: ignore[override]
-        return self.left.is_relative or self.right.is_relative
-
+class Or(Combined):
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         return self.left(p, s) | self.right(p, s)
-
-    def select_sequences(self, indices: Int[Tensor, "b"] | slice) -> Mask:
-        return Or(self.left.select_sequences(indices), self.right.select_sequences(indices))
 
 
 @dataclass(frozen=True, eq=False)
