@@ -28,7 +28,7 @@ from gpu_common import milliseconds, table
 
 from regard.data.text.special_tokens import CAUSAL_LM_TOKENS, SEQ2SEQ_TOKENS
 from regard.kernels.triton.skinny_linear import RowNorm, reference_skinny_linear, skinny_linear
-from regard.layers.float8_linear import quantize_float8
+from regard.layers.quantized import quantize_float8
 from regard.models import make_model
 
 # Outputs and inputs of linear layers: of the base shape, and of GPT-2.

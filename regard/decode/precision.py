@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from regard.decode.config import Precision
 from regard.decode.ensemble import Ensemble
 from regard.errors import RegardError
-from regard.layers.float8_linear import Float8Linear
-from regard.layers.int8_linear import Int8Linear
+from regard.layers.quantized import Float8Linear, Int8Linear
 
 # The share of the time that may be spent on reading all weights, to find changes that PyTorch does not count.
 CHECK_SHARE = 0.05

@@ -13,9 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from regard.attention import Score
 from regard.errors import RegardError
-from regard.layers.float8_linear import Float8Linear
 from regard.layers.fusion import unfused
-from regard.layers.int8_linear import Int8Linear
+from regard.layers.quantized import Float8Linear, Int8Linear
 from regard.models import FAMILIES, ModelConfig, ViTConfig, family_name
 from regard.ranges import definition, format_value
 

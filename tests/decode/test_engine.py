@@ -11,8 +11,8 @@ from regard.decode.engine import model_reason
 from regard.decode.precision import convert_model, convert_to_float8
 from regard.decode.steppers import static
 from regard.errors import RegardError
-from regard.layers.float8_linear import Float8Linear
 from regard.layers.packed import pack
+from regard.layers.quantized import Float8Linear
 from regard.models.gpt import GPT
 from tests.decode.models import (
     CONFIGS,

@@ -12,7 +12,7 @@ from regard.decode import DecodeConfig
 from regard.decode.precision import convert_model
 from regard.errors import RegardError
 from regard.kernels.cpu.int8_linear import quantize_weight
-from regard.layers.int8_linear import Int8Linear
+from regard.layers.quantized import Int8Linear
 from regard.models import BertConfig, GPTConfig, ViTConfig, make_model
 from regard.pipelines import FORMAT, ImageModel, TextEncoder, TextGenerator, load
 from regard.pipelines.folder import dequantize_weights, quantize_weights

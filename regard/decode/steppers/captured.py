@@ -30,11 +30,11 @@ from regard.kernels.triton.decode_attention import supports as supports_attentio
 from regard.kernels.triton.skinny_linear import RowNorm, supports_float8
 from regard.kernels.triton.start_step import StepTables, start_step
 from regard.layers.feedforward import FeedForward, activate
-from regard.layers.float8_linear import Float8Linear
 from regard.layers.fusion import fuse_residuals
 from regard.layers.norms import RMSNorm
 from regard.layers.packed import Packed
 from regard.layers.positions import Learned, Sinusoidal
+from regard.layers.quantized import Float8Linear
 
 # Steps per graph. Graphs in flight: the device never waits for the host, which sees a few steps late that all ended.
 UNROLLED_STEPS, GRAPHS_AHEAD = 4, 1

@@ -18,9 +18,9 @@ from regard.kernels.cpu.packed_product import pack_weight, packing_available
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.embeddings import Embedding
 from regard.layers.feedforward import FeedForward
-from regard.layers.int8_linear import Int8Linear
 from regard.layers.norms import RMSNorm
 from regard.layers.positions import Learned, Sinusoidal
+from regard.layers.quantized import Int8Linear
 from regard.models.decoder import Decoder
 from regard.models.transformer import Transformer
 

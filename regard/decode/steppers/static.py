@@ -20,11 +20,10 @@ from regard.kernels.cpu.int8_linear import int8_linear
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.blocks import PostNormBlock, PreNormBlock
 from regard.layers.feedforward import FeedForward, activate
-from regard.layers.float8_linear import Float8Linear
-from regard.layers.int8_linear import Int8Linear
 from regard.layers.kv_cache import CrossAttentionCache
 from regard.layers.norms import RMSNorm
 from regard.layers.packed import Packed, pack
+from regard.layers.quantized import Float8Linear, Int8Linear
 from regard.models.decoder import Decoder
 from regard.models.seq2seq import Seq2Seq
 

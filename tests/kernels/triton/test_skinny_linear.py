@@ -6,7 +6,7 @@ import torch
 from regard.kernels.triton import skinny_linear as kernels
 from regard.kernels.triton.skinny_linear import RowNorm, reference_skinny_linear, skinny_linear
 from regard.kernels.triton.support import is_interpreted, triton_available
-from regard.layers.float8_linear import quantize_float8
+from regard.layers.quantized import quantize_float8
 from tests.attention.helpers import FakeCudaTensor
 from tests.kernels.triton.helpers import combine
 

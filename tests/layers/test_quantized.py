@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from regard.kernels.triton import linear_relu
-from regard.layers.float8_linear import Float8Linear, quantize_float8
+from regard.layers.quantized import Float8Linear, quantize_float8
 from tests.attention.helpers import FakeCudaTensor
 
 
