@@ -303,24 +303,13 @@ class Scheduler:
         It returns one result per input. The future has the results of these inputs. The first entry of `kind` names
         the work; the others are its options.
         """
-        return self._submit_call(str(kind[0]), None if is_alone else kind, function, inputs, len(inputs), timeout)
-
-    def _submit_call(
-        self,
-        meter: str,
-        kind: Hashable,
-        function: Callable[[list[Any]], Sequence[Any]],
-        inputs: list[Any],
-        items: int,
-        timeout: float,
-    ) -> "Future[Any]":
         job = CallJob(
-            meter=meter,
+            meter=str(kind[0]),
             deadline=time.monotonic() + timeout,
             timeout=timeout,
-            units=float(max(1, items)),
-            items=items,
-            kind=kind,
+            units=float(max(1, len(inputs))),
+            items=len(inputs),
+            kind=None if is_alone else kind,
             function=function,
             inputs=inputs,
         )
@@ -328,7 +317,7 @@ class Scheduler:
         def start() -> None:
             self._start(job)
             entry = (job.deadline, next(self._numbers), job)
-            if kind is not None:
+            if not is_alone:
                 heapq.heappush(self._calls, entry)
                 return
             with self._condition:
