@@ -5,7 +5,7 @@ source word are summed, those of the pieces of a target word averaged. Each targ
 with the largest weight. Special tokens around the two texts, such as `<eos>`, are left out.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +23,12 @@ from regard.evaluation.teacher_forcing import (
 )
 from regard.pipelines import Translator
 
-WordSplitter = Callable[[str], list[str]]
-"""Splits a text into words."""
-
 
 def align(
     translator: Translator,
     pairs: Sequence[tuple[str, str]],
     layer: str | None = None,
     *,
-    words: WordSplitter = str.split,
     truncate: bool = False,
 ) -> list[list[Link]]:
     """Align the words of each pair by one cross-attention (by default, see `sharpest_layer`).
@@ -42,19 +38,13 @@ def align(
     """
     if layer is None:
         layer = sharpest_layer(translator, pairs, truncate=truncate)
-    return _align(translator, pairs, [layer], words, truncate)[layer]
+    return _align(translator, pairs, [layer], truncate)[layer]
 
 
-def best_layer(
-    translator: Translator,
-    pairs: Sequence[tuple[str, str]],
-    gold: Sequence[Sequence[Link]],
-    *,
-    words: WordSplitter = str.split,
-) -> str:
+def best_layer(translator: Translator, pairs: Sequence[tuple[str, str]], gold: Sequence[Sequence[Link]]) -> str:
     """Name of the cross-attention with the lowest alignment error rate on these pairs (use validation data)."""
     require_attention(translator)
-    by_layer = _align(translator, pairs, attention_names(translator, "cross"), words, truncate=False)
+    by_layer = _align(translator, pairs, attention_names(translator, "cross"), truncate=False)
     return min(by_layer, key=lambda layer: alignment_error_rate(by_layer[layer], gold))
 
 
@@ -111,7 +101,7 @@ def read_links(file: str | Path) -> list[list[Link]]:
 
 
 def _align(
-    translator: Translator, pairs: Sequence[tuple[str, str]], layers: list[str], words: WordSplitter, truncate: bool
+    translator: Translator, pairs: Sequence[tuple[str, str]], layers: list[str], truncate: bool
 ) -> dict[str, list[list[Link]]]:
     """The alignment of each pair by each layer. A pair with an empty text has no links."""
     links: dict[str, list[list[Link]]] = {layer: [[] for _ in pairs] for layer in layers}
@@ -121,8 +111,8 @@ def _align(
     first_row = len(special.make_decoder_input([])) - 1
     first_column, trailing = len(special.prefix), len(special.suffix)
     for i, maps in _maps(translator, pairs, layers, truncate):
-        columns = _pieces_in_words(translator.source_tokenizer, pairs[i][0], words)
-        rows = _pieces_in_words(translator.target_tokenizer, pairs[i][1], words)
+        columns = _pieces_in_words(translator.source_tokenizer, pairs[i][0])
+        rows = _pieces_in_words(translator.target_tokenizer, pairs[i][1])
         for layer, weights in maps.items():
             text = weights[first_row:-1, first_column : weights.shape[1] - trailing]
             links[layer][i] = _links(text, rows, columns)
@@ -144,10 +134,10 @@ def _links(
     return sorted((int(source), target) for target, source in enumerate(best) if rows[:, target].any())
 
 
-def _pieces_in_words(tokenizer: Tokenizer, text: str, words: WordSplitter) -> Bool[np.ndarray, "pieces words"]:
+def _pieces_in_words(tokenizer: Tokenizer, text: str) -> Bool[np.ndarray, "pieces words"]:
     """Whether each piece overlaps each word."""
     pieces = np.array([span for _, span in tokenizer.encode_as_pieces(text)], int).reshape(-1, 1, 2)
-    word_spans = np.array(find_spans(text, words(text)), int).reshape(1, -1, 2)
+    word_spans = np.array(find_spans(text, text.split()), int).reshape(1, -1, 2)
     return (pieces[..., 0] < word_spans[..., 1]) & (word_spans[..., 0] < pieces[..., 1])
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from regard.attention import Recorded
 from regard.data.text.questions import Question
+from regard.data.text.readers import Link
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.evaluation.alignment import Link, WordSplitter
 from regard.evaluation.teacher_forcing import mutual_information
 from regard.files import write_atomically
 from regard.layers.packed import pack
@@ -27,7 +27,7 @@ from regard.ranges import format_value
 from regard.viewer.display import PAGE_FORMAT, ExplainedLook, NotebookDisplay, check_format, make_widget
 from regard.viewer.image_look import ImageLook, look_at_image
 from regard.viewer.model_run import ModelRun, is_small, run_model
-from regard.viewer.token_axis import TokenAxis, build_axis, build_pair_axis, group_weights, pair_ranges
+from regard.viewer.token_axis import TokenAxis, WordSplitter, build_axis, build_pair_axis, group_weights, pair_ranges
 
 if TYPE_CHECKING:
     from regard.viewer.explanations.attribution import Attribution

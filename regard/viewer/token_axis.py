@@ -1,6 +1,6 @@
 """Axes of attention maps: tokens of a text, with the words that they belong to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +8,10 @@ from jaxtyping import Float
 
 from regard.data import Tokenizer
 from regard.data.text.special_tokens import SpecialTokens
-from regard.evaluation.alignment import WordSplitter, find_spans
+from regard.evaluation.alignment import find_spans
+
+WordSplitter = Callable[[str], list[str]]
+"""splits a text into words"""
 
 
 class TokenAxis(NamedTuple):
