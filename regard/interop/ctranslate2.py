@@ -148,19 +148,11 @@ def _translator_specification(translator: Translator, library: Any) -> Any:
 
 def _specification(specs: Any, config: TransformerConfig) -> Any:
     """The CTranslate2 specification of a model of this config, without weights."""
-    activation, is_gated = ACTIVATIONS[config.activation]
-    common: dict[str, Any] = dict(
-        num_heads=config.heads,
+    common = _common_options(specs, config) | dict(
         num_heads_kv=config.kv_heads if config.kv_heads not in (0, config.heads) else None,
         head_dim=config.head_width or None,
-        pre_norm=config.norm == "pre",
-        rms_norm=config.norm_kind == "rms",
-        activation=getattr(specs.Activation, activation),
-        ffn_glu=is_gated,
         layernorm_embedding=config.embedding_norm,
         relative_attention_bias=config.positions == "relative",
-        rotary_dim=0 if config.positions == "rotary" else None,  # 0: all channels of a head
-        rotary_interleave=False,
     )
     encoder = specs.transformer_spec.TransformerEncoderSpec(config.encoder_layers, **common)
     decoder = specs.transformer_spec.TransformerDecoderSpec(config.decoder_layers, **common)
@@ -243,7 +235,7 @@ def encoder_specification(encoder: TextEncoder, library: Any) -> Any:
     return spec
 
 
-def _common_options(specs: Any, config: GPTConfig | BertConfig) -> dict[str, Any]:
+def _common_options(specs: Any, config: TransformerConfig | GPTConfig | BertConfig) -> dict[str, Any]:
     activation, is_gated = ACTIVATIONS[config.activation]
     return dict(
         num_heads=config.heads,
@@ -271,58 +263,59 @@ def _set_stack(library: Any, spec: Any, layers: Any, model: nn.Module, scope: st
 
 
 def _stack_table(scope: str, is_gated: bool) -> MappingTable:
-    """Parameter names, and paths in the specification of CTranslate2."""
-    is_decoder, attention, layer = scope == "decoder", "blocks.{i}.attention", f"{scope}/layer_{{i}}"
-    ends = linear_rows("output", "decoder/projection") if is_decoder else linear_rows("pooler", "pooler_dense")
+    """Parameter names of a model with one stack, and paths in the specification of CTranslate2."""
+    is_decoder = scope == "decoder"
     rows = [
-        MappingRow("embedding.tokens.weight", f"{scope}/embeddings{'' if is_decoder else '_0'}/weight"),
+        *_embedding_rows("embedding", scope, "" if is_decoder else "_0"),
         MappingRow("embedding.segments.weight", f"{scope}/embeddings_1/weight"),
-        MappingRow("embedding.positions.weight", f"{scope}/position_encodings/encodings"),
-        *norm_rows("embedding.norm", f"{scope}/layernorm_embedding"),
         *norm_rows("norm", f"{scope}/layer_norm"),
-        *ends,
+        *(linear_rows("output", "decoder/projection") if is_decoder else linear_rows("pooler", "pooler_dense")),
     ]
-    block = [
-        *attention_rows(attention, f"{layer}/self_attention"),
-        MappingRow(f"{attention}.query_norm.weight", f"{layer}/self_attention/q_norm/gamma"),
-        MappingRow(f"{attention}.key_norm.weight", f"{layer}/self_attention/k_norm/gamma"),
-        *norm_rows("blocks.{i}.attention_norm", f"{layer}/self_attention/layer_norm"),
-        *feedforward_rows("blocks.{i}.feedforward", f"{layer}/ffn", is_gated),
-        *norm_rows("blocks.{i}.feedforward_norm", f"{layer}/ffn/layer_norm"),
+    norms = [
+        MappingRow(
+            f"blocks.{{i}}.attention.{side}_norm.weight", f"{scope}/layer_{{i}}/self_attention/{side[0]}_norm/gamma"
+        )
+        for side in ("query", "key")
     ]
-    return MappingTable(rows, {"blocks": block})
+    return MappingTable(rows, {"blocks": [*_block_rows("blocks.{i}", f"{scope}/layer_{{i}}", is_gated), *norms]})
 
 
 def _translator_table(is_gated: bool) -> MappingTable:
     """Parameter names, and paths in the specification of CTranslate2."""
     rows = [
-        MappingRow("source_embedding.tokens.weight", "encoder/embeddings_0/weight"),
-        MappingRow("source_embedding.positions.weight", "encoder/position_encodings/encodings"),
-        *norm_rows("source_embedding.norm", "encoder/layernorm_embedding"),
+        *_embedding_rows("source_embedding", "encoder", "_0"),
         *norm_rows("encoder_norm", "encoder/layer_norm"),
-        MappingRow("target_embedding.tokens.weight", "decoder/embeddings/weight"),
-        MappingRow("target_embedding.positions.weight", "decoder/position_encodings/encodings"),
-        *norm_rows("target_embedding.norm", "decoder/layernorm_embedding"),
+        *_embedding_rows("target_embedding", "decoder"),
         *norm_rows("decoder_norm", "decoder/layer_norm"),
         *linear_rows("output", "decoder/projection"),
     ]
-    encoder = [
-        *attention_rows("encoder.{i}.attention", "encoder/layer_{i}/self_attention"),
-        *norm_rows("encoder.{i}.attention_norm", "encoder/layer_{i}/self_attention/layer_norm"),
-        *feedforward_rows("encoder.{i}.feedforward", "encoder/layer_{i}/ffn", is_gated),
-        *norm_rows("encoder.{i}.feedforward_norm", "encoder/layer_{i}/ffn/layer_norm"),
-        MappingRow("encoder_bias.table.weight", "encoder/layer_{i}/self_attention/relative_attention_bias"),
-    ]
     decoder = [
-        *attention_rows("decoder.{i}.attention", "decoder/layer_{i}/self_attention"),
-        *norm_rows("decoder.{i}.attention_norm", "decoder/layer_{i}/self_attention/layer_norm"),
+        *_block_rows("decoder.{i}", "decoder/layer_{i}", is_gated),
         *attention_rows("decoder.{i}.cross", "decoder/layer_{i}/attention", is_cross=True),
         *norm_rows("decoder.{i}.cross_norm", "decoder/layer_{i}/attention/layer_norm"),
-        *feedforward_rows("decoder.{i}.feedforward", "decoder/layer_{i}/ffn", is_gated),
-        *norm_rows("decoder.{i}.feedforward_norm", "decoder/layer_{i}/ffn/layer_norm"),
-        MappingRow("decoder_bias.table.weight", "decoder/layer_{i}/self_attention/relative_attention_bias"),
     ]
-    return MappingTable(rows, {"encoder": encoder, "decoder": decoder})
+    layers = {"encoder": _block_rows("encoder.{i}", "encoder/layer_{i}", is_gated), "decoder": decoder}
+    for stack, block in layers.items():
+        bias = f"{stack}/layer_{{i}}/self_attention/relative_attention_bias"
+        block.append(MappingRow(f"{stack}_bias.table.weight", bias))
+    return MappingTable(rows, layers)
+
+
+def _embedding_rows(name: str, scope: str, number: str = "") -> list[MappingRow]:
+    return [
+        MappingRow(f"{name}.tokens.weight", f"{scope}/embeddings{number}/weight"),
+        MappingRow(f"{name}.positions.weight", f"{scope}/position_encodings/encodings"),
+        *norm_rows(f"{name}.norm", f"{scope}/layernorm_embedding"),
+    ]
+
+
+def _block_rows(name: str, path: str, is_gated: bool) -> list[MappingRow]:
+    return [
+        *attention_rows(f"{name}.attention", f"{path}/self_attention"),
+        *norm_rows(f"{name}.attention_norm", f"{path}/self_attention/layer_norm"),
+        *feedforward_rows(f"{name}.feedforward", f"{path}/ffn", is_gated),
+        *norm_rows(f"{name}.feedforward_norm", f"{path}/ffn/layer_norm"),
+    ]
 
 
 def linear_rows(name: str, path: str) -> list[MappingRow]:
