@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     check_output_folder(options.out, [options.model])
     pipeline = import_model(options.model, tokenizer=options.tokenizer)
     save(options.out, pipeline)
-    size = sum(one.numel() for one in pipeline.model.parameters())
+    size = sum(parameter.numel() for parameter in pipeline.model.parameters())
     print_note(
         f"Imported {pipeline.description} with {size / 1e6:.2f} M parameters to {options.out}. "
         f"Use it with: {pipeline.commands}."

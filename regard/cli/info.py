@@ -40,7 +40,7 @@ Facts = list[tuple[str, Any]]
 
 def _sections(pipeline: Pipeline) -> Iterator[tuple[str, Facts]]:
     config = pipeline.model.config
-    parameters = sum(one.numel() for one in pipeline.model.parameters())
+    parameters = sum(parameter.numel() for parameter in pipeline.model.parameters())
     facts: Facts = [("family", family_name(config)), ("parameters", f"{parameters:,}")]
     yield "model", facts + list(dataclasses.asdict(config).items())
     if languages := _languages(pipeline):
@@ -77,7 +77,7 @@ def _tokenizers(pipeline: Pipeline) -> tuple[str, Facts]:
         side = "both sides" if pipeline.tokenizer_count > 1 else "all text"
         return "tokenizer", [(side, f"{source.kind}, {source.vocab_size:,} entries")]
     sides = (("source", source), ("target", target))
-    return "tokenizers", [(side, f"{one.kind}, {one.vocab_size:,} entries") for side, one in sides]
+    return "tokenizers", [(side, f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries") for side, tokenizer in sides]
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -185,7 +185,7 @@ def recipe_keys(values: Mapping[str, Any], family: str) -> dict[str, dict[str, A
         if section not in kinds or key == "model.family":
             continue
         if name not in kinds[section]:
-            owners = [one for one, each in FAMILIES.items() if name in get_type_hints(each.config)]
+            owners = [owner for owner, entry in FAMILIES.items() if name in get_type_hints(entry.config)]
             raise RegardError(
                 f"{option_name(key)} is not an option of the family {family}.",
                 f"Families with it: {', '.join(owners)}.",

@@ -20,10 +20,10 @@ def with_attention(model: Any, step: Callable[[], T]) -> tuple[T, list[Float[Ten
     with record(model) as recording:
         result = step()
     # The beams are the queries of the cross-attention: (B, H, K, S).
-    recorded = [one for one in recording.values() if one.kind == "cross" and one.calls]
+    recorded = [calls for calls in recording.values() if calls.kind == "cross" and calls.calls]
     if not recorded:
         raise no_cross_attention()
-    return result, [one.weights().mean(1) for one in recorded]
+    return result, [calls.weights().mean(1) for calls in recorded]
 
 
 def no_cross_attention() -> RegardError:

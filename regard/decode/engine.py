@@ -413,7 +413,7 @@ def make_static_model(
     """The model with static caches."""
     if isinstance(model, Ensemble):
         sizes = slots, hypotheses, capacity, source_capacity
-        members = [make_static_model(one, *sizes, keeps_attention=keeps_attention) for one in model.models]
+        members = [make_static_model(member, *sizes, keeps_attention=keeps_attention) for member in model.models]
         return EnsembleStepper(members)
     static: StaticSeq2Seq | StaticDecoder
     if isinstance(model, Seq2Seq):

@@ -208,9 +208,9 @@ class LexicalConstraints:
             is_certain = 2 * moves.needed + 1 <= room
         allowed = ~moves.is_forbidden & is_certain
         if self.required:
-            for one in np.unique(moves.next_state[~moves.is_forbidden & ~is_certain]).tolist():
-                if self.planned_tokens(one) <= room:
-                    allowed |= (moves.next_state == one) & ~moves.is_forbidden
+            for following in np.unique(moves.next_state[~moves.is_forbidden & ~is_certain]).tolist():
+                if self.planned_tokens(following) <= room:
+                    allowed |= (moves.next_state == following) & ~moves.is_forbidden
         return allowed
 
     def check(self, limit: int, prefix: Sequence[int]) -> None:
@@ -556,9 +556,9 @@ class PhraseRules:
         self, slots: Sequence[int], phrases: Sequence[LexicalConstraints | None], limits: Sequence[int], used: int
     ) -> None:
         """The phrases of new sentences in these slots, of which this many hypotheses are used."""
-        for slot, one, limit in zip(slots, phrases, limits):
-            self.phrases[slot], self.limits[slot] = one, limit
-            start = None if one is None else one.start_state
+        for slot, constraints, limit in zip(slots, phrases, limits):
+            self.phrases[slot], self.limits[slot] = constraints, limit
+            start = None if constraints is None else constraints.start_state
             self.states[slot] = [start] * used + [None] * (self.hypotheses - used)
 
     def select_slots(self, slots: Sequence[int]) -> None:
@@ -639,8 +639,8 @@ class PhraseRules:
         """For each hypothesis, the tokens that begin or continue a missing phrase."""
         pairs = zip(self.phrases, self.states)
         return [
-            [[] if one is None or state is None else one.next_tokens(state) for state in states]
-            for one, states in pairs
+            [[] if phrases is None or state is None else phrases.next_tokens(state) for state in states]
+            for phrases, states in pairs
         ]
 
 
@@ -671,12 +671,12 @@ def check_phrases(
     """Check that each sentence has phrases, and that an output within its limit can satisfy them. Required phrases need
     beam search, and must fit; a prefix must not contain a forbidden phrase.
     """
-    if method != "beam" and any(one.required for one in phrases):
+    if method != "beam" and any(constraints.required for constraints in phrases):
         raise RegardError(f"Required phrases need beam search (got method {method}).", "Use method beam.")
     if len(phrases) != len(limits):
         raise RegardError(
             f"Expected lexical constraints for each sentence: got {len(phrases)} for {len(limits)} sentences.",
             "Pass constraints without phrases for a sentence that has none.",
         )
-    for i, (one, limit) in enumerate(zip(phrases, limits)):
-        one.check(limit, () if prefixes is None else prefixes[i])
+    for i, (constraints, limit) in enumerate(zip(phrases, limits)):
+        constraints.check(limit, () if prefixes is None else prefixes[i])

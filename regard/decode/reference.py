@@ -74,8 +74,8 @@ class Sentence:
         penalty, eos = self.config.length_penalty, self.special.eos
         outputs = sorted(outputs, key=lambda output: -output.score(penalty))[: self.config.n_best]
         return NBest(
-            Hypothesis([i for i in one.ids if i != eos], one.score(penalty), one.logprob, one.logprobs)
-            for one in outputs
+            Hypothesis([i for i in best.ids if i != eos], best.score(penalty), best.logprob, best.logprobs)
+            for best in outputs
         )
 
 

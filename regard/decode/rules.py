@@ -48,7 +48,7 @@ class Constraints:
         self.min_len = config.min_len
         self.limit = torch.zeros(slots, dtype=torch.long, device=device)
         self.prefix = torch.full((slots, prefix_len), -1, dtype=torch.long, device=device)
-        self.suppressed = frozenset(one for one, *others in config.suppress_sequences if not others)
+        self.suppressed = frozenset(token for token, *others in config.suppress_sequences if not others)
         self.banned = tuple(sorted(banned_tokens(special, config.unknown, self.suppressed)))
         # With a shortlist, logits have a column per token of the shortlist instead of one per token of the vocabulary.
         self.shortlist: SlotShortlist | None = None

@@ -294,7 +294,7 @@ class SlotDecoder:
         if not finished:
             return
         results = self.state.results(finished)
-        check_no_nan(torch.tensor([one.logprob for n_best in results if isinstance(n_best, NBest) for one in n_best]))
+        check_no_nan(torch.tensor([best.logprob for n_best in results if isinstance(n_best, NBest) for best in n_best]))
         for slot, n_best in zip(finished, results):
             index = self.sentences[slot]
             assert index is not None

@@ -126,8 +126,10 @@ class TokenTexts:
         for row, string in enumerate(strings):
             for column, character in enumerate(string):
                 codes[row, column], joins[row, column] = properties[character]
-        distinct = {one: i for i, one in enumerate(dict.fromkeys(rest))}
-        return Characters(codes, joins, list(distinct), np.array([distinct[one] for one in rest], dtype=np.int64))
+        distinct = {pending: i for i, pending in enumerate(dict.fromkeys(rest))}
+        return Characters(
+            codes, joins, list(distinct), np.array([distinct[pending] for pending in rest], dtype=np.int64)
+        )
 
 
 @cache

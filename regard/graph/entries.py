@@ -212,7 +212,7 @@ def _language_entries(model: Any) -> dict[str, EntryPoint]:
 
     def prompt(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         tokens = _padded(ids, mask)
-        caches = [FunctionalKVCache(mask=one, prompts=tokens.offsets) for one in masks]
+        caches = [FunctionalKVCache(mask=mask, prompts=tokens.offsets) for mask in masks]
         logits = model.stack.logits(model.stack.features(tokens, caches=caches))
         return logits, mask.sum(1), *(tensor for cache in caches for tensor in cache.tensors)
 

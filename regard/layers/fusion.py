@@ -19,8 +19,8 @@ def fuse_residuals(model: nn.Module) -> nn.Module:
     'FusedPreNormBlock'
     """
     for block in model.modules():
-        residuals = [one for one in block.children() if isinstance(one, Residual)]
-        if type(block) in FUSED and all(one.layer_scale is None and one.drop_path is None for one in residuals):
+        residuals = [child for child in block.children() if isinstance(child, Residual)]
+        if type(block) in FUSED and all(r.layer_scale is None and r.drop_path is None for r in residuals):
             block.__class__ = FUSED[type(block)]
     return model
 

@@ -163,7 +163,7 @@ def _computes_as(cls: type[Any], base: type[Any]) -> bool:
     """Whether a class is another, or a subclass that redefines nothing of it but its constructor."""
     if not issubclass(cls, base):
         return False
-    names = {name for one in cls.__mro__[: cls.__mro__.index(base)] for name in vars(one)}
+    names = {name for parent in cls.__mro__[: cls.__mro__.index(base)] for name in vars(parent)}
     return not any(hasattr(base, name) for name in names if not name.startswith("__") or name == "__call__")
 
 

@@ -23,7 +23,7 @@ def render_chat(template: Any, messages: Messages, special_tokens: Mapping[str, 
     `template` is a Jinja template, or a list of named ones, of which "default" is used. `special_tokens` are variables
     of the template, such as `bos_token`.
 
-    >>> template = "{% for one in messages %}<{{ one.role }}>{{ one.content }}{% endfor %}{{ eos_token }}"
+    >>> template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}{{ eos_token }}"
     >>> render_chat(template, [{"role": "user", "content": "Hello"}], {"eos_token": "</s>"})
     '<user>Hello</s>'
     """

@@ -238,7 +238,7 @@ class TextGenerator(DecodingPipeline):
             [f"prompt {i}" for i in range(1, len(prompts) + 1)],
         )
         if lexical is not None:
-            lexical = [one.after(prompt) for one, prompt in zip(lexical, ids)]
+            lexical = [phrases.after(prompt) for phrases, prompt in zip(lexical, ids)]
         self.model.eval()
         total = min((limit for limit in (self.length_limit, config.max_total_len) if limit), default=None)
         history = options.get("history", False)
@@ -370,11 +370,11 @@ class PreparedGeneration(DecodingRequest[list[Continuation]]):
 
     def finish(self, hypotheses: list[NBest]) -> list[list[Continuation]]:
         prompts, generator = self.encoded.sources, self.generator
-        lengths = (len(prompt) + len(one.ids) for prompt, n_best in zip(prompts, hypotheses) for one in n_best)
+        lengths = (len(prompt) + len(best.ids) for prompt, n_best in zip(prompts, hypotheses) for best in n_best)
         if any(length > generator.trained_length for length in lengths):
             generator.warn_beyond_trained_length()
         return [
-            [Continuation(decoder.decode(one.ids), one.score, one, n_best.history) for one in n_best]
+            [Continuation(decoder.decode(best.ids), best.score, best, n_best.history) for best in n_best]
             for decoder, n_best in zip(generator.stream_decoders(self), hypotheses)
         ]
 

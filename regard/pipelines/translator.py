@@ -343,7 +343,7 @@ class Translator(DecodingPipeline):
             translator.special,
             prefixes=translator._forced_tokens(request, sentences),
             lexical=None if lexical is None else [lexical[sentence.line] for sentence in sentences],
-            sample_indices=[request.first_index + one.line + one.part * _SENTENCE_STRIDE for one in sentences],
+            sample_indices=[request.first_index + s.line + s.part * _SENTENCE_STRIDE for s in sentences],
             shortlist=self.shortlist,
             history=request.history,
         )
@@ -359,7 +359,7 @@ class Translator(DecodingPipeline):
         for i, prefix in enumerate(prefixes, 1):
             if prefix not in encoded:
                 encoded[prefix] = self.encode_prefix(prefix, name=f"prefix {i}", truncate=request.truncate)
-        return [start + encoded[prefixes[one.line] if one.part == 0 else ""] for one in sentences]
+        return [start + encoded["" if sentence.part else prefixes[sentence.line]] for sentence in sentences]
 
     def translate_stream(
         self,
@@ -498,7 +498,7 @@ class PreparedTranslation(DecodingRequest[list[Translation]]):
         texts = iter(self.translator.target_tokenizer.decode_batch(flat))
         empty = [Translation("", 0.0, Hypothesis([], 0.0, 0.0, []))]
         decoded = [
-            [Translation(next(texts), one.score, one, n_best.history) for one in n_best] or empty
+            [Translation(next(texts), best.score, best, n_best.history) for best in n_best] or empty
             for n_best in hypotheses
         ]
         config = self.encoded.config

@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
     check_output_file(options.out or STDOUT, [options.data])
     questions = read_squad(options.data)
     encoder = open_model(options.model, options.device, TextEncoder)
-    answers = {one.id: text for one, text in zip(questions, encoder.answer(questions, empty=options.empty))}
+    answers = {question.id: text for question, text in zip(questions, encoder.answer(questions, empty=options.empty))}
     write_output(options.out or STDOUT, json_bytes(answers))
     if options.out is not None:
         print_note(f"Wrote {len(answers)} answers to {options.out}.")

@@ -195,7 +195,7 @@ def _class_table(scores: dict[str, dict[str, float]]) -> Any:
     table = Table("class", title=title or None, title_justify="left")
     for name in ("precision", "recall", "F1", "support"):
         table.add_column(name, justify="right")
-    for label in [one for one in scores if one in set(shown)]:
+    for label in [name for name in scores if name in set(shown)]:
         one = scores[label]
         shares = (f"{one[name]:.2f} %" for name in ("precision", "recall", "f1"))
         table.add_row(Text(label), *shares, f"{one['support']:,}")

@@ -377,7 +377,7 @@ def supports(model: Any) -> bool:
 
 
 def _supports_block(block: Any) -> bool:
-    attentions = [one for one in (block.attention, block.cross) if one is not None]
+    attentions = [attention for attention in (block.attention, block.cross) if attention is not None]
     has_dot = all(type(attention.score) in (Dot, ScaledDot) for attention in attentions)
     has_norm = all(type(attention.query_norm) in (type(None), RMSNorm) for attention in attentions)
     return has_dot and has_norm and block.feedforward.activation in ACTIVATIONS
