@@ -169,7 +169,9 @@ class BeamSearch(Search):
 
         unfinished = best.masked_fill(ends, -torch.inf)
         if rank is not None:
-            unfinished = _first_ranked(unfinished, rank, K)
+            # The first K in the order of dynamic beam allocation.
+            order = rank.masked_fill(unfinished == -torch.inf, rank.shape[1])
+            unfinished = unfinished.masked_fill(order > order.sort(dim=1).values[:, K - 1 : K], -torch.inf)
         continuing, chosen = unfinished.topk(K, dim=1)
         new_parent = parent.gather(1, chosen)
         if self.recorder is not None:
@@ -414,9 +416,3 @@ def draw(
     threshold = u.clamp(max=1 - 2**-22)[..., None] * total[..., -1:]
     index = torch.searchsorted(total, threshold, right=True).clamp(max=total.shape[-1] - 1)
     return (index if order is None else order.gather(-1, index)).squeeze(-1)
-
-
-def _first_ranked(log_prob: Float[Tensor, "B P"], rank: Int[Tensor, "B P"], count: int) -> Float[Tensor, "B P"]:
-    """The log-probabilities, except those of candidates that are not among the first `count` in order of rank."""
-    rank = rank.masked_fill(log_prob == -torch.inf, rank.shape[1])
-    return log_prob.masked_fill(rank > rank.sort(dim=1).values[:, count - 1 : count], -torch.inf)

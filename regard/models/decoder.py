@@ -116,3 +116,22 @@ class Decoder:
         logits = None if logits is None else logits.flatten(0, 1)[rows].unflatten(0, indices.shape)
         positions = state.positions.flatten()[rows].view(indices.shape)
         return DecoderState(positions, [cache.reorder(rows) for cache in state.caches], memory, logits)
+
+
+class StackModel(nn.Module):
+    """Base class of the models that hold a decoder stack, which runs their decoding steps."""
+
+    @property
+    def stack(self) -> Decoder:
+        """The decoder stack, as a view of the model."""
+        raise NotImplementedError
+
+    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
+        """The output from the residual stream after any block: final norm, head and output layer."""
+        return self.stack.logits(self.stack.final_norm(stream))
+
+    def step(self, state: DecoderState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], DecoderState]:
+        return self.stack.step(state, last)
+
+    def reorder(self, state: DecoderState, indices: Int[Tensor, "B2 K2"]) -> DecoderState:
+        return self.stack.reorder(state, indices)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.scores import ScoreName
@@ -16,7 +16,7 @@ from regard.layers.norms import DecoderNormKind, make_norm
 from regard.layers.packed import Packed, Tokens
 from regard.layers.positions import RotaryScaling, StackPositionKind
 from regard.models.config_checks import check_heads
-from regard.models.decoder import Decoder, DecoderState
+from regard.models.decoder import Decoder, DecoderState, StackModel
 from regard.models.variants import make_decoder_block
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
@@ -131,7 +131,7 @@ def gpt2(**changes) -> GPTConfig:
     return GPTConfig(**(published | changes))
 
 
-class GPT(nn.Module):
+class GPT(StackModel):
     """Decoder-only Transformer: logits of the next token, given the tokens before it.
 
     >>> from regard.layers.packed import pack
@@ -187,15 +187,5 @@ class GPT(nn.Module):
         """Logits of the token after each token."""
         return self.stack.logits(self.features(tokens))
 
-    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
-        """The output from the residual stream after any block: final norm, head and output layer."""
-        return self.stack.logits(self.stack.final_norm(stream))
-
     def start(self, source: Packed) -> DecoderState:
         return self.stack.start(source)
-
-    def step(self, state: DecoderState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], DecoderState]:
-        return self.stack.step(state, last)
-
-    def reorder(self, state: DecoderState, indices: Int[Tensor, "B2 K2"]) -> DecoderState:
-        return self.stack.reorder(state, indices)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention import causal
@@ -18,7 +18,7 @@ from regard.layers.norms import NormKind, make_norm
 from regard.layers.packed import Tokens
 from regard.layers.positions import PositionKind, RelativeBias
 from regard.models.config_checks import check_heads, check_relative_bias
-from regard.models.decoder import Decoder, DecoderState
+from regard.models.decoder import Decoder, DecoderState, StackModel
 from regard.ranges import Count, Epsilon, Layers, Natural, Range, Rate, check_ranges
 
 
@@ -138,7 +138,7 @@ def t5_small(**changes) -> TransformerConfig:
     return TransformerConfig(**(style | changes))
 
 
-class Transformer(nn.Module):
+class Transformer(StackModel):
     """Encoder-decoder Transformer: logits of the next target token, given the source and the target so far.
 
     >>> from regard.layers.packed import pack
@@ -218,15 +218,5 @@ class Transformer(nn.Module):
         """Logits of the token after each target token (teacher forcing)."""
         return self.stack.logits(self.features(source, target))
 
-    def unembed(self, stream: Float[Tensor, "*n E"], inputs: Any) -> Float[Tensor, "rows V"]:
-        """The output from the residual stream after any block: final norm, head and output layer."""
-        return self.stack.logits(self.stack.final_norm(stream))
-
     def start(self, source: Tokens) -> DecoderState:
         return self.stack.start_from(self.encode(source), source.offsets)
-
-    def step(self, state: DecoderState, last: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "B K V"], DecoderState]:
-        return self.stack.step(state, last)
-
-    def reorder(self, state: DecoderState, indices: Int[Tensor, "B2 K2"]) -> DecoderState:
-        return self.stack.reorder(state, indices)

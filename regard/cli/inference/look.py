@@ -203,7 +203,7 @@ def comparison_handler(options: Options) -> tuple[ComparisonRequestHandler, dict
         raise RegardError("--explain is for a page of one model.", "Leave it out, or --beside and --steps.")
     name = options.model.resolve().name
     common: dict[str, Any] = {"layers": options.layers, "truncate": options.truncate}
-    texts = {"source": options.text, "target": options.target}
+    texts, beside = {"source": options.text, "target": options.target}, options.beside or ""
     if options.steps:
         steps = list_step_folders(options.model)
         loaders = [partial(load_for_look, folder, options) for folder in steps.values()]
@@ -211,18 +211,18 @@ def comparison_handler(options: Options) -> tuple[ComparisonRequestHandler, dict
         handler = ComparisonRequestHandler(
             loaders[-1](), name, models=loaders, labels=labels, share_last_translation=True, **common
         )
-    elif Path(options.beside).is_dir():
-        both = [load_for_look(folder, options) for folder in (options.model, options.beside)]
-        names = [name, Path(options.beside).resolve().name]
-        labels = names if names[0] != names[1] else [str(options.model), options.beside]
+    elif Path(beside).is_dir():
+        both = [load_for_look(folder, options) for folder in (options.model, beside)]
+        names = [name, Path(beside).resolve().name]
+        labels = names if names[0] != names[1] else [str(options.model), beside]
         handler = ComparisonRequestHandler(
             both[0], models=[lambda model=model: model for model in both], labels=labels, **common
         )
         _check_comparable(both[1])
     else:
-        if os.sep in options.beside and not any(character.isspace() for character in options.beside):
-            raise RegardError(f"{options.beside}: model folder not found.", "Pass an existing folder, or a sentence.")
-        if not options.beside.strip():
+        if os.sep in beside and not any(character.isspace() for character in beside):
+            raise RegardError(f"{beside}: model folder not found.", "Pass an existing folder, or a sentence.")
+        if not beside.strip():
             raise RegardError("--beside is empty.", "Pass a sentence or a model folder.")
         if options.text is None or options.target is not None:
             raise RegardError(
@@ -230,7 +230,7 @@ def comparison_handler(options: Options) -> tuple[ComparisonRequestHandler, dict
                 "Pass two sentences, and leave out --target.",
             )
         handler = ComparisonRequestHandler(load_for_look(options.model, options), name, **common)
-        texts = {"source": options.text, SECOND_SOURCE: options.beside}
+        texts = {"source": options.text, SECOND_SOURCE: beside}
     _check_comparable(handler.pipeline)
     return handler, {key: check_utf8(text, f"the {key}") for key, text in texts.items() if text is not None}
 
