@@ -28,8 +28,8 @@ from regard.decode.steppers.static import StaticDecoder, StaticSeq2Seq
 from regard.kernels.cpu.support import numba_available
 from regard.kernels.triton.support import next_power_of_two
 from regard.layers.packed import pack
+from regard.models.config_checks import length_limit
 from regard.models.decoder import Decoder
-from regard.models.lengths import length_limit
 from regard.models.parameters import find_replacement
 from regard.models.seq2seq import Seq2Seq
 

@@ -17,7 +17,7 @@ from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.layers.packed import Packed, pack
 from regard.models import family_name
-from regard.models.lengths import length_limit
+from regard.models.config_checks import length_limit
 from regard.pipelines.resumable_file import AllowedChange
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 
 from regard.decode import DecodeConfig, Request, decode_all, engine
 from regard.errors import RegardError
-from regard.models.lengths import length_limit
+from regard.models.config_checks import length_limit
 from tests.decode.models import (
     VOCAB,
     decode_both,

@@ -29,7 +29,7 @@ from regard.interop.ctranslate2 import add_positions
 from regard.layers import POSITIONS, PositionalEncoding, register_positions
 from regard.layers.packed import pack
 from regard.models import GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
-from regard.models.lengths import length_limit
+from regard.models.config_checks import length_limit
 from regard.pipelines import FORMAT, Translator, load, make_pipeline, save
 from regard.pipelines import folder as model_folder
 from regard.pipelines.folder import write_model

@@ -12,7 +12,7 @@ from regard.data.text.questions import Question
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
 from regard.models import GPT, Bert, BertConfig, GPTConfig, Seq2SeqConfig, TransformerConfig, make_model
-from regard.models.lengths import length_limit
+from regard.models.config_checks import length_limit
 from regard.pipelines import TextEncoder, TextGenerator, Translator
 from regard.viewer import look
 
