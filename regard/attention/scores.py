@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
+from regard.kernels.derivatives import is_exporting
 from regard.kernels.triton import l2_normalize
 from regard.ranges import OneOf, check_value, register
 

@@ -1,4 +1,4 @@
-"""Second derivatives and transforms of `torch.func`: kernels support neither, plain torch operations both."""
+"""What runs the code: second derivatives and transforms of `torch.func`, which kernels do not support, or a tracer."""
 
 import functools
 from collections.abc import Callable
@@ -44,3 +44,14 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         return backward(ctx, *grads)
 
     return checked
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces the code.
+
+    In torch 2.11 `torch.compiler.is_exporting()` is also true under torch.compile.
+
+    >>> is_exporting()
+    False
+    """
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from regard.attention.offsets import Lengths, Offsets
 from regard.attention.scores import check_constructor
-from regard.attention.tracing import is_exporting
 from regard.errors import RegardError
+from regard.kernels.derivatives import is_exporting
 from regard.ranges import OneOf, register
 
 # Llama 3: channel pairs with fewer rotations over the context are scaled in full, with more rotations not at all.

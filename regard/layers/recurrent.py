@@ -13,7 +13,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from regard.attention import attend, make_score, padding
 from regard.attention.offsets import Lengths, Offsets
-from regard.attention.tracing import is_exporting
+from regard.kernels.derivatives import is_exporting
 from regard.layers.kv_cache import CrossAttentionCache
 
 CellKind = Literal["rnn", "gru", "lstm"]

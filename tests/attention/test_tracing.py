@@ -2,7 +2,7 @@
 
 import torch
 
-from regard.attention.tracing import is_exporting
+from regard.kernels.derivatives import is_exporting
 
 
 class Traced(torch.nn.Module):
