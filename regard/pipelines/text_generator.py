@@ -20,8 +20,13 @@ from regard.errors import RegardError
 from regard.models import GPT
 from regard.pipelines.callback_iterator import iterate_callback
 from regard.pipelines.chat_template import Messages, render_chat
-from regard.pipelines.decoding_request import DecodingRequest, check_options
-from regard.pipelines.phrases import Phrases, make_constraints, phrases_per_line
+from regard.pipelines.decoding_request import (
+    DecodingRequest,
+    Phrases,
+    check_options,
+    make_constraints,
+    phrases_per_line,
+)
 from regard.pipelines.pipeline import DecodingPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 

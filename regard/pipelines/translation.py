@@ -7,8 +7,7 @@ from typing import Any, Literal, TypedDict
 from regard.data.text.sentence_splitter import join_sentences
 from regard.decode import DecodeConfig, Hypothesis, SearchHistory
 from regard.errors import RegardError
-from regard.pipelines.decoding_request import check_options
-from regard.pipelines.phrases import Phrases, phrases_per_line
+from regard.pipelines.decoding_request import Phrases, check_options, phrases_per_line
 
 Split = Literal["auto", "always", "never"]
 """which lines are split into sentences: those beyond the trained length, all, or none"""

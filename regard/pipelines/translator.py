@@ -26,9 +26,8 @@ from regard.errors import RegardError
 from regard.layers.packed import Packed
 from regard.models import TranslationModel
 from regard.pipelines import translation_files
-from regard.pipelines.decoding_request import DecodingRequest
+from regard.pipelines.decoding_request import DecodingRequest, make_constraints
 from regard.pipelines.language_choice import select_languages, without_languages
-from regard.pipelines.phrases import make_constraints
 from regard.pipelines.pipeline import DecodingPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 from regard.pipelines.shortlist import SHORTLIST_FILE, learn_shortlist, read_shortlist, write_shortlist
