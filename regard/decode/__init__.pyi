@@ -1,4 +1,3 @@
-from regard.decode.config import DecodeConfig as DecodeConfig
 from regard.decode.engine import EngineChoice as EngineChoice
 from regard.decode.engine import decode_all as decode_all
 from regard.decode.engine import explain as explain
@@ -11,6 +10,7 @@ from regard.decode.protocol import SPECIAL as SPECIAL
 from regard.decode.protocol import Decodable as Decodable
 from regard.decode.protocol import SourceBatch as SourceBatch
 from regard.decode.protocol import SpecialTokens as SpecialTokens
+from regard.decode.request import DecodeConfig as DecodeConfig
 from regard.decode.request import Hypothesis as Hypothesis
 from regard.decode.request import NBest as NBest
 from regard.decode.request import Request as Request

@@ -14,12 +14,11 @@ from torch import nn
 
 from regard.attention import dispatch
 from regard.decode import workers
-from regard.decode.config import DecodeConfig
 from regard.decode.ensemble import Ensemble, EnsembleStepper
 from regard.decode.phrases import check_phrases
 from regard.decode.precision import convert_model, iterate_modules, weight_versions
 from regard.decode.protocol import Decodable, SpecialTokens, Stepper, continues_source
-from regard.decode.request import NBest, Request
+from regard.decode.request import DecodeConfig, NBest, Request
 from regard.decode.rules import has_token_rules, length_limits
 from regard.decode.slots import ArrivingSentences, DecodingJob, LiveSentence, LiveShape, OnToken, SlotDecoder
 from regard.decode.steppers.captured import CudaDecoder, GraphSlotDecoder

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decode.config import DecodeConfig
 from regard.decode.protocol import SpecialTokens
-from regard.decode.request import Hypothesis
+from regard.decode.request import DecodeConfig, Hypothesis
 from regard.decode.rules import Constraints, log_softmax
 
 # Number of continuations recorded per branch and step of greedy decoding and sampling, in addition to the chosen one.

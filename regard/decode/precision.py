@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.decode.config import Precision
 from regard.decode.ensemble import Ensemble
+from regard.decode.request import Precision
 from regard.errors import RegardError
 from regard.layers.quantized import Float8Linear, Int8Linear
 

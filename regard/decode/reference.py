@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.decode.config import DecodeConfig
 from regard.decode.protocol import SPECIAL, Decodable, SpecialTokens, continues_source
-from regard.decode.request import Hypothesis, NBest
+from regard.decode.request import DecodeConfig, Hypothesis, NBest
 from regard.layers.packed import pack
 
 # From the tokens so far and the log-probabilities (V,) of the next: these, with -inf for tokens that must not follow.

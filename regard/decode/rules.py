@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decode.config import DecodeConfig
 from regard.decode.phrases import LexicalConstraints, PhraseRules, allocate_beam
 from regard.decode.protocol import SpecialTokens
-from regard.decode.request import Request
+from regard.decode.request import DecodeConfig, Request
 from regard.decode.shortlist import SlotShortlist
 from regard.errors import RegardError
 
@@ -404,7 +403,7 @@ def best_tokens(
     With a shortlist, V is the number of its tokens, and each slot is normalized over its own ones. Disallowed tokens
     have a log-probability of -inf; the others keep theirs. `logits` are overwritten.
 
-    >>> from regard.decode.config import DecodeConfig
+    >>> from regard.decode.request import DecodeConfig
     >>> from regard.decode.protocol import SpecialTokens
     >>> constraints = Constraints(1, 0, DecodeConfig(), SpecialTokens(), torch.device("cpu"))
     >>> constraints.set_slots([0], [9], [[]])

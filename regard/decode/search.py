@@ -13,10 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode.config import DecodeConfig
 from regard.decode.coverage import Coverage
 from regard.decode.history import BeamRecorder, StepwiseRecorder
-from regard.decode.request import Hypothesis, NBest
+from regard.decode.request import DecodeConfig, Hypothesis, NBest
 from regard.decode.rules import Constraints, best_tokens
 from regard.errors import RegardError
 

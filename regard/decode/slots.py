@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.decode.config import DecodeConfig
 from regard.decode.interruption import check_interruption
 from regard.decode.phrases import LexicalConstraints
 from regard.decode.protocol import SourceBatch, SpecialTokens, Stepper
-from regard.decode.request import NBest
+from regard.decode.request import DecodeConfig, NBest
 from regard.decode.rules import Constraints, check_no_nan, has_token_rules
 from regard.decode.search import make_search
 from regard.decode.steppers.static import StepPositions

@@ -13,8 +13,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from regard.attention import Concat, attend, causal, dispatch, use
-from regard.decode.config import DecodeConfig
 from regard.decode.protocol import SpecialTokens
+from regard.decode.request import DecodeConfig
 from regard.decode.rules import Constraints
 from regard.decode.search import BeamSearch, StepwiseSearch
 from regard.kernels.triton import (

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from regard.decode.config import DecodeConfig
 from regard.decode.protocol import SpecialTokens
+from regard.decode.request import DecodeConfig
 from regard.decode.rules import Constraints
 from regard.decode.search import BeamSearch, StepwiseSearch
 from regard.kernels.triton import search_update
