@@ -45,7 +45,7 @@ from regard.models.bert import AnswerHead, TextLabelHead, TokenLabelHead
 from regard.models.vit import ImageLabelHead, PixelLabelHead
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
 from regard.pipelines.decoding_request import check_options
-from regard.pipelines.language_choice import language_tokens_of
+from regard.pipelines.translation import language_tokens_of
 from regard.progress import show_progress
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from regard.models.bert import BertConfig
 from regard.models.gpt import GPTConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.pipelines import Pipeline, TextEncoder, TextGenerator, Translator, check_storable, write_tokenizers
-from regard.pipelines.language_choice import language_tokens_of
+from regard.pipelines.translation import language_tokens_of
 
 # Activations of Regard: their name in CTranslate2, and whether they are gated.
 ACTIVATIONS = {

@@ -27,7 +27,6 @@ from regard.layers.packed import Packed
 from regard.models import TranslationModel
 from regard.pipelines import translation_files
 from regard.pipelines.decoding_request import DecodingRequest, make_constraints
-from regard.pipelines.language_choice import select_languages, without_languages
 from regard.pipelines.pipeline import DecodingPipeline, best_text
 from regard.pipelines.scoring import SequenceScore, target_logprobs
 from regard.pipelines.shortlist import SHORTLIST_FILE, learn_shortlist, read_shortlist, write_shortlist
@@ -37,6 +36,8 @@ from regard.pipelines.translation import (
     TranslationOptions,
     TranslationRequest,
     join_translations,
+    select_languages,
+    without_languages,
 )
 
 if TYPE_CHECKING:
