@@ -25,12 +25,11 @@ from regard.decode import DecodeConfig
 from regard.devices import Device
 from regard.errors import RegardError
 from regard.files import STDOUT, is_stdout
-from regard.interop.onnx_runner import is_onnx_folder, load_onnx
 from regard.kernels.cpu.support import Compilation, compilation
 from regard.pipelines import load
-from regard.pipelines.files import BlockOutput, FileProgress, FileSummary, ProcessItems
+from regard.pipelines.files import BlockOutput, Cluster, FileProgress, FileSummary, ProcessItems
+from regard.pipelines.folder import is_onnx_folder
 from regard.pipelines.input_items import InputItems, find_shards, is_pattern
-from regard.pipelines.ray_workers import Cluster
 from regard.pipelines.resumable_file import check_output
 from regard.progress import OnProgress, progress_bar, show_progress, show_status
 
@@ -148,6 +147,8 @@ def open_model(model: Path, device: str, expect: type[M], ensemble: Sequence[Pat
         )
     if device not in ("auto", "cpu"):
         raise RegardError(f"{model} contains ONNX graphs, which run only on the CPU.", "Use --device auto or cpu.")
+    from regard.interop import load_onnx
+
     return load_onnx(model, expect=expect)
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from regard.attention import dispatch
-from regard.decode import workers
 from regard.decode.ensemble import Ensemble, EnsembleStepper
 from regard.decode.phrases import check_phrases
 from regard.decode.precision import convert_model, iterate_modules, weight_versions
@@ -21,7 +20,6 @@ from regard.decode.protocol import Decodable, SpecialTokens, Stepper, continues_
 from regard.decode.request import DecodeConfig, NBest, Request
 from regard.decode.rules import has_token_rules, length_limits
 from regard.decode.slots import ArrivingSentences, DecodingJob, LiveSentence, LiveShape, OnToken, SlotDecoder
-from regard.decode.steppers.captured import CudaDecoder, GraphSlotDecoder
 from regard.decode.steppers.model import ModelStepper
 from regard.decode.steppers.static import StaticDecoder, StaticSeq2Seq
 from regard.kernels.cpu.support import numba_available
@@ -164,6 +162,8 @@ class LiveDecoder:
             rows = min(GPU_ROWS, rows_in_memory(model, shape.capacity))
         self.max_slots = max(1, rows // self.job.hypotheses)
         if self.is_graph:
+            from regard.decode.steppers.captured import GraphSlotDecoder
+
             self.max_slots = 1 << (self.max_slots.bit_length() - 1)
             sizes = (shape.capacity, shape.source_capacity, shape.prefix_len)
             self.decoder: SlotDecoder = GraphSlotDecoder(
@@ -343,6 +343,8 @@ def uses_graphs(model: Any, hypotheses: int) -> bool:
         return False
     supported = _supported.setdefault(model, {})
     if hypotheses not in supported:
+        from regard.decode.steppers.captured import CudaDecoder
+
         supported[hypotheses] = CudaDecoder.supports(model, hypotheses)
     return supported[hypotheses]
 
@@ -356,7 +358,9 @@ def _run_static(model: Any, job: DecodingJob, budget: int) -> None:
     with single_threaded(device_of(model)) as threads, torch.inference_mode():
         is_alone = job.on_token is not None or job.lexical is not None  # callbacks, and phrases with their caches
         processes = 1 if is_alone else min(threads, len(job.sources) // MIN_SENTENCES)
-        if processes > 1 and _decoded >= WORKER_SENTENCES and workers.can_start():
+        if processes > 1 and _decoded >= WORKER_SENTENCES:
+            from regard.decode import workers
+
             members = member_models(model)
             key = tuple((id(member), *weight_versions(member)) for member in members)
             workers.decode_in_parallel(model, key, members[0], job, budget, processes - 1, run_job)
@@ -424,10 +428,10 @@ def make_static_model(
     return static
 
 
-_graphs: "WeakKeyDictionary[Any, OrderedDict[Any, GraphSlotDecoder]]" = WeakKeyDictionary()
+_graphs: "WeakKeyDictionary[Any, OrderedDict[Any, SlotDecoder]]" = WeakKeyDictionary()
 
 
-def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecoder:
+def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> SlotDecoder:
     """A decoder with a captured step for the shapes of this job, rounded up; a few are kept per model."""
     capacity, source_capacity = (-(-length // 32) * 32 for length in (job.capacity, longest))
     prefix_len = next_power_of_two(job.prefix_len) if job.prefix_len else 0
@@ -445,6 +449,8 @@ def _graph_decoder(model: Any, job: DecodingJob, longest: int) -> GraphSlotDecod
     key = shapes, options, job.special, weight_versions(model)
     decoders = _graphs.setdefault(model, OrderedDict())
     if key not in decoders:
+        from regard.decode.steppers.captured import GraphSlotDecoder
+
         decoders[key] = GraphSlotDecoder(model, job, *shapes)
         if len(decoders) > KEPT_GRAPHS:
             decoders.popitem(last=False)

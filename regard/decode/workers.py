@@ -218,19 +218,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_workers)
 
 
-def can_start() -> bool:
-    """Whether this process can have workers."""
-    return hasattr(socket, "send_fds") and bool(sys.executable) and not _is_worker
-
-
-_is_worker = False
-
-
 @contextmanager
 def acquire_workers(count: int) -> Iterator[list[Worker]]:
-    """`count` workers of this process, which are started where they do not run; none while another thread has them."""
+    """`count` workers of this process, which are started where they do not run.
+
+    None if this process cannot have any, or while another thread has them.
+    """
     pool, lock = _pool, _pool.lock
-    if not lock.acquire(blocking=False):
+    can_start = hasattr(socket, "send_fds") and bool(sys.executable)
+    if not can_start or not lock.acquire(blocking=False):
         yield []
         return
     try:
@@ -313,8 +309,6 @@ def decode_in_parallel(
 
 def main(descriptor: int) -> None:
     """Entry point of a worker: decode until the connection is closed."""
-    global _is_worker
-    _is_worker = True
     from regard.decode.engine import run_job
 
     keep_freed_memory()

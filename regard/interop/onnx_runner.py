@@ -15,6 +15,7 @@ from regard.layers.packed import Packed
 from regard.models import family_name
 from regard.models.bert import TEXT_HEADS
 from regard.pipelines import ModelFolder, make_pipeline
+from regard.pipelines.folder import is_onnx_folder
 
 GRAPHS = {
     "transformer": ("encoder", "decoder_step"),
@@ -157,15 +158,6 @@ class OnnxDecoder(OnnxModel):
             logits, state = self.step(state, ids[:, t : t + 1])
             columns.append(logits)
         return torch.cat(columns, dim=1)[torch.arange(ids.shape[1]) < lengths[:, None]]
-
-
-def is_onnx_folder(folder: str | Path) -> bool:
-    """Whether `export_onnx` wrote a folder.
-
-    >>> is_onnx_folder("no-such-folder")
-    False
-    """
-    return any((Path(folder) / f"{name}.onnx").exists() for names in GRAPHS.values() for name in names)
 
 
 def load_onnx(folder: str | Path, *, expect: type[Any] | None = None) -> Any:

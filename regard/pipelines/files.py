@@ -15,16 +15,20 @@ from logging import getLogger
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from regard.errors import Interrupted, RegardError
 from regard.pipelines.input_items import InputItems, T
 from regard.pipelines.resumable_file import AllowedChange, ResumableFile, check_output, remove_journal
+from regard.ranges import check_value
 
 logger = getLogger("regard")
 
 B = TypeVar("B")
 R = TypeVar("R")
+P = TypeVar("P")
+Cluster = Literal["ray"]
+"""a cluster whose workers process blocks of a file"""
 OnBatch = Callable[[int, int], None]
 """called with the finished part of a block and its total"""
 BlockWorker = Callable[[B, OnBatch], R]
@@ -136,6 +140,18 @@ class _Outcome(NamedTuple):
     done: int
     """number of processed items; fewer than in the block if an item is invalid"""
     error: RegardError | None
+
+
+def make_processors(
+    make_processor: Callable[[P], ProcessItems[Any]], pipeline: P, replicas: Sequence[P], cluster: Cluster | None
+) -> list[ProcessItems[Any]]:
+    """The processors of a file: of the pipeline and its replicas in this process, or of a cluster."""
+    if cluster is None:
+        return [make_processor(replica) for replica in (pipeline, *replicas)]
+    check_value(Cluster, cluster, "cluster")
+    from regard.pipelines.ray_workers import ray_processors
+
+    return ray_processors(make_processor, pipeline)
 
 
 def process_file(

@@ -268,6 +268,15 @@ def _fingerprints(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256(text).hexdigest() for name, text in content.items()}
 
 
+def is_onnx_folder(folder: str | Path) -> bool:
+    """Whether `export_onnx` wrote a folder.
+
+    >>> is_onnx_folder("no-such-folder")
+    False
+    """
+    return any((Path(folder) / f"{name}.onnx").exists() for name in ("encoder", "prompt", "decoder_step", "model"))
+
+
 def make_pipeline(
     model: Any, tokenizers: tuple[Tokenizer, ...], training: dict[str, Any], special: SpecialTokens | None = None
 ) -> Any:

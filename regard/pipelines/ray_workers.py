@@ -6,31 +6,17 @@ shared file system.
 """
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from regard.errors import RegardError, require_package
 from regard.layers.fusion import fuse_residuals
 from regard.pipelines.files import MAX_LOSSES, BlockOutput, OnBatch, ProcessItems, WorkerLost
-from regard.ranges import check_value
 
-P = TypeVar("P")
-Cluster = Literal["ray"]
-"""a cluster whose workers process blocks of a file"""
 # Seconds between two checks whether the work was stopped.
 _POLL_SECONDS = 0.5
-
-
-def make_processors(
-    make_processor: Callable[[P], ProcessItems[Any]], pipeline: P, replicas: Sequence[P], cluster: Cluster | None
-) -> list[ProcessItems[Any]]:
-    """The processors of a file: of the pipeline and its replicas in this process, or of a cluster."""
-    if cluster is None:
-        return [make_processor(replica) for replica in (pipeline, *replicas)]
-    check_value(Cluster, cluster, "cluster")
-    return ray_processors(make_processor, pipeline)
 
 
 def ray_processors(make_processor: Callable[[Any], ProcessItems[Any]], pipeline: Any) -> list[ProcessItems[Any]]:

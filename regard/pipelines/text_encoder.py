@@ -26,15 +26,16 @@ from regard.models import Bert
 from regard.models.bert import TEXT_HEADS, AnswerHead, MaskedTokenHead, TextHead, TextLabelHead, TokenLabelHead
 from regard.pipelines.files import (
     BlockOutput,
+    Cluster,
     FileProgress,
     FileSummary,
     ProcessItems,
+    make_processors,
     process_file,
     process_shards,
 )
 from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.pipeline import TextPipeline
-from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import Classification, TaggedWord, format_classification
 from regard.pipelines.sentence_embedding import (
     SentenceEmbedding,

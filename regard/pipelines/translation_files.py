@@ -13,14 +13,15 @@ from regard.errors import RegardError
 from regard.pipelines.decoding_request import check_options
 from regard.pipelines.files import (
     BlockOutput,
+    Cluster,
     FileProgress,
     FileSummary,
     ProcessItems,
+    make_processors,
     process_file,
     process_shards,
 )
 from regard.pipelines.input_items import InputItems, find_shards
-from regard.pipelines.ray_workers import Cluster, make_processors
 from regard.pipelines.scoring import format_score
 from regard.pipelines.shortlist import shortlist_fingerprint
 from regard.pipelines.translation import (

@@ -18,9 +18,10 @@ from regard.data.text.languages import LanguageTokens
 from regard.data.text.questions import Question
 from regard.decode.precision import copy_modules
 from regard.errors import RegardError, did_you_mean
-from regard.interop.onnx_runner import is_onnx_folder, load_onnx
+from regard.interop.onnx_runner import load_onnx
 from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator, load
 from regard.pipelines.decoding_request import DecodingRequest
+from regard.pipelines.folder import is_onnx_folder
 from regard.serve.errors import RequestError
 from regard.serve.pool import SchedulerPool, default_workers
 from regard.viewer import look

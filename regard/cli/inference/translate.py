@@ -36,9 +36,9 @@ from regard.cli.common import (
 from regard.cli.options import Arg
 from regard.decode import DecodeConfig
 from regard.errors import RegardError
-from regard.interop.onnx_runner import is_onnx_folder
 from regard.pipelines import Translation, Translator
 from regard.pipelines.files import FileSummary
+from regard.pipelines.folder import is_onnx_folder
 from regard.pipelines.input_items import InputItems, find_shards
 from regard.pipelines.translation import Split, TranslationOptions, format_translations
 from regard.pipelines.translation_files import Column
