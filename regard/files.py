@@ -140,9 +140,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise RegardError(f"{path}: cannot be written: {error.strerror}.", "Name another output.") from None
 
 
-def write_output(path: Path, content: bytes, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Write a result to a file that is none of the inputs, or to standard output if the path is "-"."""
-    check_output_file(path, inputs)
+def write_output(path: Path, content: bytes) -> None:
+    """Write a result to a file, or to standard output if the path is "-"."""
+    check_output_file(path)
     if path == STDOUT:
         _write_stdout(content)
     else:

@@ -36,7 +36,6 @@ from regard.progress import OnProgress, progress_bar, show_progress, show_status
 if TYPE_CHECKING:
     from regard.pipelines import ImageModel, TextEncoder, TextGenerator, Translator
 
-TEST_SIZE = 1000
 # Texts per block; a block is sorted by length into batches. Blocks of a stream may be smaller.
 BLOCK_SIZE = 1024
 # Share of unknown characters in a text from which a warning is printed.

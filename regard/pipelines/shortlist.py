@@ -115,11 +115,10 @@ def learn_shortlist(
     pairs: Iterable[tuple[str, str]],
     per_token: int,
     frequent: int,
-    iterations: int,
     progress: Callable[[int, int], None] | None,
 ) -> Shortlist:
     """The shortlist of a translator: see `Translator.learn_shortlist`."""
-    for name, value, least in (("per_token", per_token, 1), ("frequent", frequent, 0), ("iterations", iterations, 1)):
+    for name, value, least in (("per_token", per_token, 1), ("frequent", frequent, 0)):
         if value < least:
             raise RegardError(f"{name} must be at least {least} (got {value}).", f"Raise {name}.")
     lines = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
@@ -136,7 +135,7 @@ def learn_shortlist(
         encoded += [
             (special.add_special_tokens(source[:longest]), target[:longest]) for source, target in zip(sources, targets)
         ]
-    table = learn_translation_table(encoded, config.target_vocab, iterations=iterations, progress=progress)
+    table = learn_translation_table(encoded, config.target_vocab, progress=progress)
     best = table.best_targets(config.source_vocab, per_token)
     if translator.source_tokenizer is translator.target_tokenizer:  # names and numbers are copied
         best = np.concatenate((best, np.arange(config.source_vocab, dtype=np.int32)[:, None]), axis=1)

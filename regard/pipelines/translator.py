@@ -399,7 +399,6 @@ class Translator(DecodingPipeline):
         *,
         per_token: int = TOKENS_PER_SOURCE_TOKEN,
         frequent: int = FREQUENT_TOKENS,
-        iterations: int = 5,
         progress: Callable[[int, int], None] | None = None,
     ) -> Shortlist:
         """Learn the shortlist from pairs of source and target, for `DecodeConfig(shortlist=True)`.
@@ -407,7 +406,7 @@ class Translator(DecodingPipeline):
         It has the `per_token` most probable targets of each source token, according to IBM Model 1, and the `frequent`
         most frequent target tokens; with a shared tokenizer, also the source token itself. `save` stores it.
         """
-        self.shortlist = learn_shortlist(self, pairs, per_token, frequent, iterations, progress)
+        self.shortlist = learn_shortlist(self, pairs, per_token, frequent, progress)
         return self.shortlist
 
     @overload

@@ -115,7 +115,6 @@ def test_models_without_shortlist_are_an_error(transformer):
     [
         ({"per_token": 0}, "per_token must be at least 1 (got 0)."),
         ({"frequent": -1}, "frequent must be at least 0 (got -1)."),
-        ({"iterations": 0}, "iterations must be at least 1 (got 0)."),
     ],
 )
 def test_invalid_sizes(transformer, options, message):

@@ -214,15 +214,14 @@ class AugmentedBatch(NamedTuple):
     masks: Masks | None
 
 
-def one_hot_targets(labels: Int[Tensor, "B"], count: int, smoothing: float = 0.0) -> Float[Tensor, "B V"]:
-    """One-hot targets with optional label smoothing; all zeros where the label is IGNORE_INDEX.
+def one_hot_targets(labels: Int[Tensor, "B"], count: int) -> Float[Tensor, "B V"]:
+    """One-hot targets; all zeros where the label is IGNORE_INDEX.
 
     >>> one_hot_targets(torch.tensor([1, IGNORE_INDEX]), 3)
     tensor([[0., 1., 0.],
             [0., 0., 0.]])
     """
-    one_hot = (labels[:, None] == torch.arange(count, device=labels.device)).float()
-    return (one_hot * (1 - smoothing) + smoothing / count) * (labels != IGNORE_INDEX)[:, None]
+    return (labels[:, None] == torch.arange(count, device=labels.device)).float()
 
 
 @torch.no_grad()
