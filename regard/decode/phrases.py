@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from regard.decode.interruption import check_interruption
+from regard.decode.protocol import check_interruption
 from regard.decode.token_texts import TokenTexts
 from regard.errors import RegardError
 

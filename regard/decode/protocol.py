@@ -1,6 +1,8 @@
-"""Protocols of decoding: what a model, a source batch and a stepper must provide."""
+"""Protocols of decoding: what a model, a source batch and a stepper must provide, and how a search is interrupted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -84,3 +86,31 @@ class Stepper(Protocol):
 def continues_source(model: Any) -> bool:
     """Whether the output of a model continues its source, which the model states as `continues_source`."""
     return getattr(model, "continues_source", False)
+
+
+_check: ContextVar[Callable[[], None] | None] = ContextVar("check", default=None)
+
+
+@contextmanager
+def interruptible(check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` between the steps of searches inside: what it raises ends those whose result is not wanted."""
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+def check_interruption() -> None:
+    """Called between the steps of a search.
+
+    >>> def stop():
+    ...     raise TimeoutError("too late")
+    >>> with interruptible(stop):
+    ...     check_interruption()
+    Traceback (most recent call last):
+    TimeoutError: too late
+    """
+    check = _check.get()
+    if check is not None:
+        check()

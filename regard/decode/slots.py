@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from regard.decode.interruption import check_interruption
 from regard.decode.phrases import LexicalConstraints
-from regard.decode.protocol import SourceBatch, SpecialTokens, Stepper
+from regard.decode.protocol import SourceBatch, SpecialTokens, Stepper, check_interruption
 from regard.decode.request import DecodeConfig, NBest
 from regard.decode.rules import Constraints, check_no_nan, has_token_rules
 from regard.decode.search import make_search

@@ -25,9 +25,8 @@ import torch
 
 from regard.decode import DecodeConfig, NBest
 from regard.decode.engine import LiveDecoder, member_models
-from regard.decode.interruption import interruptible
 from regard.decode.phrases import check_phrases
-from regard.decode.protocol import continues_source
+from regard.decode.protocol import continues_source, interruptible
 from regard.decode.rules import length_limits
 from regard.decode.slots import LiveSentence, LiveShape, needed_shape
 from regard.errors import RegardError

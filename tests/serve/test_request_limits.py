@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from regard.decode import DecodeConfig
-from regard.decode.interruption import check_interruption, interruptible
+from regard.decode.protocol import check_interruption, interruptible
 from regard.errors import RegardError
 from regard.serve import scheduler as scheduler_module
 from regard.serve.errors import DeadlineExceeded, Overloaded
