@@ -135,7 +135,9 @@ def test_one_word_targets_select_the_model_by_exact_match(tmp_path):
     dataset = Dataset(pairs[:-40], pairs[-40:])
     recipe = suggest_recipe("translate", dataset)
     assert recipe.train.validate_by == "exact_match"
-    recipe = recipe_from_dict({"train": {"steps": 80, "validate_every": 20, "warmup": 10, "workers": 1}}, recipe)
+    small = {"width": 32, "heads": 2, "feedforward": 64, "encoder_layers": 1, "decoder_layers": 1}
+    short = {"steps": 80, "validate_every": 20, "warmup": 10, "workers": 1}
+    recipe = recipe_from_dict({"model": small, "train": short}, recipe)
     translator = run_recipe(recipe, tmp_path, dataset=dataset, quiet=True)
     scores = {line["step"]: line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "validation"}
     best = max(scores, key=lambda step: (scores[step]["exact_match"], -scores[step]["nll"]))
