@@ -5,8 +5,9 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
-from regard.training import Dataset, Recipe, read_dataset, recipe_from_dict, run_recipe, suggest_recipe
+from regard.training import Dataset, Recipe, read_dataset, recipe_from_dict, run_recipe, suggest, suggest_recipe
 from regard.training.recipe import DataConfig
 from regard.training.tasks import TASKS
 
@@ -50,6 +51,23 @@ def test_inflection_gets_a_shared_character_tokenizer(tmp_path):
     dataset = dataset_of(tmp_path, [(word, word + "s") for word, _ in words(100)])
     recipe = suggest_recipe("translate", dataset)
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind, recipe.tokenizer.shared) == ("char", None, True)
+
+
+def test_small_data_get_thousands_of_updates_and_a_fixed_schedule():
+    for count in (100, 800, 8000):
+        train = suggest_recipe("translate", Dataset(words(count), words(9))).train
+        assert (train.schedule, train.patience, train.ema) == ("cosine", 0, 0.999)
+        assert train.steps >= 2500
+        assert train.r_drop == (1.0 if count < 3000 else 0.0)  # it doubles the cost of an update
+
+
+def test_large_models_with_r_drop_need_a_gpu(monkeypatch):
+    dataset = Dataset([("one two three four five six", "un deux trois quatre cinq six")] * 165_000, [("one", "un")])
+    on_cpu = suggest_recipe("translate", dataset)
+    monkeypatch.setattr(suggest, "find_device", lambda _: torch.device("cuda"))
+    on_gpu = suggest_recipe("translate", dataset)
+    assert (on_cpu.train.r_drop, on_gpu.train.r_drop) == (0.0, 2.5)
+    assert (on_gpu.model.width, on_gpu.model.feedforward, on_gpu.model.encoder_layers) == (256, 512, 4)
 
 
 def test_three_pairs_can_be_trained_on(tmp_path):
