@@ -138,15 +138,14 @@ def _gradients(look: Look | ImageLook, output: ExplainedOutput, scale: float = 1
 def _integrated_gradients(look: Look | ImageLook, output: ExplainedOutput) -> _Values:
     """The mean of the gradients on the way from zeros to the embeddings.
 
-    Most of its points are near zeros, where a norm of the embeddings changes most: Gauss-Legendre in u, for α = u³.
+    Most of its points are near zeros, where a norm of the embeddings changes most: the midpoint rule in u, for α = u³.
     """
     changes = _logprobs(look, output, 1.0) - _logprobs(look, output, 0.0)
     for count in INTEGRATION_POINTS:
-        nodes, node_weights = np.polynomial.legendre.leggauss(count)
         means: dict[tuple[int, int], np.ndarray] = {}
-        for u, weight in zip((nodes + 1) / 2, node_weights / 2):
+        for u in (np.arange(count) + 0.5) / count:
             for step, side, _, values in _gradients(look, output, u**3):
-                means[step, side] = means.get((step, side), 0) + 3 * u**2 * weight * values
+                means[step, side] = means.get((step, side), 0) + 3 * u**2 * values / count
         errors = changes.copy()
         for (step, _), values in means.items():
             errors[step] -= values.sum()

@@ -137,11 +137,11 @@ def test_integrated_gradients_equal_autograd_of_scaled_embeddings(form, monkeypa
                 hook.remove()
 
     expected = [0] * len(inputs)
-    for u, weight in zip(*np.polynomial.legendre.leggauss(32)):
-        alpha, density = ((u + 1) / 2) ** 3, 3 * ((u + 1) / 2) ** 2
+    for u in (np.arange(32) + 0.5) / 32:
+        alpha, density = u**3, 3 * u**2
         factors = [torch.full((len(x.ids),), alpha, requires_grad=True) for x in inputs]
         gradients = torch.autograd.grad(logprob(factors), factors)
-        expected = [total + gradient * density * weight / 2 for total, gradient in zip(expected, gradients)]
+        expected = [total + gradient * density / 32 for total, gradient in zip(expected, gradients)]
     for values, by_hand in zip(found.values.values(), expected):
         np.testing.assert_allclose(values[0][: len(by_hand)], by_hand, atol=1e-4)
 

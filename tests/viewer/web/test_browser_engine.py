@@ -10,6 +10,7 @@ import pytest
 from regard.decode import DecodeConfig
 from regard.viewer import look
 from regard.viewer.experiments import handle_experiment
+from regard.viewer.explanations import attribution
 from regard.viewer.page.html import render_page
 from regard.viewer.page.image_scene import build_image_scene
 from regard.viewer.page.model import build_page_model
@@ -225,14 +226,16 @@ def test_contributions_and_lens_in_both_kinds_of_pages(engine_page, opened, monk
             float(text.replace("−", "-")) for text in page.locator(".explanation:last-child .value").all_inner_texts()
         ]
         if page is with_model:
-            page.get_by_label("Method").select_option("occlusion")
-            page.locator(".explanation h3:text('Occlusion')").wait_for()
-            page.locator(".explanation:last-child .passage").wait_for()
-            occlusion = [
-                float(t.replace("−", "-")) for t in page.locator(".explanation:last-child .value").all_inner_texts()
-            ]
-            expected = seen.attribution("occlusion").values
-            assert occlusion == pytest.approx([*expected["source"][1], *expected["target"][1][:2]], rel=0.03, abs=6e-3)
+            monkeypatch.setattr(attribution, "INTEGRATION_POINTS", (32,))  # as in the page
+            for method in ("occlusion", "integrated_gradients"):
+                page.get_by_label("Method").select_option(method)
+                page.locator(".explanation h3", has_text=re.compile(method.replace("_", " "), re.I)).wait_for()
+                page.locator(".explanation:last-child .passage").wait_for()
+                found = [
+                    float(t.replace("−", "-")) for t in page.locator(".explanation:last-child .value").all_inner_texts()
+                ]
+                expected = seen.attribution(method).values
+                assert found == pytest.approx([*expected["source"][1], *expected["target"][1][:2]], rel=0.03, abs=6e-3)
         expected = seen.attribution().values
         assert values == pytest.approx([*expected["source"][1], *expected["target"][1][:2]], rel=0.03, abs=6e-3)
         rollout = page.locator(".explanation").nth(1).locator(".value").all_inner_texts()

@@ -15,6 +15,11 @@ import { topIndices } from "./search.js";
 const [LENS_TOP_COUNT, MAX_LENS_POSITIONS] = [5, 64];
 /** The step of central differences: their error is of order ε², that of rounding of order 1 ⁄ ε. */
 const EPSILON = 0.01;
+/** Scales α = u³ of integrated gradients, as in attribution.py, each with dα ⁄ α. */
+const INTEGRATION_POINTS = Array.from({ length: 32 }, (_, i) => {
+  const u = (i + 0.5) / 32;
+  return { scale: u ** 3, weight: 3 / (32 * u) };
+});
 const SIDES = { 1: ["text"], 2: ["source", "target"] };
 
 /**
@@ -173,71 +178,85 @@ function logitLens(engine, { inputs, steps }) {
 /**
  * Gradient × input by central differences: the derivative of a log-probability with respect to a factor of the
  * embedding of
- * token i, at 1, is the product of gradient and embedding. Or by occlusion: the difference between factors 1 and 0.
+ * token i, at 1, is the product of gradient and embedding. Or integrated gradients: its mean over scales of all
+ * embeddings. Or occlusion: the difference between factors 1 and 0.
  * @param {PageEngine} engine
  * @param {ExplainedOutput & {side?: string, tokens?: [number, number], method?: string}} request optionally of one
  * side and a range of tokens
  * @returns {Record<string, number[][]>} by side, a row per step; a column per token of the range
  */
 function attribution(engine, { inputs, steps, side: onlySide, tokens: range, method }) {
-  if (method === "integrated_gradients") throw new Error("A page does not compute integrated gradients. Use Python.");
   const factors = method === "occlusion" ? [1, 0] : [1 + EPSILON, 1 - EPSILON];
   const { embeddings } = engine.header.graphs.forward;
   const names = SIDES[embeddings.length];
-  const gates = inputs.map((ids) =>
-    method === "occlusion" ? { replaced: new Map(), bypassed: new Map() } : reluGates(engine, ids),
+  /** The change of embeddings: all are scaled, one token of one side has a factor more. */
+  const scaled = (/** @type {number} */ scale, side = -1, token = 0, factor = 1) =>
+    embeddings.map((/** @type {number} */ slot, /** @type {number} */ i) => [
+      slot,
+      (/** @type {Tensor} */ value) => scaleRow(value, scale, token, i === side ? factor : 1),
+    ]);
+  const points = method === "integrated_gradients" ? INTEGRATION_POINTS : [{ scale: 1, weight: 1 }];
+  const gates = points.map(({ scale }) =>
+    inputs.map((ids) =>
+      method === "occlusion" ? { replaced: new Map(), bypassed: new Map() } : reluGates(engine, ids, scaled(scale)),
+    ),
   );
   /** @type {Record<string, number[][]>} */
   const found = {};
   names.forEach((name, side) => {
     if (onlySide && name !== onlySide) return;
     const [from, to] = range ?? [0, Math.max(...inputs.map((ids) => ids[side].length))];
-    found[name] = steps.map(() => []);
-    for (let token = from; token < to; token++) {
-      const [up, down] = factors.map((factor) => {
-        const logits = inputs.map((ids, sequence) => {
-          if (token >= ids[side].length) return null;
-          const { replaced, bypassed } = gates[sequence];
-          const scaled = (/** @type {Tensor} */ value) => scaleRow(value, token, factor);
-          return engine.forward(ids, new Set(), [], {
-            replaced: new Map([...replaced, [embeddings[side], scaled]]),
-            bypassed,
-          }).logits;
+    found[name] = steps.map(() => Array(to - from).fill(0));
+    for (const [point, { scale, weight }] of points.entries())
+      for (let token = from; token < to; token++) {
+        const [up, down] = factors.map((factor) => {
+          const logits = inputs.map((ids, sequence) => {
+            if (token >= ids[side].length) return null;
+            const { replaced, bypassed } = gates[point][sequence];
+            return engine.forward(ids, new Set(), [], {
+              replaced: new Map([...replaced, ...scaled(scale, side, token, factor)]),
+              bypassed,
+            }).logits;
+          });
+          return stepLogprobs(engine.header.problem_type, steps, logits);
         });
-        return stepLogprobs(engine.header.problem_type, steps, logits);
-      });
-      steps.forEach((_, i) =>
-        found[name][i].push(Number.isNaN(up[i]) ? 0 : (up[i] - down[i]) / (factors[0] - factors[1])),
-      );
-    }
+        found[name].forEach((row, i) => {
+          if (!Number.isNaN(up[i])) row[token - from] += (weight * (up[i] - down[i])) / (factors[0] - factors[1]);
+        });
+      }
   });
   return found;
 }
 
 /**
- * Changes of the graph by which every ReLU keeps the units of the unchanged input, so that differences do not cross
- * its kink.
- * @param {PageEngine} engine @param {number[][]} ids @returns {Edits}
+ * Changes of the graph by which every ReLU keeps the units of the input with changed embeddings, so that differences do
+ * not cross its kink.
+ * @param {PageEngine} engine @param {number[][]} ids @param {[number, (value: Tensor) => Tensor][]} embeddings
+ * @returns {Edits}
  */
-function reluGates(engine, ids) {
+function reluGates(engine, ids, embeddings) {
   const steps = engine.graphs.forward.runner.json.steps.filter(({ op }) => op === "relu");
-  const { values } = engine.forward(ids, new Set(steps.map(({ out }) => out)), []);
+  const edits = { replaced: new Map(embeddings), bypassed: new Map() };
+  const { values } = engine.forward(ids, new Set(steps.map(({ out }) => out)), [], edits);
   /** @type {Edits} */
-  const edits = { replaced: new Map(), bypassed: new Map(steps.map((step) => [step.out, step.in[0]])) };
+  const gates = { replaced: new Map(), bypassed: new Map(steps.map((step) => [step.out, step.in[0]])) };
   for (const { out } of steps) {
     const [{ data: open }] = values.get(out);
-    edits.replaced.set(out, ({ data, shape }) => ({
+    gates.replaced.set(out, ({ data, shape }) => ({
       data: data.map((/** @type {number} */ x, /** @type {number} */ i) => (open[i] > 0 ? x : 0)),
       shape,
     }));
   }
-  return edits;
+  return gates;
 }
 
-/** Multiplies a row of (1, T, E). @param {Tensor} value @param {number} row @param {number} factor @returns {Tensor} */
-function scaleRow({ data, shape }, row, factor) {
+/**
+ * Multiplies (1, T, E) by a scale, and a row by a factor more.
+ * @param {Tensor} value @param {number} scale @param {number} row @param {number} factor @returns {Tensor}
+ */
+function scaleRow({ data, shape }, scale, row, factor) {
   const width = shape[shape.length - 1];
-  const out = data.slice();
+  const out = scale === 1 ? data.slice() : data.map((/** @type {number} */ x) => x * scale);
   for (let i = row * width; i < (row + 1) * width; i++) out[i] *= factor;
   return { data: out, shape };
 }

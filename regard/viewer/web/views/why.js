@@ -59,13 +59,9 @@ class ExplanationSource {
     return Boolean(this.explained?.measures.includes(measure) && (this.explained[measure] || this.host.request));
   }
 
-  /**
-   * The methods of attribution that this page has: a saved page those in the scene, a model in the page no autograd.
-   */
+  /** The methods of attribution that this page has: without a model those in the scene. */
   get methods() {
-    return Object.keys(ATTRIBUTIONS).filter(
-      (method) => method === "gradient" || (this.host.request && (method === "occlusion" || !this.host.modelTensor)),
-    );
+    return Object.keys(ATTRIBUTIONS).filter((method) => method === "gradient" || this.host.request);
   }
 
   /** Whether the model has a measure. @param {string} measure */
@@ -337,11 +333,10 @@ class Contributions {
   attributionMeasure() {
     const probability = this.scene.output?.steps[this.step]?.probability ?? 0;
     const method = this.method.value;
-    const isGradient = method === "gradient";
     const notes = [
       "blue: makes the token more likely",
-      isGradient && this.source.usesDifferences && "by differences",
-      isGradient && probability > CERTAIN && "the token is certain, so small changes have nearly no effect",
+      method !== "occlusion" && this.source.usesDifferences && "by differences",
+      method === "gradient" && probability > CERTAIN && "the token is certain, so small changes have nearly no effect",
     ];
     const note = notes.filter(Boolean).join("; ");
     const measure = { name: ATTRIBUTIONS[method], note, values: null, signed: true };
