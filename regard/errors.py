@@ -53,6 +53,7 @@ class Preempted(Interrupted):
 _SYNONYMS = {
     "epochs": ("steps",),
     "num_epochs": ("steps",),
+    "n_epochs": ("steps",),
     "num_train_epochs": ("steps",),
     "max_epochs": ("steps",),
     "max_steps": ("steps",),
@@ -69,6 +70,7 @@ _SYNONYMS = {
     "num_heads": ("heads",),
     "num_layers": ("layers", "encoder_layers"),
     "max_length": ("max_len",),
+    "output_dir": ("out",),
 }
 
 

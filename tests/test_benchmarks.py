@@ -276,3 +276,10 @@ def test_small_data_compares_settings_by_pairs(monkeypatch, capsys, tmp_path):
     run(monkeypatch, "small_data", *options, "compare", "first", "second")
     rows = capsys.readouterr().out.splitlines()
     assert [row.split(" |")[1:4] for row in rows[2:4]] == [[" 50.0", " 70.0", " +20.0"]] * 2
+
+
+def test_long_looks(monkeypatch, capsys):
+    run(monkeypatch, "long_looks", "--page", 20, "--plot", 30)
+    rows = capsys.readouterr().out.splitlines()[4:]
+    assert [row.split(",")[0] for row in rows[:2]] == ["| page of 20 tokens"] * 2
+    assert [row[:5] for row in rows[2:]] == ["| PNG", "| SVG", "| PDF"]

@@ -325,7 +325,7 @@ def nest_overrides(overrides: Mapping[str, Any], recipe: Recipe) -> dict[str, An
             continue
         sections = [section for section in SECTIONS if key in keys[section]]
         if not sections:
-            known = [*SECTIONS, "task", *(name for names in keys.values() for name in names)]
+            known = [*SECTIONS, "task", "out", *(name for names in keys.values() for name in names)]
             raise RegardError(f"Unknown key {key}.", did_you_mean(key, known, "See: regard train --help-all"))
         if len(sections) > 1:
             raise RegardError(

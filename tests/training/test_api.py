@@ -205,6 +205,7 @@ def test_recipe_object_is_used_as_given(tmp_path):
     [
         ({"stepz": 3}, "Unknown key stepz. Did you mean steps?"),
         ({"epochs": 3}, "Unknown key epochs. Did you mean steps?"),
+        ({"output_dir": "x"}, "Unknown key output_dir. Did you mean out?"),
         ({"learning_rate": 1e-3}, "Did you mean lr?"),
         ({"batch_size": 8}, "Did you mean batch_tokens or batch_images?"),
         ({"train": {"learning_rate": 1e-3}}, "unknown key train.learning_rate. Did you mean train.lr?"),
