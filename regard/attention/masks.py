@@ -31,7 +31,7 @@ class Mask:
 
     def block(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         """The mask of queries at positions p and keys at positions s, for each sequence of the batch."""
-        raise NotImplementedError
+        raise RegardError(f"The mask {type(self).__name__} has no rule.", "Define its method block(p, s).")
 
     def __call__(self, p: Int[Tensor, "t"], s: Int[Tensor, "s"]) -> Bool[Tensor, "*B1 #t s"]:
         """`block`, with a check of what a mask of your own returns."""

@@ -74,7 +74,7 @@ class Score(nn.Module):
 
     def pair_scores(self, q: Float[Tensor, "*b T D"], k: Float[Tensor, "*b S D"]) -> Float[Tensor, "*b T S"]:
         """The scores of all pairs of transformed queries and keys, before scaling."""
-        raise NotImplementedError
+        raise RegardError(f"The score {type(self).__name__} has no formula.", "Define its method pair_scores(q, k).")
 
     def pair_scores_at(
         self,

@@ -153,8 +153,9 @@ def test_tensors_broadcast_to_the_weights():
         (torch.ones(5, 3) > 0, r"shape \(5, 3\), the weights have shape \(2, 3, 5\)"),
         (torch.ones(5) > 0, r"shape \(5,\), the weights"),
         ("causal", r"an expression such as causal\(\) .*got str.*subclass Mask"),
+        (Mask(), r"The mask Mask has no rule. Define its method block\(p, s\)."),
     ],
-    ids=["float", "shape", "axes", "text"],
+    ids=["float", "shape", "axes", "text", "without a rule"],
 )
 def test_invalid_masks_are_errors(monkeypatch, mask, message):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # test our message, not the shape checker's

@@ -245,6 +245,11 @@ def test_values_that_are_no_scores_are_errors(monkeypatch, score):
             call()
 
 
+def test_score_without_a_formula_is_named():
+    with pytest.raises(RegardError, match=r"The score Score has no formula\. Define its method pair_scores\(q, k\)\."):
+        attend(*random(3, 2, 3, 4), score=Score())
+
+
 def test_score_without_build_is_named(monkeypatch):
     class Scaled(DotLike):
         def __init__(self, factor):
