@@ -39,7 +39,7 @@ class Options:
     max_characters: int = 20_000
     """maximum number of characters per request"""
     max_source_tokens: int = 4096
-    """maximum number of tokens of a prompt or of a sentence to translate"""
+    """maximum number of tokens of a text, or of a sentence to translate"""
     max_beam: int = 16
     """maximum beam width and number of outputs"""
     max_body_bytes: int = 8 << 20

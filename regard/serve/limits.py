@@ -20,7 +20,7 @@ class ServeLimits:
     max_characters: Count = 20_000
     """characters of all texts of a request"""
     max_source_tokens: Count = 4096
-    """tokens of a prompt or of a sentence to translate: others wait while it is encoded, in quadratic time"""
+    """tokens of a text, or of a sentence to translate: others wait while it is encoded, in quadratic time"""
     max_texts: Count = 256
     """texts or images of a request, and phrases that are forbidden"""
     max_required: Count = 32

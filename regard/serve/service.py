@@ -91,8 +91,16 @@ class Service:
         future = model.scheduler.call(kind, function, inputs, timeout=timeout, is_alone=is_alone)
         return await asyncio.wrap_future(future)
 
-    async def embed(self, model: ServedModel, texts: Sequence[str], truncate: bool, timeout: float) -> list[Any]:
+    async def check_texts(self, model: ServedModel, texts: Sequence[str], *, truncate: bool = False) -> None:
+        """Check the limits on texts that a model encodes as a whole."""
         self.limits.check_texts(texts)
+        # One character may become several tokens: characters of other scripts, ligatures.
+        long = [text for text in texts if len(text) > self.limits.max_source_tokens // 20]
+        if long and not truncate:
+            self.limits.check_sources(await asyncio.to_thread(model.pipeline.tokenizers[0].encode_batch, long))
+
+    async def embed(self, model: ServedModel, texts: Sequence[str], truncate: bool, timeout: float) -> list[Any]:
+        await self.check_texts(model, texts, truncate=truncate)
         embed = model.pipeline.embed
         return await self.call(
             model, ("embed", truncate), lambda batch: embed(batch, truncate=truncate), list(texts), timeout
@@ -100,14 +108,15 @@ class Service:
 
     async def classify(self, model: ServedModel, inputs: Sequence[Any], truncate: bool, timeout: float) -> list[Any]:
         """Classify texts, pairs of texts, or images."""
-        self.limits.check_texts([text for item in inputs for text in _texts_of(item)])
+        await self.check_texts(model, [text for item in inputs for text in _texts_of(item)], truncate=truncate)
         classify, options = model.pipeline.classify, {"truncate": truncate} if "embed" in model.tasks else {}
         return await self.call(
             model, ("classify", truncate), lambda batch: classify(batch, **options), list(inputs), timeout
         )
 
     async def answer(self, model: ServedModel, questions: list[Question], empty: bool, timeout: float) -> list[str]:
-        self.limits.check_texts([text for question in questions for text in (question.question, question.context)])
+        texts = [text for question in questions for text in (question.question, question.context)]
+        await self.check_texts(model, texts)
         answer = model.pipeline.answer
         return await self.call(model, ("answer", empty), lambda batch: answer(batch, empty=empty), questions, timeout)
 
@@ -120,7 +129,7 @@ class Service:
         languages: Languages = NO_LANGUAGES,
     ) -> list[Any]:
         """Score texts, or pairs of source and target."""
-        self.limits.check_texts([text for item in inputs for text in _texts_of(item)])
+        await self.check_texts(model, [text for item in inputs for text in _texts_of(item)], truncate=truncate)
         score = model.pipeline.with_target(*languages).score
         return await self.call(
             model, ("score", truncate, languages), lambda batch: score(batch, truncate=truncate), list(inputs), timeout
@@ -128,6 +137,7 @@ class Service:
 
     async def score_tokens(self, model: ServedModel, sequences: list[list[int]], timeout: float) -> list[Any]:
         """The log-probabilities of the tokens of sequences, None for those of one token."""
+        self.limits.check_sources(sequences)
         longer = [ids for ids in sequences if len(ids) > 1]
         scores = iter(await self.call(model, ("score tokens",), model.pipeline.score_tokens, longer, timeout))
         return [next(scores) if len(ids) > 1 else None for ids in sequences]
@@ -152,7 +162,7 @@ class Service:
                 return [read(look(pipeline, inputs[0], name=model.name, **options))]
 
         if isinstance(source, str):
-            self.limits.check_texts([source, *(text for text in options.values() if isinstance(text, str))])
+            await self.check_texts(model, [source, *(text for text in options.values() if isinstance(text, str))])
         return (await self.call(model, ("look",), run, [source], timeout, is_alone=True))[0]
 
     async def stream(

@@ -60,6 +60,11 @@ def test_phrases_count(server, phrases, message):
         ("/api/generate", {"model": "letters", "prompts": ["- " * 60]}),
         ("/v1/completions", {"model": "letters", "prompt": "- " * 60}),
         ("/v1/completions", {"model": "letters", "prompt": [5] * 60}),
+        ("/v1/completions", {"model": "letters", "prompt": [5] * 60, "max_tokens": 0, "echo": True, "logprobs": 1}),
+        ("/v1/embeddings", {"model": "moods", "input": "- " * 60}),
+        ("/api/classify", {"model": "moods", "texts": [["one", "- " * 60]]}),
+        ("/api/score", {"model": "numbers", "pairs": [["one", "- " * 60]]}),
+        ("/api/attention", {"model": "numbers", "text": "- " * 60, "format": "arrays"}),
     ],
 )
 def test_long_sources_are_not_encoded(server, monkeypatch, path, body):
