@@ -218,7 +218,8 @@ def test_restarted_server_is_reported_with_a_link(opened, served, monkeypatch):
     assert "opens in a new tab" in page.content()
     assert addresses == [live.address]
     live.open_browser = None
-    page.reload()
+    with page.expect_console_message():  # of the status 403
+        page.reload()
     assert "that the server printed" in page.content()
     assert live.token not in page.content()
     opened.console_messages.clear()
