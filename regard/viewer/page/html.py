@@ -17,7 +17,8 @@ from typing import Any
 from regard.errors import RegardError
 from regard.version import __version__
 from regard.viewer.page.text_scene import Scene
-from regard.viewer.web import module, worker_script
+from regard.viewer.trace.computation import PageTensor
+from regard.viewer.web import module
 
 MAX_BYTES = 400 << 20
 # 'wasm-unsafe-eval' allows WebAssembly, which computes the maps; it does not allow JavaScript from strings.
@@ -49,8 +50,8 @@ class PageModel:
 
     header: dict[str, Any]
     weights: bytes
-    tensors: dict[str, int]
-    """index of each parameter of `forward` in the header's list of tensors"""
+    tensors: dict[str, PageTensor]
+    """the parameters of `forward`"""
 
 
 def render_page(scene: Scene, model: PageModel | None = None) -> bytes:
@@ -74,10 +75,10 @@ def render_page(scene: Scene, model: PageModel | None = None) -> bytes:
     parts.append(f'<script type="application/json" id="model">{_json(summary)}</script>\n'.encode())
     full = json.dumps(model.header | {"trace": scene.trace_template}, separators=(",", ":"), allow_nan=False)
     header = base64.b64encode(zlib.compress(full.encode(), 9))
-    texts = {"header": header, "weights": base64.b64encode(model.weights), "engine": _checked(worker_script()).encode()}
+    texts = {"header": header, "weights": base64.b64encode(model.weights)}
     for name, text in texts.items():
         parts += [f'<script type="text/plain" id="model-{name}">'.encode(), text, b"</script>\n"]
-    return _wrap(parts, scene.header["title"], worker="blob:")
+    return _wrap(parts, scene.header["title"], has_model=True)
 
 
 def render_live_page(title: str) -> bytes:
@@ -95,12 +96,12 @@ def _checked(script: str) -> str:
     return script
 
 
-def _wrap(parts: list[bytes], title: str, connect: str = "'none'", worker: str = "'none'", more: str = "") -> bytes:
-    """The complete HTML file: the data first, then the module."""
-    script = _checked(f"{module()}\nopenPage();\n")
+def _wrap(parts: list[bytes], title: str, connect: str = "'none'", has_model: bool = False, more: str = "") -> bytes:
+    """The complete HTML file: the data first, then the module; the worker of a model runs the text of the module."""
+    script = _checked(f"{module(has_model)}\nif (globalThis.document) openPage();\n")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     top = _PAGE.format(
-        policy=_POLICY.format(hash=digest, connect=connect, worker=worker),
+        policy=_POLICY.format(hash=digest, connect=connect, worker="blob:" if has_model else "'none'"),
         version=__version__,
         title=html.escape(_printable(title)),
         more=more,

@@ -36,12 +36,14 @@ from regard.viewer.page.requests import TextRequestHandler
 from regard.viewer.page.text_scene import attention_headers
 from regard.viewer.text_look import AttentionMap, Look, model_inputs
 from regard.viewer.trace.build import forward_output
+from regard.viewer.trace.computation import PageTensor
 
 logger = logging.getLogger("regard")
 
 Precision = Literal["float32", "float16", "int8"]
-# Bytes of float16 weights up to which a page contains its model by default, and up to which weights are float16.
-MAX_DEFAULT_BYTES, MAX_FLOAT16_BYTES = 4 << 20, 8 << 20
+# Bytes of float16 weights up to which a page contains its model by default, and those up to which it stores float32 and
+# float16.
+MAX_DEFAULT_BYTES, MAX_FLOAT32_BYTES, MAX_FLOAT16_BYTES = 4 << 20, 1 << 20, 8 << 20
 # Numbers of a row that share a scale (int8).
 GROUP_SIZE = 32
 # Graphs of decoding, besides that of `forward`.
@@ -57,7 +59,7 @@ class RoundedTensor(NamedTuple):
 
 
 def model_for_page(look: Look | ImageLook, include: bool | Precision | None = None) -> PageModel | None:
-    """The model of a page, or None; by default a small model is included, with float16 weights."""
+    """The model of a page, or None; by default a small model is included."""
     if include is False or (include is None and look.pipeline is None):
         return None
     if look.pipeline is None:
@@ -66,7 +68,9 @@ def model_for_page(look: Look | ImageLook, include: bool | Precision | None = No
     size = 2 * sum(parameter.numel() for parameter in model.parameters())
     if include is None and size > MAX_DEFAULT_BYTES:
         return None
-    precision: Precision = "float16" if size <= MAX_FLOAT16_BYTES else "int8"
+    precision: Precision = "int8"
+    if size <= MAX_FLOAT16_BYTES:
+        precision = "float32" if size <= MAX_FLOAT32_BYTES else "float16"
     try:
         return build_page_model(look, include if isinstance(include, str) else precision)
     except (RegardError, RuntimeError):  # torch.export raises a RuntimeError
@@ -114,8 +118,12 @@ def build_page_model(look: Look | ImageLook, precision: Precision = "float16") -
     }
     header |= _image_input(look, weights) if isinstance(look, ImageLook) else _text_input(look)
     forward = collect_tensors(graphs["forward"].graph, model)
-    indices = {name: weights.indices[id(tensor)] for name, tensor in forward.items() if id(tensor) in weights.indices}
-    return PageModel(header | {"tensors": weights.headers}, bytes(weights.raw), indices)
+    tensors = {
+        name: PageTensor(weights.indices[id(tensor)], weights.rounded[id(tensor)])
+        for name, tensor in forward.items()
+        if id(tensor) in weights.indices
+    }
+    return PageModel(header | {"tensors": weights.headers}, bytes(weights.raw), tensors)
 
 
 def _text_input(look: Look) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from regard.viewer.search_tree import SearchTree, search_header
 from regard.viewer.text_look import AttentionMap, Look
 from regard.viewer.token_axis import TokenAxis
 from regard.viewer.trace.build import trace_for_page
+from regard.viewer.trace.computation import PageTensor
 from regard.viewer.trace.steps import trace_header, trace_template
 
 FORMAT = 1
@@ -103,14 +104,14 @@ def build_scene(
     overview: bool = False,
     trace: bool | None = None,
     explain: bool | None = False,
-    tensors: Mapping[str, int] | None = None,
+    tensors: Mapping[str, PageTensor] | None = None,
 ) -> Scene:
     """Build the scene of a look.
 
     The arguments select the initial view: the mean over heads of an attention, one head, or the overview of all. By
     default the page chooses. `trace` includes the step-by-step view (default: if model and text are small). `explain`
     computes the explanations of the output in advance (None: if they are cheap); otherwise the page requests them from
-    its model. `tensors` are the indices of parameters in the model of the page, if it contains one.
+    its model. `tensors` are the parameters of the model of the page, if it contains one.
 
     >>> build_scene(look(translator, "The cat sleeps.")).header["attentions"][0]["name"]  # doctest: +SKIP
     'encoder.0.attention'

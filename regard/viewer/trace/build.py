@@ -20,7 +20,7 @@ from regard.viewer.model_run import ModelRun, is_small, run_model
 from regard.viewer.rollout import forward_all_tokens
 from regard.viewer.text_look import Look, model_inputs
 from regard.viewer.token_axis import TokenAxis
-from regard.viewer.trace.computation import LAYOUT, Computation
+from regard.viewer.trace.computation import LAYOUT, Computation, PageTensor
 from regard.viewer.trace.labels import PROBABILITIES, StepLabel
 from regard.viewer.trace.steps import Trace, TraceOptions, block_path, large_model_note
 
@@ -33,10 +33,10 @@ MAX_PIXEL_BYTES = 4 << 20
 COLORS = {1: ("gray",), 3: ("red", "green", "blue")}
 
 
-def build_trace(look: Look | ImageLook, tensors: Mapping[str, int] | None = None) -> Trace:
+def build_trace(look: Look | ImageLook, tensors: Mapping[str, PageTensor] | None = None) -> Trace:
     """Build the trace of a look: every step from the input to the output.
 
-    `tensors`: indices of parameters in the model of the page, if it contains one. Then the trace contains no numbers.
+    `tensors`: the parameters of the model of the page, if it contains one. Then the trace contains no numbers.
 
     >>> trace = build_trace(look(translator, "The cat sleeps."))  # doctest: +SKIP
     >>> trace["decoder.0.cross.a"].shape  # the weights a = softmax(e)  # doctest: +SKIP
@@ -46,7 +46,7 @@ def build_trace(look: Look | ImageLook, tensors: Mapping[str, int] | None = None
 
 
 def trace_for_page(
-    look: Look | ImageLook, include: bool | None = None, tensors: Mapping[str, int] | None = None
+    look: Look | ImageLook, include: bool | None = None, tensors: Mapping[str, PageTensor] | None = None
 ) -> Trace | None:
     """The trace of a page, or None; by default it is included if model and input are small."""
     if include is not None:
@@ -67,7 +67,7 @@ def trace_for_page(
 class TextTraceBuilder:
     """Builds the trace of a text, or of a sentence and its translation."""
 
-    def __init__(self, look: Look, tensors: Mapping[str, int] | None = None) -> None:
+    def __init__(self, look: Look, tensors: Mapping[str, PageTensor] | None = None) -> None:
         if look.pipeline is None:
             raise RegardError(
                 "This look has no model, which the step-by-step view needs.", "Create it with regard.look."
@@ -84,7 +84,7 @@ class TextTraceBuilder:
         # A single text is one segment.
         inputs = {name: np.array([look.segments or [0] * len(look.ids[0])]) for name in graph.inputs}
         inputs |= {name: np.array([ids]) for name, ids in zip(graph.inputs, look.ids)}
-        self.computation = Computation(self.model, graph, inputs)
+        self.computation = Computation(self.model, graph, inputs, tensors)
         self.side = "target" if "target" in inputs else "text"
         self.names: dict[int, str] = {}
 

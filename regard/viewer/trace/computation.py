@@ -29,6 +29,13 @@ NORMS = ("layer_norm", "rms_norm", "group_norm")
 TABLES = ("embedding", "gather_rows")
 
 
+class PageTensor(NamedTuple):
+    """A parameter in the model of a page: its index, and the numbers that the page computes with."""
+
+    index: int
+    rounded: Tensor
+
+
 class SectionKey(NamedTuple):
     """Identifies the section of a step."""
 
@@ -184,12 +191,25 @@ def evaluate(tensors: Mapping[str, Tensor], nodes: Sequence[Node], inputs: Mappi
 
 
 class Computation:
-    """The unrolled graph of one input with its values. Steps can be added."""
+    """The unrolled graph of one input with its values. Steps can be added.
 
-    def __init__(self, model: nn.Module, graph: Graph, inputs: dict[str, Array]) -> None:
+    With `tensors`, the values are those of the model in a page, whose weights are rounded.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        inputs: dict[str, Array],
+        tensors: Mapping[str, PageTensor] | None = None,
+    ) -> None:
         self.model, self.inputs = model, inputs
         self.nodes = unroll(graph, graph.sizes(inputs))
-        self.values: Values = evaluate(collect_tensors(graph, model), self.nodes, inputs)
+        self.values: Values = evaluate(
+            collect_tensors(graph, model) | {name: one.rounded for name, one in (tensors or {}).items()},
+            self.nodes,
+            inputs,
+        )
         self.output = next(node for node in reversed(self.nodes) if node.name == graph.outputs[0])
         self.labels: dict[str, OptionalLabel] = {}
 

@@ -222,7 +222,7 @@ class Sections:
         else:
             header["layer"] = self._layer(block, key.call)
             stack = block.rpartition(".")[0]
-            title = f"{STACKS.get(stack, 'Layer')} {header['layer']}"
+            title = f"{STACKS.get(stack, 'Layer')} {header['layer'] + 1}"
             if path != block:
                 tail = path.removeprefix(f"{block}.")
                 tail = SUBLAYERS.get(getattr(module, "kind", ""), SUBLAYERS.get(tail, tail.replace("_", " ")))
@@ -376,6 +376,14 @@ class StepLabeler:
             formula = re.sub(r" \+ b\S*$", "", formula)
         if getattr(self.calls.modules[path], "kind", "") == "cross" and label.name in ("k", "v"):
             formula = formula.replace("x", "m", 1)
+        elif source.op == "linear" and self._source_op(source.step.inputs[0]) in NORMS:
+            formula = formula.replace("= x W", "= n W")
+        if label.name == "c" and self._source_op(node.step.inputs[1]) == "linear":
+            formula = formula.replace("hₛ", "mₛ")
+        if not any(type(module).__name__ == "Bidirectional" for module in self.calls.modules.values()):
+            formula = formula.replace("[h→; h←]", "h")
+        if getattr(self.calls.modules.get(node.module), "split_halves", False):
+            formula = formula.replace("p₂ᵢ₊₁", "pᵢ₊d/2").replace("p₂ᵢ", "pᵢ")
         if label.name == "e_masked":
             title, formula = _describe_mask(getattr(self.calls.modules[path], "mask", None)) or (title, formula)
         if node.op in ACTIVATIONS:
@@ -384,6 +392,11 @@ class StepLabeler:
         if node.op in NORMS:
             formula += "".join(f" {term}" for term in ("· γ", "+ β")[: len(node.step.inputs) - 1])
         return label._replace(title=title, formula=formula)
+
+    def _source_op(self, name: str | None) -> str:
+        """The operation that computes an input, before operations that only rearrange numbers."""
+        node = self.calls.nodes.get(str(name))
+        return "" if node is None else self.calls.source(node).op
 
     def _default(self, node: Node) -> tuple[OptionalLabel, str]:
         if not self._is_visible(node):

@@ -21,7 +21,7 @@ from regard.graph.interpreter import Values
 from regard.graph.writer import attribute_json
 from regard.viewer.model_run import ModelRun
 from regard.viewer.token_axis import TokenAxis
-from regard.viewer.trace.computation import LAYOUT, NORMS, TABLES, Array, Loop, Node, SectionKey
+from regard.viewer.trace.computation import LAYOUT, NORMS, TABLES, Array, Loop, Node, PageTensor, SectionKey
 from regard.viewer.trace.labels import OptionalLabel, StepLabel
 from regard.viewer.trace.modules import ModuleCalls, Sections, StepLabeler, ancestors
 
@@ -40,8 +40,8 @@ class TraceOptions:
     """title of the last section"""
     precomputed: Mapping[str, str] = field(default_factory=dict)
     """titles of steps whose values are stored instead of computed"""
-    tensors: Mapping[str, int] | None = None
-    """indices of parameters in the model of the page, if it contains one"""
+    tensors: Mapping[str, PageTensor] | None = None
+    """the parameters of the model of the page, if it contains one"""
 
 
 class Trace:
@@ -282,7 +282,7 @@ class Trace:
         header = {"sign": self._symbol(name, node), "name": name, "shape": list(x.shape)}
         if self.template is not None and self.options.tensors is not None:
             if name in self.options.tensors:
-                return header | {"tensor": self.options.tensors[name]}
+                return header | {"tensor": self.options.tensors[name].index}
             return header | {"name": "", "input": name}  # ids
         return header | {"offset": self._params.add(x, shared=True)}
 

@@ -20,27 +20,22 @@ from regard.errors import RegardError
 ENTRY, WORKER_ENTRY = "index.js", "engine/worker.js"
 _IMPORT = re.compile(r'^import (\{[^}]*\}|\w+) from "(\.[^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
+# White space and comments before the code of a line.
+_COMMENT_OR_INDENT = re.compile(r"^(?:\s|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*\n|//.*\n)+", re.MULTILINE)
 _TOP_LEVEL_NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
 
 
 @cache
-def module() -> str:
-    """Return the bundled module: every file once, after the files that it imports.
+def module(with_engine: bool = False) -> str:
+    """Return the bundled module: every file once, after the files that it imports, without comments and indentation.
 
-    >>> "export default" in module(), "import {" in module()
-    (True, False)
+    With the engine, the same text also is the script of the worker that runs a model inside a page.
+
+    >>> "export default" in module(), "import {" in module(), "onmessage" in module(with_engine=True)
+    (True, False, True)
     """
-    return bundle(read_sources())
-
-
-@cache
-def worker_script() -> str:
-    """Return the script of the worker that runs a model inside a page.
-
-    >>> "onmessage" in worker_script(), "import {" in worker_script()
-    (True, False)
-    """
-    return bundle(read_sources(), WORKER_ENTRY)
+    entries = (ENTRY, WORKER_ENTRY) if with_engine else (ENTRY,)
+    return _COMMENT_OR_INDENT.sub("", bundle(read_sources(), *entries))
 
 
 def read_sources() -> dict[str, str]:
@@ -48,10 +43,10 @@ def read_sources() -> dict[str, str]:
     return dict(_walk(files(__name__), ""))
 
 
-def bundle(sources: dict[str, str], entry: str = ENTRY) -> str:
-    """Bundle `sources` (path to text), starting at `entry`: imported files first, without import and export keywords.
+def bundle(sources: dict[str, str], *entries: str) -> str:
+    """Bundle `sources` (path to text), starting at `entries` (index.js): imported files first.
 
-    All top-level names then share one scope, so each may be defined only once.
+    Import and export keywords are left out. All top-level names then share one scope, so each may be defined only once.
 
     >>> index = 'import { a } from "./b.js";\\nexport default a;\\n'
     >>> print(bundle({"index.js": index, "b.js": "export const a = 1;\\n"}))
@@ -60,11 +55,14 @@ def bundle(sources: dict[str, str], entry: str = ENTRY) -> str:
     <BLANKLINE>
     """
     order: list[str] = []
-    _visit(entry, sources, order, ())
+    for entry in entries or (ENTRY,):
+        _visit(entry, sources, order, ())
     owners: dict[str, str] = {}
     parts = []
     for path in order:
-        code = _style_constant(path, sources[path]) if path.endswith(".css") else sources[path]
+        code = (
+            _style_constant(path, _COMMENT_OR_INDENT.sub("", sources[path])) if path.endswith(".css") else sources[path]
+        )
         for name in _TOP_LEVEL_NAME.findall(code):
             if name in owners:
                 raise RegardError(f"{name} is defined in {owners[name]} and in {path}.", "Rename one of them.")

@@ -242,7 +242,8 @@ async function open(host, root, form, previousView) {
   );
   const scheduler = new Scheduler((busy) => root.toggleAttribute("data-busy", busy));
   const announcer = new Announcer();
-  const context = { host, looks, attentions: looks.all[0], state, scheduler, announcer };
+  const chosen = looks.has(requested.selected) ? null : state.view.selected;
+  const context = { host, looks, attentions: looks.all[0], state, scheduler, announcer, opening: chosen };
   /** Views are created when their tab is first opened. @type {Record<string, ViewComponent>} */
   const views = {};
   const current = () => views[state.view.view];
@@ -266,13 +267,19 @@ async function open(host, root, form, previousView) {
   root.prepend(topBar(scene, tabs?.element ?? null, tools(context, page, current, help, embed)));
   root.append(page, help, announcer.element);
 
+  /** Writes the first sentence, which is about the selected head. */
+  const summarize = async () => {
+    const head = state.view.selected;
+    const sentence = await summarySentence(scene, looks.attentionsOf(head), head);
+    if (head === state.view.selected) output.setSummary(sentence);
+  };
   /** @param {Set<string> | null} changed */
   const show = async (changed) => {
     const { theme, view } = state.view;
     if (theme === "auto") delete root.dataset.theme;
     else root.dataset.theme = theme;
     if (tabs) setAttributes(page, { "aria-labelledby": tabs.mark(view) });
-    output.setCompact(view !== "attention");
+    output.setView(view);
     const isFirst = !views[view];
     if (isFirst) {
       page.append((views[view] = VIEWS[view].make(context)).element);
@@ -283,6 +290,7 @@ async function open(host, root, form, previousView) {
   };
   state.listen((view, changed) => {
     show(changed);
+    if (changed.has("selected")) summarize();
     if (host.ownsAddress) replaceHash(writeHash(view));
   });
   const stop = new AbortController();
@@ -302,8 +310,7 @@ async function open(host, root, form, previousView) {
     });
   }
   await show(null);
-  const head = state.view.selected;
-  output.setSummary(await summarySentence(scene, looks.attentionsOf(head), head));
+  await summarize();
   if (previousView) {
     announcer.announce(scene.title);
     if (host.ownsAddress) {

@@ -39,7 +39,7 @@ HOSTILE = [
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
     """Replace the JavaScript module, which has its own tests."""
-    monkeypatch.setattr(html_page, "module", lambda: MODULE)
+    monkeypatch.setattr(html_page, "module", lambda with_engine: MODULE)
 
 
 class Elements(HTMLParser):
@@ -95,7 +95,7 @@ def test_page_contains_header_blobs_and_module(transformer, tmp_path):
     assert [one for one, _ in blobs] == [{"type": "text/plain", "id": f"blob-{n}"} for n in range(len(made.blobs))]
     assert [base64.b64decode(text, validate=True) for _, text in blobs] == made.blobs
     assert module == {"type": "module"}
-    assert script == f"{MODULE}\nopenPage();\n"
+    assert script == f"{MODULE}\nif (globalThis.document) openPage();\n"
     assert elements.named("html")[0][0] == {"lang": "en"}
     assert elements.named("title")[0][1] == "one two three  →  trois deux un"
     assert elements.named("main")[0][0] == {"id": "regard"}
@@ -154,7 +154,7 @@ def test_any_text_is_a_valid_title(text):
 
 @pytest.mark.parametrize("unfit", ["</script>", "</SCRIPT", "<!-- x", "a\r\nb", "\0"])
 def test_module_that_would_end_its_element_is_refused(monkeypatch, unfit):
-    monkeypatch.setattr(html_page, "module", lambda: f"/* {unfit} */")
+    monkeypatch.setattr(html_page, "module", lambda with_engine: f"/* {unfit} */")
     with pytest.raises(ValueError, match="script element"):
         html_page.render_page(scene_with(HOSTILE))
 
@@ -178,7 +178,7 @@ def test_real_module_fits_into_a_page(monkeypatch, transformer):
     monkeypatch.setattr(html_page, "module", web.module)
     elements = Elements(html_page.render_page(build_scene(look(transformer, "one", "un"))).decode())
     script = elements.named("script")[-1][1]
-    assert script == f"{web.module()}\nopenPage();\n"
+    assert script == f"{web.module()}\nif (globalThis.document) openPage();\n"
     assert "function openPage()" in script
 
 
@@ -221,6 +221,6 @@ def test_equal_looks_give_equal_pages(transformer):
 
 @pytest.mark.parametrize("text", ['const a = "</Script>";', "// <!--"])
 def test_module_with_a_closing_tag_is_refused(monkeypatch, text):
-    monkeypatch.setattr(html_page, "module", lambda: text)
+    monkeypatch.setattr(html_page, "module", lambda with_engine: text)
     with pytest.raises(ValueError, match="end its script element"):
         html_page.render_page(Scene({"title": ""}, []))

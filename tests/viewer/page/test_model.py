@@ -1,6 +1,7 @@
 """Which models a page contains, and how its file stores them."""
 
 import base64
+import copy
 import json
 import re
 import zlib
@@ -16,6 +17,7 @@ from regard.attention import Score
 from regard.data import Tokenizer
 from regard.data.text.tokenizer import FOREIGN_KIND
 from regard.errors import RegardError
+from regard.layers.packed import pack
 from regard.models import Seq2SeqConfig, make_model
 from regard.pipelines import Translator
 from regard.pipelines.sentence_embedding import SentenceConfig, SentenceEmbedding
@@ -30,6 +32,8 @@ from tests.viewer.text_models import SOURCE, make_pipeline
 def test_small_models_are_included_by_default(monkeypatch):
     seen = look(make_pipeline("classify"), SOURCE)
     monkeypatch.setattr(page_model, "build_page_model", lambda look, precision: precision)
+    assert model_for_page(seen) == model_for_page(seen, True) == "float32"
+    monkeypatch.setattr(page_model, "MAX_FLOAT32_BYTES", 100)
     assert model_for_page(seen) == model_for_page(seen, True) == "float16"
     assert model_for_page(seen, "int8") == "int8"
     assert model_for_page(seen, False) is None
@@ -116,11 +120,32 @@ def test_page_stores_the_model_and_allows_its_worker(tmp_path):
     # The step-by-step view carries no numbers of its own.
     assert scene.header["trace"]["params"] is None
     assert scene.header["trace"]["outputs"] is None
-    assert "onmessage" in parts["engine"]
-    seen.save(tmp_path / "page.html")
+    assert text.count("self.onmessage") == 1
+    seen.save(tmp_path / "page.html", with_model="float16")
     assert (tmp_path / "page.html").read_bytes() == render_page(scene, model)
     with pytest.raises(RegardError, match="Only a page"):
         seen.save(tmp_path / "map.png", with_model=True)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+def test_steps_state_how_far_rounded_weights_are_from_the_model(precision):
+    """`differs` of the queries is the largest difference of what the page computes from the model's own values."""
+    seen = look(make_pipeline("transformer"), SOURCE, "un")
+    steps = build_scene(seen, tensors=build_page_model(seen, precision).tensors).header["trace"]["steps"]
+    module = copy.deepcopy(seen.pipeline.model)
+    inputs = []
+    module.encoder[0].attention.query.register_forward_hook(lambda module, args, out: inputs.extend([args[0], out]))
+    sequences = [pack([ids]) for ids in seen.ids]
+    with torch.no_grad():
+        module(*sequences)
+        exact = inputs[1]
+        for parameter in module.parameters():
+            parameter.copy_(round_tensor(parameter, precision).rounded)
+        module(*sequences)
+    step = next(one for one in steps if one["id"] == "encoder.0.attention.q")
+    expected = float((inputs[3] - exact).abs().max() / max(1.0, float(exact.abs().max())))
+    assert step["differs"] == pytest.approx(expected, rel=0.05, abs=1e-6)
+    assert (precision == "float32") == (step["differs"] < 1e-6)
 
 
 def test_page_without_model_allows_no_worker():

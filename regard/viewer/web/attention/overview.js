@@ -1,7 +1,7 @@
 /** Small maps of all heads, from which figures are chosen. */
 
 import { html, setAttributes, setChildren, uniqueId } from "../core/dom.js";
-import { fullRange, HEAD_LABELS, labelName } from "../weights/maps.js";
+import { describeLabel, fullRange, HEAD_LABELS, labelName } from "../weights/maps.js";
 import { Raster } from "../weights/raster.js";
 
 /* Thumbnails in rows and columns, shared by the overviews of texts and images. */
@@ -96,14 +96,14 @@ export function kindsOf(attentions) {
 export function attentionLabel(attentions, attention) {
   const isAmbiguous =
     attentions.filter((one) => one.kind === attention.kind && one.layer === attention.layer).length > 1;
-  const layer = attention.layer === null || isAmbiguous ? attention.name : `layer ${attention.layer}`;
+  const layer = attention.layer === null || isAmbiguous ? attention.name : `layer ${attention.layer + 1}`;
   return `${kindLabel(attention.kind, kindsOf(attentions))}, ${layer}`;
 }
 
 /** The full label of a head. @param {any[]} attentions @param {HeadRef} ref */
 export function headLabel(attentions, ref) {
   const attention = attentions.find((one) => one.name === ref.attention);
-  const head = ref.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${ref.head}` : "single head";
+  const head = ref.head === "mean" ? "mean of all heads" : attention.heads > 1 ? `head ${ref.head + 1}` : "single head";
   return `${attentionLabel(attentions, attention)}, ${head}`;
 }
 
@@ -164,7 +164,7 @@ export class Overview {
   labelCell({ ref, element }) {
     const found = this.attentions.labelOf(ref);
     if (!found || element.dataset.label) return;
-    const name = `${headLabel(this.attentions.scene.attentions, ref)}: ${labelName(found.label)}`;
+    const name = `${headLabel(this.attentions.scene.attentions, ref)}: ${describeLabel(found)}`;
     setAttributes(element, { "data-label": found.label, "aria-label": name, title: name });
     element.append(
       html("span", { class: "head-label", "aria-hidden": "true", "data-text": HEAD_LABELS[found.label].short }),
@@ -195,7 +195,11 @@ export class Overview {
           html(
             "span",
             { role: "columnheader", class: head === "mean" ? "mean" : "" },
-            heads > 1 ? String(head) : html("span", { class: "visually-hidden" }, "head 0"),
+            head === "mean"
+              ? head
+              : heads > 1
+                ? String(head + 1)
+                : html("span", { class: "visually-hidden" }, "head 1"),
           ),
         ),
       ),
@@ -227,7 +231,7 @@ export class Overview {
   /** @param {any} one @param {any[]} layers */
   rowLabel(one, layers) {
     const isAmbiguous = layers.filter((other) => other.layer === one.layer).length > 1;
-    return one.layer === null || isAmbiguous ? one.name : String(one.layer);
+    return one.layer === null || isAmbiguous ? one.name : String(one.layer + 1);
   }
 
   /** @param {any} attention @param {number | "mean"} head */

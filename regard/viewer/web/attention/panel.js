@@ -34,8 +34,8 @@ export async function mostInformativeHead(attentions, candidates) {
   for (const { name, heads } of candidates) {
     await attentions.load(name);
     for (let head = 0; head < heads; head++) {
-      const { label, information } = attentions.labelOf({ attention: name, head });
-      const rank = isPositional(label) ? information - POSITIONAL_PENALTY : information;
+      const label = attentions.labelOf({ attention: name, head });
+      const rank = label.information - (isPositional(label) ? POSITIONAL_PENALTY : 0);
       if (rank > best.information) best = { information: rank, selected: { attention: name, head } };
     }
   }
@@ -90,7 +90,7 @@ function describeHead(label) {
   if (!label) return "";
   const percent = `${Math.round(100 * label.share)}%`;
   const measured =
-    { alignment: `${percent} of the maximum information`, diffuse: `${percent} of the maximum entropy`, mixed: "" }[
+    { alignment: `${percent} of the maximum information`, diffuse: `${percent} of the maximum entropy`, none: "" }[
       label.label
     ] ?? `${percent} of its weight`;
   return ["This head ", html("strong", {}, HEAD_LABELS[label.label].text), measured ? ` (${measured}).` : "."];
@@ -285,7 +285,7 @@ export class Panel {
       this.head,
       attention.heads > 1 ? html("option", { value: "mean" }, `mean of ${attention.heads} heads`) : null,
       Array.from({ length: attention.heads }, (_, i) =>
-        html("option", { value: i }, attention.heads > 1 ? `head ${i}` : "single head"),
+        html("option", { value: i }, attention.heads > 1 ? `head ${i + 1}` : "single head"),
       ),
     );
     this.head.value = String(selected.head);

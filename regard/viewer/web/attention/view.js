@@ -26,8 +26,10 @@ function layersOf(list) {
   for (const one of list) {
     const found = /^(?:(.*)\.)?(\d+)\.[^.]+(?:\.\d+)?$/.exec(one.name);
     const stack = found?.[1] ?? "";
-    const key = found ? `${stack}.${one.layer ?? found[2]}` : one.name;
-    const title = found ? `${STACK_TITLES[stack] ?? (stack || "Layer")} ${one.layer ?? found[2]}` : one.name;
+    const key = found ? `${stack}.${(one.layer ?? Number(found[2])) + 1}` : one.name;
+    const title = found
+      ? `${STACK_TITLES[stack] ?? (stack || "Layer")} ${(one.layer ?? Number(found[2])) + 1}`
+      : one.name;
     if (!layers.has(key)) layers.set(key, { title, attentions: [] });
     layers.get(key).attentions.push(one);
   }

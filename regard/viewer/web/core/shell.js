@@ -6,7 +6,8 @@ import { html, setAttributes, svgElement, uniqueId } from "./dom.js";
  * The arguments of a view.
  * @typedef {{host: import("./host.js").Host, attentions: import("../weights/maps.js").Attentions,
  *   looks: import("../attention/comparison.js").ComparedLooks, state: import("./state.js").State, scheduler:
- * import("./scheduler.js").Scheduler, announcer: Announcer}} Context
+ * import("./scheduler.js").Scheduler, announcer: Announcer, opening: import("./state.js").HeadRef | null}} Context
+ * `opening`: the head that the page opened with, unless its address chose one
  * A view: `element` is all of it, `figureElement` the figure that can be saved on its own; `update` receives the state
  * keys that
  * changed (null: all, the view has just been opened); `layout` is called when the window is resized. `tsv`, if defined,

@@ -127,7 +127,7 @@ export const DEFAULT_VIEW = {
   search: false,
   off: null,
   section: null,
-  depth: "idea",
+  depth: "numbers",
 };
 
 /** Key of the depth in the browser's storage. */

@@ -63,7 +63,9 @@ export function readPageModel(scene, decode) {
   let worker;
   const start = () => {
     if (worker) return worker;
-    const address = URL.createObjectURL(new Blob([read("model-engine")], { type: "text/javascript" }));
+    // The script of the page, as a classic script: browsers load no module from the address of a local file.
+    const script = document.querySelector('script[type="module"]').textContent.replace(/^export default/m, "");
+    const address = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
     worker = new Worker(address);
     worker.onmessage = ({ data: { id, body, blobs, error } }) => {
       const { resolve, reject } = waiting.get(id);

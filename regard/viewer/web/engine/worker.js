@@ -12,7 +12,8 @@ async function inflateJson(text) {
 /** @type {Promise<{engine: PageEngine, template: any}>} */
 let loaded;
 
-self.onmessage = async ({ data }) => {
+/** @param {MessageEvent} event */
+async function onRequest({ data }) {
   if (data.model) {
     loaded = inflateJson(data.model).then((header) => ({
       engine: new PageEngine(header, decodeBase64(data.weights)),
@@ -27,4 +28,7 @@ self.onmessage = async ({ data }) => {
   } catch (error) {
     self.postMessage({ id: data.id, error: String(error?.message ?? error) });
   }
-};
+}
+
+// The page has the same script.
+if (!globalThis.document) self.onmessage = onRequest;

@@ -25,13 +25,13 @@ const findStack = (name) => STACKS.find(({ prefix }) => name.startsWith(prefix))
 /** The label of an attention. @param {{name: string, layer: number}} attention */
 export function imageLayerLabel({ name, layer }) {
   const { one, prefix } = findStack(name);
-  return prefix === "pooler." ? one : `${one} ${layer}`;
+  return prefix === "pooler." ? one : `${one} ${layer + 1}`;
 }
 
 /** The label of a head. @param {any} attention @param {number | "mean"} head */
 export function imageHeadLabel(attention, head) {
   if (attention.heads === 1) return "single head";
-  return head === "mean" ? `mean of ${attention.heads} heads` : `head ${head}`;
+  return head === "mean" ? `mean of ${attention.heads} heads` : `head ${head + 1}`;
 }
 
 export class ImageOverview {
@@ -81,14 +81,18 @@ export class ImageOverview {
         { role: "row", class: "line head-row" },
         html("span", { role: "columnheader", class: "corner" }, html("span", { class: "visually-hidden" }, "layer")),
         columns.map((head) =>
-          html("span", { role: "columnheader", class: head === "mean" ? "mean" : "" }, String(head)),
+          html(
+            "span",
+            { role: "columnheader", class: head === "mean" ? "mean" : "" },
+            head === "mean" ? head : String(head + 1),
+          ),
         ),
       ),
       some.map((one) =>
         html(
           "div",
           { role: "row", class: "line" },
-          html("span", { role: "rowheader", class: "layer", title: one.name }, String(one.layer)),
+          html("span", { role: "rowheader", class: "layer", title: one.name }, String(one.layer + 1)),
           columns.filter((head) => head === "mean" || head < one.heads).map((head) => this.thumbnail(one, head)),
         ),
       ),

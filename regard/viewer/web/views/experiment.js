@@ -706,7 +706,7 @@ export class ExperimentView {
     setChildren(
       this.head,
       Array.from({ length: one.heads }, (_, i) =>
-        html("option", { value: i }, one.heads > 1 ? `head ${i}` : "single head"),
+        html("option", { value: i }, one.heads > 1 ? `head ${i + 1}` : "single head"),
       ),
     );
     this.head.value = String(head);

@@ -2,8 +2,8 @@
 
 import { html, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
 import { formatProbability, isMaskToken, makeVisible, truncate, withMinus } from "../core/tokens.js";
-import { isPunctuation } from "../weights/maps.js";
-import { argmax, topK } from "../weights/maths.js";
+import { isPunctuation, MIN_DIFFUSE } from "../weights/maps.js";
+import { argmax, evenness, topK } from "../weights/maths.js";
 
 /*
  * The first sentence of the page: what the model output, with its probability, and which tokens were attended to most.
@@ -15,8 +15,9 @@ import { argmax, topK } from "../weights/maths.js";
 /** Number of tokens that the sentence names. */
 const MAX_NAMED = 3;
 const MAX_NAME_LENGTH = 24;
-/** Weight from which a token is named. */
+/** Weight from which a token is named, and its minimum ratio to uniform attention. */
 const MIN_WEIGHT = 0.05;
+const MIN_ABOVE = 1.25;
 
 /** @param {any} axis @param {number} i */
 const quoted = (axis, i) => html("q", {}, tokenText(truncate(axis.labels[i], MAX_NAME_LENGTH), axis.rtl));
@@ -27,11 +28,8 @@ const enumerate = (parts) => parts.map((part, i) => [i === 0 ? "" : i === parts.
 /** Whether a token of an axis is a word or part of one. @param {any} axis @param {number} i */
 const isWord = (axis, i) => (axis.wordAt(i) ?? -1) >= 0 && !isPunctuation(axis.labels[i]);
 
-/** The words with the largest weights. @param {any} axis @param {ArrayLike<number>} weights @returns {number[]} */
-function strongestWords(axis, weights) {
-  const masked = Float64Array.from(weights, (weight, i) => (isWord(axis, i) ? weight : 0));
-  return topK(masked, MAX_NAMED).filter((i) => masked[i] >= MIN_WEIGHT);
-}
+/** A share as a whole percentage. @param {number} share */
+const percent = (share) => (share > 0 && share < 0.005 ? "under 1%" : `${Math.round(100 * share)}%`);
 
 /**
  * The clearest pairs of an output word and the word it attends to.
@@ -107,58 +105,71 @@ function outputClause({ output, similarity, image }) {
 }
 
 /**
- * The tokens that were attended to most. @param {any} scene @param {Attentions} attentions @param {HeadRef} selected
- * @returns {any[] | null}
+ * Where the attention of one head goes, over all tokens: evenly, or to which token with which share, and to which words.
+ * @param {any} scene @param {Attentions} attentions @param {HeadRef} selected @returns {any[] | null}
  */
 function attentionClause(scene, attentions, selected) {
   const { rows, columns } = attentions.axesOf(selected.attention, false);
   const map = attentions.map(selected, false);
-  const list = (/** @type {number[]} */ found) =>
-    found.length ? enumerate(found.map((i) => quoted(columns, i))) : null;
-  const kind = scene.output?.kind;
-  if (kind === "translation") {
-    const pairs = clearestPairs(map, rows, columns);
-    return pairs.length
-      ? [
-          "; attention goes ",
-          enumerate(pairs.map(({ row, column }) => ["from ", quoted(rows, row), " to ", quoted(columns, column)])),
-        ]
-      : null;
-  }
-  if (kind === "continuation" || kind === "mask") {
-    const masked = scene.output.steps.findIndex((/** @type {any} */ { token }) => isMaskToken(token));
-    const row = kind === "mask" ? masked : map.rows - 1;
-    const found = row < 0 || row >= map.rows ? null : list(strongestWords(columns, map.exactRow(row)));
-    return found && [kind === "mask" ? "; the mask attends most to " : "; the last token attends most to ", found];
-  }
   if (!map.isMaterialized) return null;
-  const received = new Float64Array(map.columns);
-  for (let row = 0; row < map.rows; row++)
-    map
-      .exactRow(row)
-      .forEach((/** @type {number} */ weight, /** @type {number} */ i) => (received[i] += weight / map.rows));
-  const found = list(strongestWords(columns, received));
-  return found && ["; most attention goes to ", found];
-}
-
-/**
- * The patch of an image that is attended to most. @param {any} scene @param {Attentions} attentions
- * @param {HeadRef} selected @returns {any[] | null}
- */
-function patchClause({ image, attentions: list }, attentions, selected) {
-  const row = image.single_query[selected.attention];
-  if (row === null || selected.head === "mean") return null;
-  const { columns } = list.find((/** @type {any} */ one) => one.name === selected.attention);
-  const best = argmax(attentions.map(selected, false).exactRow(row).slice(image.first[columns]));
-  return [
-    "; most attention goes to ",
-    html("strong", {}, `patch ${Math.floor(best / image.grid[1])},${best % image.grid[1]}`),
-  ];
+  const { output, image } = scene;
+  const kind = image ? "image" : output?.kind;
+  const rowOf = {
+    continuation: () => map.rows - 1,
+    mask: () => output.steps.findIndex((/** @type {any} */ { token }) => isMaskToken(token)),
+    image: () => image.single_query[selected.attention],
+  };
+  const only = rowOf[kind]?.() ?? -1;
+  // A row that attends to nothing has no shares.
+  const list = (only >= 0 && only < map.rows ? [only] : map.sampleRows())
+    .map((row) => map.exactRow(row))
+    .filter((row) => row.some((/** @type {number} */ weight) => weight > 0));
+  if (!list.length) return null;
+  const shares = Float64Array.from(columns.labels, (_, i) => list.reduce((sum, row) => sum + row[i] / list.length, 0));
+  const attention = attentions.byName.get(selected.attention);
+  const where = selected.head === "mean" ? "in the mean of the heads " : attention.heads > 1 ? "in this head " : "";
+  const even = evenness(list);
+  if (even >= MIN_DIFFUSE)
+    return ["; ", where, `attention is almost uniform (entropy ${Math.floor(100 * even)}% of the maximum)`];
+  const whose = only < 0 ? "attention" : { continuation: "the last token’s attention", mask: "the mask’s attention" };
+  const goes = ` of ${whose[kind] ?? "attention"} goes to `;
+  const isNamed = (/** @type {number} */ i) =>
+    image ? i >= (image.first[attention.columns] ?? 0) : isWord(columns, i);
+  const name = (/** @type {number} */ i) => (image ? html("strong", {}, columns.labels[i]) : quoted(columns, i));
+  const best = argmax(shares);
+  const first = ["; ", where, percent(shares[best]), goes, name(best)];
+  const rests = !isNamed(best);
+  if (rests && !image && (columns.wordAt(best) ?? -1) < 0) first.push(" (a resting place)");
+  const pairs = kind === "translation" ? clearestPairs(map, rows, columns) : [];
+  if (pairs.length)
+    return [
+      rests ? [first, "; "] : ["; ", where],
+      enumerate(
+        pairs.map(({ row, column }, i) => [
+          quoted(rows, row),
+          i ? " to " : " attends most to ",
+          quoted(columns, column),
+        ]),
+      ),
+    ];
+  const others = topK(shares, columns.length)
+    .filter(
+      (i) => i !== best && (isNamed(i) || !rests) && shares[i] >= Math.max(MIN_WEIGHT, MIN_ABOVE / columns.length),
+    )
+    .slice(0, image ? 1 : MAX_NAMED - 1);
+  if (!others.length) return first;
+  return rests
+    ? [
+        first,
+        `; among ${image ? "patches" : "words"}, most to `,
+        enumerate(others.map((i) => [name(i), ` (${percent(shares[i])})`])),
+      ]
+    : [first, ", ", enumerate(others.map((i) => [`${percent(shares[i])} to `, name(i)]))];
 }
 
 /**
  * The sentence, as children of an element; null if the scene has no output.
- * @param {any} scene @param {Attentions} attentions @param {HeadRef} selected the head that the page opens with
+ * @param {any} scene @param {Attentions} attentions @param {HeadRef} selected the head on display
  * @returns {Promise<any[] | null>}
  */
 export async function summarySentence(scene, attentions, selected) {
@@ -166,11 +177,7 @@ export async function summarySentence(scene, attentions, selected) {
   if (!clause) return null;
   if (selected.attention === null) return [clause, "."];
   await attentions.load(selected.attention);
-  return [
-    clause,
-    scene.image ? patchClause(scene, attentions, selected) : attentionClause(scene, attentions, selected),
-    ".",
-  ];
+  return [clause, attentionClause(scene, attentions, selected), "."];
 }
 
 /* The output of the model at the top of the page: the sentence, the output, and the probability of every prediction. */
@@ -541,11 +548,12 @@ export class OutputSection {
     if (panel) this.element.append(panel);
   }
 
-  /** In other views, only the texts are shown. @param {boolean} compact */
-  setCompact(compact) {
+  /** In other views than that of attention, only the texts are shown; step by step, the tokens say them. @param {string} view */
+  setView(view) {
+    const compact = view !== "attention";
     this.bars.hidden = compact;
     this.summary.toggleAttribute("data-compact", compact);
     if (this.panel) this.panel.hidden = compact;
-    this.element.toggleAttribute("data-compact", compact);
+    setAttributes(this.element, { "data-compact": compact ? view : null });
   }
 }

@@ -126,7 +126,7 @@ export function formatScore(value, digits) {
  * The candidates from the first step to this one. @param {Candidate[]} nodes @param {Candidate} candidate
  * @returns {Candidate[]}
  */
-function pathOf(nodes, candidate) {
+function pathTo(nodes, candidate) {
   const path = [];
   for (let at = candidate; at; at = nodes[at.parent]) path.unshift(at);
   return path;
@@ -612,7 +612,7 @@ export class SearchView {
   attentionOf(candidate) {
     if (!this.rows || candidate.row === null) return [];
     const width = this.search.weights.shape[1];
-    const own = pathOf(this.nodes, candidate)
+    const own = pathTo(this.nodes, candidate)
       .slice(0, -1)
       .map((other) => other.label);
     const tokens = [...this.search.source.map(makeVisible), ...(width > this.search.source.length ? own : [])];
@@ -645,7 +645,7 @@ export class SearchView {
   mark() {
     const candidate = this.current;
     if (!candidate) return;
-    const path = new Set(pathOf(this.nodes, candidate).map((other) => other.index));
+    const path = new Set(pathTo(this.nodes, candidate).map((other) => other.index));
     this.items?.forEach((item, number) => {
       item.classList.toggle("on", number === candidate.index);
       item.classList.toggle("along", path.has(number));
@@ -800,7 +800,7 @@ export class SearchView {
       ArrowRight: () => children[0],
       ArrowUp: () => siblings[at - 1]?.index,
       ArrowDown: () => siblings[at + 1]?.index,
-      Home: () => pathOf(this.nodes, candidate)[0].index,
+      Home: () => pathTo(this.nodes, candidate)[0].index,
       End: () => lastOf(this.nodes, candidate, visibleIndices),
       b: () => this.search.results[0]?.node,
     };

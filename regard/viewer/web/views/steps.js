@@ -1,12 +1,15 @@
 /** The tab of steps: every number between the input and the output. */
 
-import { html, picker, setAttributes, setChildren, svgElement, tokenText, uniqueId } from "../core/dom.js";
+import { html, picker, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
 import { tabList } from "../core/shell.js";
 import { DEPTHS, storeDepth } from "../core/state.js";
 import { bidiIsolate, formatProbability, formatWeight, makeVisible, truncate, withMinus } from "../core/tokens.js";
 import { patchOverlay, placePatchButtons } from "../images/figure.js";
+import { readAttention } from "../trace/attention_steps.js";
 import { formatNumber } from "../trace/operations.js";
 import { Trace } from "../trace/trace.js";
+import { isPunctuation } from "../weights/maps.js";
+import { typeset, Walk } from "./walk.js";
 
 /* The step-by-step view of a page without the numbers of the computation: says why, and how to include them. */
 
@@ -73,12 +76,23 @@ function displayedRow(view, n) {
     } else if (side === "heads") {
       // Grouped-query attention: several query heads share a key and value head.
       at = shape[axis] >= heads ? Math.min(head, shape[axis] - 1) : Math.floor((head * shape[axis]) / heads);
-      if (shape[axis] > 1) which = `head ${at}`;
+      if (shape[axis] > 1) which = `head ${at + 1}`;
     }
     start += at * size;
   }
+  let width = shape[rowAxis];
+  // Of the concatenated queries of all heads, those of the selected one.
+  if (
+    /\.q$/.test(step.id) &&
+    view.sections[step.section].part === "attention" &&
+    heads > 1 &&
+    !axes.includes("heads")
+  ) {
+    width /= heads;
+    start += head * width;
+    which = `head ${head + 1}`;
+  }
   let subject = [token, which].filter(Boolean).join(", ");
-  const width = shape[rowAxis];
   let columns = Array.from({ length: width }, (_, i) => i);
   const last = axes[rowAxis];
   let names = last in view.traceHeader.sides ? view.traceHeader.sides[last].tokens.map(makeVisible) : null;
@@ -153,9 +167,8 @@ function derivationElement(trace, n, { indices, names }, i) {
 
 /* The idea of a stage of the model: one plain sentence, and a small figure from the numbers of the selected token. */
 
-/** Number of bars, of tokens, and of cells of a vector in a figure. */
+/** Number of bars, and of cells of a vector in a figure. */
 const MAX_FIGURE_BARS = 4;
-const MAX_FIGURE_TOKENS = 24;
 const MAX_FIGURE_CELLS = 24;
 
 const ATTENTION_IDEAS = {
@@ -164,7 +177,6 @@ const ATTENTION_IDEAS = {
   cross: "The decoder collects from the source what it needs to predict the next token.",
 };
 const PART_IDEAS = {
-  embedding: "Every token becomes a vector: its row in a table of learned vectors, with its position mixed in.",
   feedforward: "Every token is processed on its own by a small network, the same one for all tokens.",
   norm: "The numbers of every token are rescaled, so that the next stage receives them at a steady size.",
   recurrent: "The state is updated with one more token, so that it sums up everything read so far.",
@@ -182,17 +194,28 @@ function ideaOf(view, n) {
       ? "Every patch collects information from the patches that matter to it, weighted by attention."
       : ATTENTION_IDEAS[kind];
   }
+  const steps = view.stepsOf[n].map((step) => view.traceHeader.steps[step]);
+  const { image, output } = view.host.scene;
   if (section.part === "output") {
-    const axes = view.stepsOf[n].map((step) => view.traceHeader.steps[step].output.axes.at(-1));
-    return axes.includes("vocabulary")
+    if (!steps.some((step) => step.op === "softmax"))
+      return "The final vector is turned into the result, without softmax: the embedding itself, or scores.";
+    return ["translation", "continuation", "mask"].includes(output?.kind)
       ? "The final vector is compared with every entry of the vocabulary; softmax turns the scores into probabilities."
-      : "The final vector is turned into the result: one score per label, or the embedding itself.";
+      : "The final vector is turned into scores, one per possible answer; softmax turns them into probabilities.";
   }
+  if (section.part === "embedding") {
+    const position = steps.some((step) => /position/.test(step.id)) ? "; a vector of its position is added" : "";
+    return image
+      ? `Every patch becomes a vector: its pixels times learned weights${position}.`
+      : `Every token becomes a vector: its row in a table of learned vectors${position}.`;
+  }
+  if (section.part === "layer" && section.title === "Initial state of the decoder")
+    return "The source is summed up in one vector, the bottleneck through which everything about it passes.";
   return PART_IDEAS[section.part] ?? PART_IDEAS.layer;
 }
 
 /**
- * The figure of a stage: weights as lines, probabilities as bars, or the vector of the selected token.
+ * The figure of a stage: probabilities as bars, or the vector of the selected token.
  * @param {StepsView} view @param {number} n
  */
 function ideaFigure(view, n) {
@@ -205,7 +228,7 @@ function ideaFigure(view, n) {
   const overlay = view.cards.overlay(softmax);
   if (overlay) return overlay;
   const isOutput = view.traceHeader.steps[softmax].output.axes.at(-1) === "vocabulary";
-  return isOutput || !row.names ? barFigure(row, weights) : weightFigure(view, softmax, row, weights);
+  return isOutput || !row.names ? barFigure(row, weights) : null;
 }
 
 /** @param {Row} row @param {number[]} weights */
@@ -234,55 +257,6 @@ function barFigure({ subject, names }, weights) {
         ),
     ),
   );
-}
-
-/**
- * The selected token, and lines to the tokens that it attends to.
- * @param {StepsView} view @param {number} step @param {Row} row @param {number[]} weights
- */
-function weightFigure(view, step, { subject, names }, weights) {
-  const side = view.traceHeader.steps[step].output.axes.at(-1);
-  const rtl = view.host.scene.sides[side]?.direction === "rtl";
-  const shown = names.slice(0, MAX_FIGURE_TOKENS).map((name) => truncate(name, 12));
-  const widths = shown.map((name) => 9 * Math.max(2, name.length) + 16);
-  const width = widths.reduce((sum, one) => sum + one, 0);
-  const centers = widths
-    .map((one, i) => widths.slice(0, i).reduce((sum, before) => sum + before, 0) + one / 2)
-    .map((x) => (rtl ? width - x : x));
-  const strongest = weights.indexOf(Math.max(...weights));
-  const svg = svgElement(
-    "svg",
-    {
-      class: "idea-lines",
-      viewBox: `0 0 ${width} 112`,
-      width,
-      height: 112,
-      role: "img",
-      "aria-label": `${subject} attends most to ${names[strongest]}.`,
-    },
-    shown.map((_, i) =>
-      svgElement("path", {
-        d: `M${width / 2} 84C${width / 2} 54 ${centers[i]} 58 ${centers[i]} 28`,
-        "stroke-width": (0.5 + 9 * weights[i]).toFixed(2),
-        "stroke-opacity": (0.15 + 0.75 * weights[i]).toFixed(2),
-      }),
-    ),
-    shown.map((name, i) =>
-      svgElement(
-        "text",
-        {
-          x: centers[i],
-          y: 18,
-          "text-anchor": "middle",
-          direction: rtl ? "rtl" : null,
-          class: i === strongest ? "on" : null,
-        },
-        name,
-      ),
-    ),
-    svgElement("text", { x: width / 2, y: 104, "text-anchor": "middle", class: "on" }, subject.split(", ")[0]),
-  );
-  return html("div", { class: "idea-figure" }, svg);
 }
 
 /** The vector of the selected token, as a row of colored cells. @param {StepsView} view @param {number} step */
@@ -340,7 +314,7 @@ class StepCards {
       "article",
       { class: "formula-row", "data-op": step.op },
       html("h3", {}, step.title),
-      html("p", { class: "formula" }, step.formula),
+      html("p", { class: "formula" }, typeset(step.formula)),
       html(
         "p",
         { class: "shapes" },
@@ -401,7 +375,7 @@ class StepCards {
       "article",
       { class: "step", "data-op": step.op, id: `step-${step.id}` },
       html("header", {}, html("h3", {}, step.title), check),
-      html("p", { class: "formula" }, step.formula),
+      html("p", { class: "formula" }, typeset(step.formula)),
       body,
       html(
         "footer",
@@ -596,12 +570,14 @@ const STEPS_PER_SLICE = 8;
 
 export class StepsView {
   /** @param {import("../core/shell.js").Context} context */
-  constructor({ host, attentions, state, scheduler, announcer }) {
+  constructor({ host, attentions, state, scheduler, announcer, opening }) {
     this.host = host;
     this.attentions = attentions;
     this.state = state;
     this.scheduler = scheduler;
     this.announcer = announcer;
+    const isUntouched =
+      state.view.selected === opening && !state.view.pin && !state.pointed && state.view.section === null;
     this.traceHeader = host.scene.trace;
     /** @type {Section[]} */
     this.sections = this.traceHeader.sections;
@@ -617,6 +593,8 @@ export class StepsView {
     /** Indices of the open sections. @type {Set<number>} */
     this.openSections = new Set();
     this.cards = new StepCards(this);
+    /** Whether nobody has chosen a head or a token. */
+    this.opensByItself = isUntouched;
     /** @type {Trace | null} */
     this.trace = null;
     this.checkedCount = 0;
@@ -625,7 +603,14 @@ export class StepsView {
     this.chips = html("div", { class: "sides" });
     this.choice = html("div", { class: "choice" });
     this.list = html("ol", { class: "sections" });
-    this.panel = html("div", { role: "tabpanel", id: uniqueId("depth") }, this.list);
+    this.walk = this.sections.some((section) => section.attention) ? new Walk(this) : null;
+    this.allSteps = html(
+      "details",
+      { class: "all-steps", open: !this.walk },
+      html("summary", {}, html("h2", {}, "Every step, from the input to the output"), this.verdict),
+      this.list,
+    );
+    this.panel = html("div", { role: "tabpanel", id: uniqueId("depth") }, this.walk?.element ?? null, this.allSteps);
     this.depths = tabList("Depth", DEPTHS, this.panel.id, (depth) => this.setDepth(depth));
     this.element = html(
       "div",
@@ -635,8 +620,8 @@ export class StepsView {
         { class: "selection-bar", "aria-label": "Selected tokens and heads", "data-export": "no" },
         this.chips,
         this.choice,
+        this.depths.element,
       ),
-      html("div", { class: "bar depth-bar", "data-export": "no" }, this.depths.element, this.verdict),
       this.substitute,
       this.traceHeader.note ? html("p", { class: "note" }, this.traceHeader.note) : null,
       this.panel,
@@ -646,7 +631,8 @@ export class StepsView {
   }
 
   get figureElement() {
-    return this.sectionElements.find((one, n) => one && this.openSections.has(n))?.details ?? this.list;
+    const open = this.sectionElements.find((one, n) => one && this.openSections.has(n))?.details ?? this.list;
+    return this.walk && !this.allSteps.open ? this.walk.stage : open;
   }
 
   get fileName() {
@@ -674,7 +660,9 @@ export class StepsView {
     return lines.join("\n");
   }
 
-  layout() {}
+  layout() {
+    this.walk?.layout();
+  }
 
   /** @param {string} depth */
   setDepth(depth) {
@@ -731,7 +719,7 @@ export class StepsView {
         const choice = this.host.scene.image ? placePatchButtons(this.host, name, group, buttons) : group;
         return html(
           "div",
-          { class: "token-side" },
+          { class: "token-side", "data-of": name },
           html("p", { class: "side-name", "aria-hidden": "true" }, title),
           choice,
         );
@@ -821,7 +809,7 @@ export class StepsView {
     if (event.key === "[" || event.key === "]") {
       const next = (head + (event.key === "]" ? 1 : heads - 1)) % heads;
       this.state.set({ selected: { attention, head: next } });
-      this.announcer.announce(`Head ${next}.`);
+      this.announcer.announce(`Head ${next + 1}.`);
     } else if (event.key === "{" || event.key === "}") {
       const names = [...new Set(this.sections.filter((one) => one.attention).map((one) => one.attention))];
       const next = names[(names.indexOf(attention) + (event.key === "}" ? 1 : names.length - 1)) % names.length];
@@ -885,6 +873,15 @@ export class StepsView {
       );
       this.trace = new Trace(this.traceHeader, numbers[0], numbers[1], this.host.modelTensor);
       this.scheduler.add("steps", 5, () => this.checkSome());
+      if (this.opensByItself) {
+        const first = this.sections.find((one) => one.attention)?.attention;
+        if (this.attentions.byName.has(first)) await this.attentions.load(first);
+        const opening = this.openingSelection();
+        if (opening) {
+          this.tokens[this.axesOf(opening.attention).rows] = opening.token;
+          this.state.set({ selected: { attention: opening.attention, head: opening.head } });
+        }
+      }
     }
     const { attention } = this.selected;
     const { pointed } = this.state;
@@ -932,7 +929,7 @@ export class StepsView {
     this.attention.value = attention;
     setChildren(
       this.head,
-      Array.from({ length: heads }, (_, i) => html("option", { value: i }, String(i))),
+      Array.from({ length: heads }, (_, i) => html("option", { value: i }, String(i + 1))),
     );
     this.head.value = String(head);
     this.headLabel.hidden = heads === 1;
@@ -950,19 +947,70 @@ export class StepsView {
         this.draw(n);
       }
     });
-    if (opensSection) {
-      const position = this.sections.findIndex(
-        (section) => this.isRelevant(section) && section.attention === attention,
-      );
-      if (position >= 0) this.showSection(position);
-    }
+    this.drawWalk();
     this.showVerdict();
+  }
+
+  /** Draws the walk through the selected attention, if the page has its weights. */
+  drawWalk() {
+    const { attention } = this.selected;
+    const n = this.sections.findIndex((one) => this.isRelevant(one) && one.attention === attention);
+    const steps = this.stepsOf[n] ?? [];
+    const softmax = steps.findLast((step) => this.traceHeader.steps[step].op === "softmax");
+    const { rows } = this.axesOf(attention);
+    const isOfRows = (/** @type {string} */ name) => !this.walk || softmax === undefined || name === rows;
+    for (const side of this.chips.querySelectorAll("[data-of]"))
+      setAttributes(side, { hidden: !isOfRows(side.getAttribute("data-of")) });
+    if (!this.walk || !this.trace) return;
+    this.walk.element.hidden = softmax === undefined;
+    if (softmax === undefined) return;
+    const start = (/** @type {number} */ step) => {
+      const width = this.traceHeader.steps[step].output.shape.at(-1);
+      return Math.floor(displayedRow(this, step).indices[0] / width) * width;
+    };
+    const found = readAttention(this.trace, softmax, start);
+    const side = this.traceHeader.steps[softmax].output.axes.at(-1);
+    const keys =
+      this.traceHeader.sides[side]?.tokens.map(makeVisible) ?? Array.from(found.weights, (_, s) => String(s + 1));
+    const isMasked = found.scores.some((score) => score < -1e30);
+    const rtl = this.host.scene.sides[side]?.direction === "rtl";
+    const next = this.sections[n + 1]?.part === "feedforward" ? this.stepsOf[n + 1] : [];
+    this.walk.show(
+      found,
+      { token: this.tokenName(rows, this.selectedToken(rows)), keys, rtl, isMasked },
+      {
+        before: steps.filter((step) => step < found.first),
+        after: [...steps.filter((step) => step > found.last), ...next],
+      },
+    );
+  }
+
+  /**
+   * The head and the token that the view opens with, if nothing was chosen before: in the first attention the longest
+   * word, in the head in which it attends most to another word.
+   */
+  openingSelection() {
+    const attention = this.sections.find((one) => one.attention)?.attention;
+    const { rows, columns } = this.axesOf(attention);
+    if (!attention || this.host.scene.image || rows !== columns || !this.attentions.isLoaded(attention)) return null;
+    const names = this.traceHeader.sides[rows].tokens;
+    const words = names.map((/** @type {string} */ name) => (isPunctuation(name) ? 0 : name.length));
+    const token = words.indexOf(Math.max(...words));
+    const { heads } = this.sections.find((one) => one.attention === attention);
+    const most = (/** @type {number} */ head) =>
+      this.attentions
+        .map({ attention, head }, false)
+        .exactRow(token)
+        .reduce((best, weight, s) => (s === token || !words[s] ? best : Math.max(best, weight)), 0);
+    const all = Array.from({ length: heads }, (_, head) => most(head));
+    return { attention, head: all.indexOf(Math.max(...all)), token };
   }
 
   /** Opens a section and scrolls to it, unless its title is visible. @param {number} n */
   showSection(n) {
     const { details, item } = this.sectionElements[n];
     details.open = true;
+    this.allSteps.open = true;
     const { top } = item.getBoundingClientRect();
     if (top < 0 || top > 0.7 * window.innerHeight) item.scrollIntoView({ block: "start" });
   }
@@ -1019,7 +1067,10 @@ export class StepsView {
       setChildren(
         this.verdict,
         html("strong", {}, `All ${computed} steps are computed in this page`),
-        " with the weights of the model that it contains.",
+        " with the weights of the model that it contains",
+        steps.some((/** @type {Step} */ step) => step.differs !== null)
+          ? `, to within ${formatGap(modelGap)} of the model’s own values.`
+          : ".",
       );
       return;
     }

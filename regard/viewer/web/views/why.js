@@ -695,7 +695,7 @@ export class EffectGrid {
             html(
               "div",
               { role: "row", class: "effect-row" },
-              html("span", { role: "rowheader", class: "layer", title: one.name }, String(one.layer ?? row)),
+              html("span", { role: "rowheader", class: "layer", title: one.name }, String((one.layer ?? row) + 1)),
               Array.from({ length: one.heads }, (_, head) => this.cell(one.name, head, heads)),
             ),
           ),

@@ -9,10 +9,10 @@ import {
   argmax,
   argmaxAbs,
   computeWeights,
+  evenness,
   extractHead,
   mutualInformation,
   readBlob,
-  rowEntropy,
 } from "./maths.js";
 
 /* Labels of heads: what a head mostly attends to, measured on its map. Definitions: docs/translating.md. */
@@ -22,11 +22,14 @@ import {
  * and columns in bits
  */
 
-/** The share of the weight from which a pattern gives a head its label, and its minimum ratio to uniform attention. */
+/**
+ * The share of the weight from which a pattern describes a head before alignment and entropy do, and the minimum ratio
+ * of any share to that of uniform attention.
+ */
 const MIN_SHARE = 0.5;
 const MIN_RATIO = 1.5;
 /** Entropy, as a fraction of that of uniform attention, from which a head is diffuse. */
-const MIN_DIFFUSE = 0.85;
+export const MIN_DIFFUSE = 0.85;
 /** Mutual information, as a fraction of its maximum, from which a cross-attention head is an alignment. */
 const MIN_ALIGNMENT = 0.5;
 
@@ -43,17 +46,22 @@ export const HEAD_LABELS = {
   },
   punctuation: { short: "punct", text: "attends to punctuation and special tokens" },
   diffuse: { short: "diffuse", text: "spreads its weight almost evenly over all tokens" },
-  mixed: { short: "mixed", text: "follows no simple pattern" },
+  none: { name: "no pattern", short: "", text: "follows none of the patterns that are measured" },
 };
 
 /**
  * Whether attention of this label follows from positions alone, not from the content of a sentence.
- * @param {string} label
+ * @param {HeadLabel} label
  */
-export const isPositional = (label) => ["previous", "next", "same", "first", "diffuse"].includes(label);
+export const isPositional = ({ label, share }) =>
+  ["previous", "next", "same", "first", "diffuse"].includes(label) && share >= MIN_SHARE;
 
 /** @param {string} label */
 export const labelName = (label) => HEAD_LABELS[label].name ?? label;
+
+/** The name of a label with the measured share, such as "previous token 38%". @param {HeadLabel} label */
+export const describeLabel = ({ label, share }) =>
+  label === "none" ? labelName(label) : `${labelName(label)} ${Math.round(100 * share)}%`;
 
 /** Whether a token is punctuation or special. @param {string} token */
 export function isPunctuation(token) {
@@ -77,15 +85,13 @@ function labelHead(map, rowTokens, columnTokens, kind) {
   const patterns = isSelf ? ["previous", "next", "same", "first", "punctuation"] : ["first", "punctuation"];
   /** Weight and weight under uniform attention of each pattern, and the number of rows in which it is possible. */
   const sums = Object.fromEntries(patterns.map((name) => [name, { weight: 0, uniform: 0, rows: 0 }]));
-  let [entropy, uniformEntropy, attendingRows] = [0, 0, 0];
+  let attendingRows = 0;
   rows.forEach((t, i) => {
     const row = cells.subarray(i * columns, (i + 1) * columns);
     const count = row.reduce((sum, weight) => sum + Number(weight > 0), 0);
     // A row with a single key shows nothing.
     if (count < 2) return;
     attendingRows += 1;
-    entropy += rowEntropy(row);
-    uniformEntropy += Math.log2(count);
     const here = t + columns - map.rows;
     /** @param {string} name @param {(s: number) => boolean} matches */
     const add = (name, matches) => {
@@ -113,16 +119,15 @@ function labelHead(map, rowTokens, columnTokens, kind) {
       rows: sums[name].rows,
     }))
     .filter(
-      ({ share, uniform, rows: found }) =>
-        found >= attendingRows / 2 && found > 0 && share >= MIN_SHARE && share >= MIN_RATIO * uniform,
+      ({ share, uniform, rows: found }) => found >= attendingRows / 2 && found > 0 && share >= MIN_RATIO * uniform,
     )
     .sort((a, b) => b.share - a.share)[0];
-  if (best) return { label: best.name, share: best.share, information };
+  if (best?.share >= MIN_SHARE) return { label: best.name, share: best.share, information };
   const aligned = information / Math.log2(Math.max(2, Math.min(rows.length, columns)));
   if (!isSelf && aligned >= MIN_ALIGNMENT) return { label: "alignment", share: aligned, information };
-  const spread = uniformEntropy > 0 ? entropy / uniformEntropy : 0;
+  const spread = evenness(rows.map((_, i) => cells.subarray(i * columns, (i + 1) * columns)));
   if (spread >= MIN_DIFFUSE) return { label: "diffuse", share: spread, information };
-  return { label: "mixed", share: 1 - spread, information };
+  return { label: best?.name ?? "none", share: best?.share ?? 0, information };
 }
 
 /* Attention maps of heads, of the mean over heads and of words, for any length. */

@@ -225,6 +225,21 @@ export function rowEntropy(row) {
 }
 
 /**
+ * The entropy of rows as a fraction of that of uniform attention over the keys that each attends to; rows with a single
+ * key do not count. @param {Row[]} rows
+ */
+export function evenness(rows) {
+  let [entropy, uniform] = [0, 0];
+  for (const row of rows) {
+    entropy += rowEntropy(row);
+    let count = 0;
+    for (let s = 0; s < row.length; s++) count += Number(row[s] > 0);
+    uniform += Math.log2(Math.max(1, count));
+  }
+  return uniform > 0 ? entropy / uniform : 0;
+}
+
+/**
  * The overlap of two rows, Σ min(a, b): 1 if they are equal, 0 if they share no key.
  * @param {Row} a @param {Row} b
  */
