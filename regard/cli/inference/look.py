@@ -251,9 +251,12 @@ def _compare(options: Options) -> int:
     assert comparison is not None
     out = options.out or Path("page.html")
     comparison.save(out, options.attention, options.head)
-    for label, attention in zip(comparison.labels, comparison.looks):
-        if attention.translation:
-            print(f"{label}\t{attention.translation}")
+    # What each model outputs itself, where all were given one translation.
+    own = comparison.outputs or [None] * len(comparison.looks)
+    for label, attention, output in zip(comparison.labels, comparison.looks, own):
+        text = attention.translation if output is None else output
+        if text:
+            print(f"{label}\t{text}")
     _print_output_path(out)
     return 0
 

@@ -88,15 +88,15 @@ def test_names_formulas_and_axes_of_an_attention():
     trace = cached_trace("rotary, grouped")
     steps = {step["id"]: step for step in shown(trace)}
     q = steps["decoder.0.attention.q"]
-    assert (q["title"], q["formula"]) == ("Queries", "q = x W_q + b_q")
+    assert (q["title"], q["formula"]) == ("Queries", "q = n W_Q + b_Q")
     assert q["where"] == "regard/layers/attention.py · MultiHeadAttention.forward"
     params = [one for one in q["inputs"] if isinstance(one, dict)]
     assert [one["name"] for one in params] == [f"decoder.0.attention.query.{one}" for one in ("weight", "bias")]
-    assert [one["sign"] for one in params] == ["W_q", "b_q"]
+    assert [one["sign"] for one in params] == ["W_Q", "b_Q"]
     assert steps["decoder.0.attention.k"]["output"]["shape"] == [4, 2, 4]
     assert steps["decoder.0.attention.k"]["output"]["axes"] == ["target", "heads", "channels"]
     assert steps["decoder.0.cross.a"]["output"]["axes"] == ["heads", "target", "source"]
-    assert steps["decoder.0.cross.k"]["formula"] == "k = m W_k + b_k"
+    assert steps["decoder.0.cross.k"]["formula"] == "k = m W_K + b_K"
     order = ["q", "q_norm", "q_rotary", "k", "v", "k_norm", "k_rotary", "qk", "e", "e_masked", "a", "z", "o"]
     assert [name for name in steps if name.startswith("decoder.0.attention.")] == [
         f"decoder.0.attention.{name}" for name in order
@@ -135,8 +135,8 @@ def test_sections_of_a_transformer():
     sections = cached_trace("transformer").sections
     assert [one["title"] for one in sections[:4]] == [
         "Source embedding",
-        "Encoder, layer 0: self-attention",
-        "Encoder, layer 0: feed-forward",
+        "Encoder, layer 1: self-attention",
+        "Encoder, layer 1: feed-forward",
         "Final norm of the encoder",
     ]
     cross = next(one for one in sections if one.get("attention") == "decoder.1.cross")
@@ -276,7 +276,7 @@ def test_custom_layer_and_score_appear_in_the_trace():
     assert score[-4:] == ["e", "a", "z", "o"]
     assert len(score) > 7
     titles = {one["title"] for one in trace.sections}
-    assert "Decoder, layer 0: feed-forward" in titles
+    assert "Decoder, layer 1: feed-forward" in titles
     names = {one["name"] for step in trace.steps for one in step["inputs"] if isinstance(one, dict)}
     assert {"decoder.0.cross.score.factor", "decoder.0.feedforward.gate.map.weight"} <= names
     # The graph is captured again after a module has been replaced.

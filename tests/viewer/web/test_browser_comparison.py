@@ -69,7 +69,7 @@ def test_slider_selects_training_steps(opened, steps):
         )
         np.testing.assert_allclose(table(page), weights_of(steps.looks[number]), rtol=1e-3, atol=1e-6)
         assert hash_of(page)["at"] == (f"{number}/" if number else "") + f"{CROSS}:1"
-    wait_for_announcement(page, "step 500: Cross-attention, layer 1, head 1")
+    wait_for_announcement(page, "step 500: Cross-attention, layer 2, head 2")
     # The thumbnails are those of the step, and so is a head that is selected there.
     page.locator(f"[data-head='{CROSS}:0']").click()
     assert hash_of(page)["at"] == f"1/{CROSS}:0"

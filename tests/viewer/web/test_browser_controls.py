@@ -191,7 +191,7 @@ def test_saved_svg_has_all_texts_and_colors(opened, small):
     page = opened(small, CROSS)
     root = ElementTree.fromstring(saved(page, "Figure as SVG").read_bytes())
     texts = {text.text for text in root.iter(f"{SVG}text")}
-    assert {*scenes.SOURCE, *scenes.TARGET, "<eos>", "Cross-attention, layer 1", "head 2", "Weight", "0.25"} <= texts
+    assert {*scenes.SOURCE, *scenes.TARGET, "<eos>", "Cross-attention, layer 2", "head 3", "Weight", "0.25"} <= texts
     fills = page.locator("rect.square").evaluate_all("all => all.map(one => one.getAttribute('fill'))")
     squares = [rect.get("fill") for rect in root.iter(f"{SVG}rect")]
     assert [fill for fill in squares if fill in set(fills)] == fills

@@ -206,7 +206,7 @@ def test_effects_of_heads_by_keyboard(engine_page):
     page.keyboard.press("Tab")
     for key in ("End", "ArrowLeft", "ArrowDown"):
         page.keyboard.press(key)
-    assert "Decoder self-attention, layer 0, head 2" in page.locator(".effects .effect-reading").inner_text()
+    assert "Decoder self-attention, layer 1, head 3" in page.locator(".effects .effect-reading").inner_text()
     page.keyboard.press("Enter")
     page.wait_for_selector(".attention-view")
     assert "at=decoder.0.attention:2" in page.url

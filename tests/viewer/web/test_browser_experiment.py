@@ -275,7 +275,7 @@ def test_disabled_heads_of_other_layers_are_listed(live, transformer):
     assert response["after"]["logprob"] == pytest.approx(
         run_experiment(transformer, "one two three", off).after.logprob, abs=1e-5
     )
-    other = live.get_by_role("button", name="Enable Cross-attention, layer 1, head 1")
+    other = live.get_by_role("button", name="Enable Cross-attention, layer 2, head 2")
     response = request(live, other.click)
     assert response["after"]["logprob"] == pytest.approx(
         run_experiment(transformer, "one two three", off[:1]).after.logprob, abs=1e-5

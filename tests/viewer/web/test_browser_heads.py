@@ -27,7 +27,7 @@ def test_heads_are_added_in_colors(opened, small):
     alone = page.locator("path.thread").count()
     page.locator(CROSS_3).click(modifiers=["Shift"])
     page.locator(EARLIER).click(modifiers=["Control"])
-    assert chips(page) == ["layer 1, head 2", "layer 1, head 3", "layer 0, head 1"]
+    assert chips(page) == ["layer 2, head 3", "layer 2, head 4", "layer 1, head 2"]
     # Each head has the lines of its weights, in its own color, which is also the frame of its thumbnail.
     for color, (name, head) in enumerate((("decoder.1.cross", 2), ("decoder.1.cross", 3), ("decoder.0.cross", 1))):
         expected = weights(small, name)[head]
@@ -44,8 +44,8 @@ def test_heads_are_added_in_colors(opened, small):
     # A link restores the heads; removing the first one leaves the others.
     again = opened(small, page.evaluate("location.hash"))
     assert chips(again) == chips(page)
-    again.get_by_role("button", name="Remove layer 1, head 2").click()
-    assert chips(again) == ["layer 1, head 3", "layer 0, head 1"]
+    again.get_by_role("button", name="Remove layer 2, head 3").click()
+    assert chips(again) == ["layer 2, head 4", "layer 1, head 2"]
     assert hash_of(again)["at"] == "decoder.1.cross:3"
     # In the text form, tokens are underlined once per head.
     again.get_by_role("tab", name="Text").click()
@@ -61,14 +61,14 @@ def test_heads_are_added_in_colors(opened, small):
 def test_heads_are_added_by_keyboard_and_button(opened, small):
     page = opened(small, HEAD + "&as=lines")
     page.get_by_role("button", name="+ Add a head").click()
-    assert chips(page) == ["layer 1, head 2", "layer 1, head 3"]
+    assert chips(page) == ["layer 2, head 3", "layer 2, head 4"]
     page.locator(CROSS_2).focus()
     page.keyboard.press("ArrowLeft")  # while several heads are selected, arrow keys move the focus alone
-    assert chips(page) == ["layer 1, head 2", "layer 1, head 3"]
+    assert chips(page) == ["layer 2, head 3", "layer 2, head 4"]
     page.keyboard.press("Space")
-    assert announced(page) == "Added layer 1, head 1. 3 heads."
+    assert announced(page) == "Added layer 2, head 2. 3 heads."
     page.keyboard.press("Space")
-    assert chips(page) == ["layer 1, head 2", "layer 1, head 3"]
+    assert chips(page) == ["layer 2, head 3", "layer 2, head 4"]
     page.keyboard.press("Enter")
     assert hash_of(page)["at"] == "decoder.1.cross:1"
     assert chips(page) == []
@@ -98,7 +98,7 @@ def test_saved_figure_has_the_colors_and_the_legend(opened, small):
     for color in {*colors(page, "path.thread")}:
         assert f'stroke="{color}"' in svg
     assert "head 2" in svg
-    assert "layer 1, head 3" in svg
+    assert "layer 2, head 4" in svg
     assert "×" not in svg
 
 

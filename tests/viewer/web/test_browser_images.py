@@ -155,7 +155,7 @@ def test_image_view_is_usable_with_the_keyboard(opened, seen):
     assert hash_of(page)["at"] == "blocks.1.attention:0"
     page.keyboard.press("}")
     assert hash_of(page)["at"] == "blocks.2.attention:0"
-    assert announced(page) == "Layer 2, head 0"
+    assert announced(page) == "Layer 3, head 1"
     page.keyboard.press("Escape")
     assert "pin" not in hash_of(page)
     page.keyboard.press("f")
@@ -237,7 +237,7 @@ def test_saved_figure_is_what_is_on_the_screen(opened, seen):
     page = opened(build_image_scene(seen), IMAGES + "&pin=4,4")
     drawing = ElementTree.fromstring(saved(page, "Figure as SVG"))
     texts = "".join("".join(one.itertext()) + "\n" for one in drawing.iter(f"{SVG}text"))
-    assert "Layer 1" in texts
+    assert "Layer 2" in texts
     assert "all patches" in texts
     assert len(list(drawing.iter(f"{SVG}image"))) == 3  # the image, the weights, the legend
     picture = np.asarray(Image.open(io.BytesIO(saved(page, "Figure as PNG"))).convert("RGB"))

@@ -105,8 +105,8 @@ def test_number_shows_its_derivation(opened):
     assert float(card.locator(".cell").nth(3).text_content().replace("−", "-")) == float(result)
     page.keyboard.press("Shift+Tab")
     card.locator(".cell").nth(3).focus()
-    page.keyboard.press("ArrowRight")
-    assert making.text_content().startswith("q[4] = ")
+    page.keyboard.press("ArrowLeft")
+    assert making.text_content().startswith("q[2] = ")
 
 
 @pytest.mark.parametrize("form", ["bahdanau lstm of two layers", "luong lstm of two layers", "T5", "albert", "answer"])
@@ -270,6 +270,7 @@ def test_substitute_for_a_layer_without_numbers_is_named(opened):
         if section.get("attention") == "encoder.0.attention":
             del section["attention"]
     page = opened(scene, "#view=steps&depth=numbers&at=encoder.0.attention:1")
+    open_list(page)
     note = page.locator(".steps-view [role=note]").first
     assert note.text_content().startswith("This page has no numbers of encoder.0.attention")
     # A table of which the page has some rows has its full size.

@@ -1,14 +1,15 @@
 /** Details next to the figures: the weights of a token, measures of a head, and a caution. */
 
 import { html, setChildren, tokenText } from "../core/dom.js";
-import { formatSigned, formatWeight } from "../core/tokens.js";
+import { formatSigned, formatWeight, withMinus } from "../core/tokens.js";
 import { alignmentErrorRate, argmax, meanEntropy, meanOverlap, rowEntropy, topK } from "../weights/maths.js";
 
 /** @typedef {import("./heatmap.js").FigureData} FigureData */
 /** @typedef {import("./heatmap.js").Cell} Cell */
 
-/** Number of listed weights. */
+/** Number of listed weights of a map, and of one token. */
 const MAX_LISTED_WEIGHTS = 6;
+const MAX_TOKEN_WEIGHTS = 32;
 
 /** The largest weights of one token. */
 export class TokenDetails {
@@ -96,7 +97,7 @@ export class TokenDetails {
     const numbers = isColumn ? (map.isMaterialized ? readColumn(map, cell.column) : null) : map.exactRow(cell.row);
     const [own, others] = isColumn ? [columns, rows] : [rows, columns];
     const position = isColumn ? cell.column : cell.row;
-    const best = numbers ? topK(numbers, MAX_LISTED_WEIGHTS).filter((i) => numbers[i] >= 0.00005) : [];
+    const best = numbers ? topK(numbers, MAX_TOKEN_WEIGHTS).filter((i) => numbers[i] > 0) : [];
     const marked = isColumn ? cell.row : cell.column;
     const top = best.length ? numbers[best[0]] : 1;
     const rest = numbers
@@ -141,7 +142,7 @@ export class TokenDetails {
             { class: i === marked ? "on" : "" },
             html("span", { class: "name" }, tokenText(others.labels[i], others.rtl)),
             html("span", { class: "track" }, bar),
-            html("span", { class: "weight" }, numbers[i].toFixed(figureData.rounded ? 3 : 4)),
+            html("span", { class: "weight" }, formatListed(numbers[i], figureData.rounded)),
           );
         }),
       ),
@@ -169,6 +170,10 @@ export class TokenDetails {
     );
   }
 }
+
+/** A weight of a list. @param {number} weight @param {boolean} rounded */
+const formatListed = (weight, rounded) =>
+  weight < 0.0001 && !rounded ? withMinus(weight.toExponential(0)) : weight.toFixed(rounded ? 3 : 4);
 
 /** The letter of a figure, if there are two. @param {string} mark @param {boolean} isCompared */
 function badge(mark, isCompared) {

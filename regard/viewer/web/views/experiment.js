@@ -6,10 +6,10 @@ import { attentionLabel, headLabel, kindLabel, kindsOf } from "../attention/over
 import { createColormap } from "../core/colors.js";
 import { html, setAttributes, setChildren, tokenText, uniqueId } from "../core/dom.js";
 import { isDark, toggle } from "../core/shell.js";
-import { Axis, formatShort, formatWeight, makeVisible, withMinus } from "../core/tokens.js";
+import { Axis, formatProbability, formatShort, formatWeight, makeVisible, withMinus } from "../core/tokens.js";
 import { EffectGrid } from "./why.js";
 import { AttentionMap } from "../weights/maps.js";
-import { argmax, computeWeights, mayAttend } from "../weights/maths.js";
+import { argmax, computeWeights, mayAttend, meanEntropy } from "../weights/maths.js";
 
 /* Attention maps after interventions. */
 
@@ -256,6 +256,8 @@ export class ExperimentView {
       html("section", { class: "outcome", "aria-label": `Output ${name.toLowerCase()}` }),
     );
     this.output = html("div", { class: "outcomes", hidden: true }, this.outcomes);
+    this.sentence = html("p", { class: "headline experiment-sentence" });
+    this.entropy = html("p", { class: "secondary" });
     this.errorElement = html("p", { class: "request-error", role: "alert", hidden: true });
     this.titles = [html("h2", {}, "Before"), html("h2", {}, "After")];
     this.offNote = html("p", { class: "off-note" });
@@ -269,7 +271,14 @@ export class ExperimentView {
       ),
     );
     this.changesElement = html("div", { class: "largest-changes" });
-    this.figureElement = html("div", { class: "card" }, this.output, html("div", { class: "panels two" }, this.panels));
+    this.figureElement = html(
+      "div",
+      { class: "card" },
+      this.sentence,
+      this.output,
+      this.entropy,
+      html("div", { class: "panels two" }, this.panels),
+    );
     this.effectGrid = new EffectGrid({ host, attentions, state });
     this.element = html(
       "div",
@@ -309,13 +318,14 @@ export class ExperimentView {
       "aria-label": "Head",
       onchange: () => this.choose({ attention: this.selected.attention, head: Number(this.head.value) }),
     });
-    this.mask = toggle("Mask", (on) => this.setDisabled("mask", !on));
-    this.scale = toggle("Scaling by 1 ⁄ √d", (on) => this.setDisabled("scale", !on));
-    this.positions = toggle("Positional encoding", (on) => this.setDisabled("positions", !on));
+    const extent = this.hasModel ? "everywhere" : "in this map";
+    this.mask = toggle(`Causal mask, ${extent}`, (on) => this.setDisabled("mask", !on));
+    this.scale = toggle(`Scaling by 1 ⁄ √d, ${extent}`, (on) => this.setDisabled("scale", !on));
+    this.positions = toggle("Positional encoding, everywhere", (on) => this.setDisabled("positions", !on));
     this.headToggle = toggle("This head", (on) =>
       this.setInSet(this.disabled.heads, `${this.selected.attention}:${this.selected.head}`, !on),
     );
-    this.layerToggle = toggle("This attention", (on) =>
+    this.layerToggle = toggle("This attention, all its heads", (on) =>
       this.setInSet(this.disabled.layers, this.selected.attention, !on),
     );
     this.feedForwardToggle = toggle("Feed-forward network after it", (on) =>
@@ -371,6 +381,7 @@ export class ExperimentView {
     this.controls = html(
       "aside",
       { class: "interventions", "aria-label": "Interventions", "data-export": "no" },
+      this.presets(),
       group("Attention head", where),
       group("Components", html("div", { class: "switches" }, parts), this.others),
       row,
@@ -384,6 +395,61 @@ export class ExperimentView {
         : null,
       html("p", { class: "buttons" }, this.resetAllButton),
       this.hasModel ? null : this.note(),
+    );
+  }
+
+  /** Experiments to start with, and what to look for. */
+  presets() {
+    const { attentions: list, image } = this.scene;
+    /** @type {[string, string, boolean, () => void][]} */
+    const cards = [
+      [
+        "Without positions",
+        "Is the output still that of the same word order?",
+        this.hasModel,
+        () => (this.disabled.positions = true),
+      ],
+      [
+        "Without ÷ √d",
+        "Do the weights become sharper? Compare the entropy.",
+        list.some((one) => one.score.name === "scaled_dot"),
+        () => (this.disabled.scale = true),
+      ],
+      [
+        "Without this head",
+        "Which words depend on it? Its layer has other heads.",
+        this.hasModel,
+        () => this.disabled.heads.add(`${this.selected.attention}:${this.selected.head}`),
+      ],
+      [
+        "Seeing the future",
+        "Every token attends to later ones, as it never did in training.",
+        list.some((one) => one.mask),
+        () => (this.disabled.mask = true),
+      ],
+    ];
+    return html(
+      "div",
+      { class: "presets", role: "group", "aria-label": "Experiments to start with" },
+      cards
+        .filter(([, , fits]) => fits)
+        .map(([name, question, , apply]) =>
+          html(
+            "button",
+            {
+              type: "button",
+              class: "preset",
+              onclick: () => {
+                this.clear();
+                apply();
+                this.refresh();
+                if (!image) this.sentence.scrollIntoView({ block: "nearest" });
+              },
+            },
+            html("strong", {}, name),
+            html("span", { class: "secondary" }, question),
+          ),
+        ),
     );
   }
 
@@ -472,9 +538,14 @@ export class ExperimentView {
     this.refresh();
   }
 
-  reset() {
+  /** Undoes all changes of the model. */
+  clear() {
     this.disabled = { mask: false, scale: false, positions: false, heads: new Set(), layers: new Set() };
     this.editedRow = null;
+  }
+
+  reset() {
+    this.clear();
     this.texts = { instead: this.scene.texts.source, prefix: "" };
     this.keepsTarget = false;
     for (const name of /** @type {const} */ (["instead", "prefix"]))
@@ -578,13 +649,22 @@ export class ExperimentView {
     if (this.response) this.announcer.announce(this.summary(this.response));
   }
 
-  /** @param {{before: Outcome, after: Outcome, similarity?: number | null}} response */
+  /** What the changes do to the output, as a sentence. @param {NonNullable<ExperimentView["response"]>} response */
   summary({ before, after, similarity }) {
     if (typeof similarity === "number")
-      return `Similarity of the embeddings before and after: ${formatShort(similarity)}.`;
-    if (before.text !== after.text)
-      return `Before: ${before.text || "no output"}. After: ${after.text || "no output"}.`;
-    return after.text ? `The output is unchanged: ${after.text}.` : "This model has no output text, only maps.";
+      return `The embeddings before and after have a cosine similarity of ${formatShort(similarity)}.`;
+    const kind = this.scene.output?.kind === "translation" ? "translation" : "output";
+    const probabilityOf = (/** @type {Outcome} */ { logprob, steps }) =>
+      logprob === null ? steps.at(-1)?.likeliest[0]?.[1] : Math.exp(logprob);
+    const [a, b] = [before, after].map(probabilityOf);
+    const change =
+      a === undefined || b === undefined ? "" : `; probability ${formatProbability(a)} → ${formatProbability(b)}`;
+    const nameOf = (/** @type {Outcome} */ { text, steps }) => text || steps.at(-1)?.likeliest[0]?.[0] || "no output";
+    if (nameOf(before) !== nameOf(after))
+      return `The ${kind} changes: “${nameOf(before)}” → “${nameOf(after)}”${change}.`;
+    return after.text || after.steps.length
+      ? `The ${kind} is unchanged${change}.`
+      : "This model has no output text, only maps.";
   }
 
   /** @param {Set<string> | null} changed */
@@ -595,7 +675,8 @@ export class ExperimentView {
     if (attention !== this.selected.attention) return;
     const { off } = this.state.view;
     if (off && (changed === null || changed.has("off"))) {
-      this.disabled.heads.add(off);
+      const [name, head] = [off.slice(0, off.lastIndexOf(":")), Number(off.slice(off.lastIndexOf(":") + 1))];
+      if (this.attentions.has({ attention: name, head })) this.disabled.heads.add(off);
       // It has been applied: pressing the button again starts the experiment anew.
       this.state.set({ off: null });
     }
@@ -671,10 +752,23 @@ export class ExperimentView {
         : null,
     );
     this.panels[1].toggleAttribute("data-off", this.isOff);
+    const entropies = this.figureInputs.map(({ map }) => meanEntropy(map).toFixed(2));
+    setChildren(
+      this.entropy,
+      entropies[0] === entropies[1] || this.isOff
+        ? `Mean entropy of this head’s rows: ${entropies[0]} bits${this.isOff ? " without the change" : ""}.`
+        : `Mean entropy of this head’s rows: ${entropies[0]} → ${entropies[1]} bits.`,
+    );
     this.showControls(axes);
     this.showOutput();
     setChildren(this.changesElement, this.isOff ? null : largestChanges(this.figureInputs[0], this.figureInputs[1]));
     performance.mark("regard-tried");
+  }
+
+  /** Whether anything of the model is changed. */
+  get isChanged() {
+    const { mask, scale, positions, heads, layers } = this.disabled;
+    return mask || scale || positions || heads.size > 0 || layers.size > 0;
   }
 
   /** Whether the selected head adds nothing. */
@@ -759,15 +853,13 @@ export class ExperimentView {
 
   /** @param {Axis} columns */
   showSliders(columns) {
-    const weights = this.editedRow?.weights ?? [
-      ...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row),
-    ];
+    const weights = this.currentWeights();
     const only = this.editedRow?.weights.indexOf(1) ?? -1;
     listTokens(this.onlyKey, columns, only);
     setAttributes(this.resetRowButton, { disabled: !this.editedRow });
     this.sum.textContent = this.editedRow
       ? "Edited weights (sum to 1)."
-      : "Original weights. Move a slider; the others are rescaled to sum to 1.";
+      : `${this.isChanged ? "Weights after the changes above" : "Original weights"}. Move a slider; the others are rescaled to sum to 1.`;
     const isLong = columns.length > MAX_SLIDERS;
     if (isLong) this.sum.textContent = `Too many tokens (${columns.length}) for sliders: select one above.`;
     if (
@@ -805,6 +897,14 @@ export class ExperimentView {
     );
   }
 
+  /** The weights of the selected row: edited, after the changes, or those of the model. @returns {number[]} */
+  currentWeights() {
+    if (this.editedRow) return this.editedRow.weights;
+    const after = this.response?.after.map?.weights[this.row];
+    if (after?.length === this.axes.columns.length) return after;
+    return [...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row)];
+  }
+
   /** @param {Element} label @param {number} weight */
   setSlider(label, weight) {
     const input = label.querySelector("input");
@@ -815,9 +915,7 @@ export class ExperimentView {
 
   /** Sets one weight and rescales the others. @param {number} column @param {number} weight */
   setWeight(column, weight) {
-    const now = this.editedRow?.weights ?? [
-      ...this.localMap(this.attentions.map(this.selected, false)).exactRow(this.row),
-    ];
+    const now = this.currentWeights();
     const rest = now.reduce((sum, other, s) => (s === column ? sum : sum + other), 0);
     const share = (/** @type {number} */ other) =>
       rest > 0 ? ((1 - weight) * other) / rest : (1 - weight) / (now.length - 1);
@@ -829,6 +927,18 @@ export class ExperimentView {
 
   showOutput() {
     const { response } = this;
+    const seesFuture = this.disabled.mask && this.generatesText && !this.keepsTarget;
+    setChildren(
+      this.sentence,
+      response ? this.summary(response) : null,
+      response && seesFuture
+        ? html(
+            "span",
+            { class: "secondary" },
+            " The output is found token by token, before later tokens exist; its probability is computed afterwards, with every token seeing the later ones.",
+          )
+        : null,
+    );
     const hasSimilarity = typeof response?.similarity === "number";
     setAttributes(this.output, {
       hidden: !response || (!response.before.text && !response.before.steps.length && !hasSimilarity),

@@ -31,7 +31,7 @@ const tracks = (kinds) => kinds.map((kind) => TRACKS[kind] ?? "max-content").joi
 const decimal = (x, digits = 2) =>
   Math.abs(x) > 1e30 ? `${x < 0 ? "−" : ""}∞` : withMinus(x.toFixed(digits)).replace(/^−(0(?:\.0*)?)$/, "$1");
 /** @param {number} x */
-const weightText = (x) => (x > 0 && x < 0.0005 ? withMinus(x.toExponential(0)) : x.toFixed(3));
+const weightText = (x) => (x === 0 ? "0" : x < 0.0005 ? withMinus(x.toExponential(0)) : x.toFixed(3));
 
 /** A symbol of a formula: its letter, its index below, and the kind of cells that it stands for. */
 const symbol = (/** @type {string} */ letter, /** @type {string} */ index, /** @type {string} */ kind) =>
@@ -83,8 +83,8 @@ export class Walk {
     this.playButton = html("button", { type: "button", class: "small play", onclick: () => this.play() });
     this.speedButton = html(
       "button",
-      { type: "button", class: "small", "aria-label": "Speed", onclick: () => this.changeSpeed() },
-      "1×",
+      { type: "button", class: "small", onclick: () => this.changeSpeed() },
+      "1× speed",
     );
     this.arrows = svgElement("svg", { class: "walk-arrows", "aria-hidden": "true" });
     this.rails = ["before", "after"].map((name) => html("details", { class: `rail ${name} card` }));
@@ -218,7 +218,7 @@ export class Walk {
     const named = (/** @type {Cell} */ at, /** @type {number | null} */ s) =>
       s === null ? `${NAMES[at.kind]} of ${name}` : `${NAMES[at.kind]} of ${keys[s]}: ${this.textOf(at)}`;
     setAttributes(this.table, {
-      "aria-label": `Attention of ${name}`,
+      "aria-label": `Scores and weights of ${name}`,
       style: `--columns: ${tracks(this.kinds)}; --narrow: ${tracks(this.kinds.filter((kind) => kind !== "v"))}`,
     });
     const rest = 1 - this.rows.reduce((sum, s) => sum + weights[s], 0);
@@ -523,7 +523,8 @@ export class Walk {
               quoted(key),
               " is ",
               number(decimal(scores[row] ?? 0), "m"),
-              scores[row] < -1e30 ? ": masked, so its weight is 0" : "",
+              "; softmax turns it into the weight ",
+              number(weightText(weights[row]), "a"),
             ],
         [],
         NaN,
@@ -722,7 +723,7 @@ export class Walk {
 
   changeSpeed() {
     this.speed = this.speed === 4 ? 0.5 : 2 * this.speed;
-    this.speedButton.textContent = `${this.speed}×`;
+    this.speedButton.textContent = `${this.speed}× speed`;
   }
 
   /** Plays all phases from the first one; with reduced motion, shows the next one. */
