@@ -25,7 +25,7 @@ from regard.training import list_step_folders
 
 SENTENCE = "The cat chased the mouse."
 DOCS = Path(__file__).parent
-VIEWS = {"": "page-heads.png", "#view=steps&at=encoder.0.attention:1&pin=2,2&depth=numbers": "page-trace.png"}
+VIEWS = {"": "page-heads.png", "#view=steps": "page-trace.png"}
 SCREENS: dict[str, dict[str, Any]] = {
     "desktop": {"viewport": {"width": 1280, "height": 860}},
     "dark": {"viewport": {"width": 1280, "height": 860}, "color_scheme": "dark"},

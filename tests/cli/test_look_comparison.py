@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+import torch
 
 from regard.pipelines import load, save
 from regard.training.checkpoint import STEPS
@@ -70,6 +71,19 @@ def test_compare_training_steps(run, tmp_path, monkeypatch, run_folder):
     ]
     assert out.splitlines()[0].partition("\t")[0] == "step 5"
     assert header(tmp_path / "page.html")["texts"]["target"]
+
+
+def test_each_training_step_prints_its_own_output(run, tmp_path, run_folder):
+    """And not the translation of the last step, which the maps of all steps are given."""
+    early = load(run_folder / STEPS / "000005", "cpu")
+    with torch.no_grad():
+        for parameter in early.model.decoder.parameters():
+            parameter.neg_()
+    save(run_folder / STEPS / "000005", early)
+    own = {"step 5": early(SENTENCE), "step 40": load(run_folder, "cpu")(SENTENCE)}
+    assert own["step 5"] != own["step 40"]
+    out = run("look", run_folder, SENTENCE, "--steps", "--layers", "*.cross", "--out", tmp_path / "page.html")
+    assert dict(line.split("\t") for line in out.splitlines()) == {name: text for name, text in own.items() if text}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ TABLES = ("embedding", "gather_rows")
 class PageTensor(NamedTuple):
     """A parameter in the model of a page: its index, and the numbers that the page computes with."""
 
-    index: int
+    slot: int
     rounded: Tensor
 
 

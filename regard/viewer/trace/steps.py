@@ -282,7 +282,7 @@ class Trace:
         header = {"sign": self._symbol(name, node), "name": name, "shape": list(x.shape)}
         if self.template is not None and self.options.tensors is not None:
             if name in self.options.tensors:
-                return header | {"tensor": self.options.tensors[name].index}
+                return header | {"tensor": self.options.tensors[name].slot}
             return header | {"name": "", "input": name}  # ids
         return header | {"offset": self._params.add(x, shared=True)}
 

@@ -118,7 +118,7 @@ def test_all_controls_are_reachable_with_tab(opened, small):
         if seen[-1] is None:
             break
     controls = (
-        *("Toggle dark mode", "Keyboard shortcuts", "Save", "Lines", "Compare", "Encoder 0", "Settings", "Attention"),
+        *("Toggle dark mode", "Keyboard shortcuts", "Save", "Lines", "Compare", "Encoder 1", "Settings", "Attention"),
         *("Head", "Next head", "Turn this head off", "Lines of Cross-attention", "Cross-attention"),
     )
     for name in controls:

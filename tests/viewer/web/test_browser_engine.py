@@ -75,7 +75,8 @@ def test_steps_of_a_recurrent_model_for_a_new_sentence(engine_page):
     page.get_by_role("tab", name="Step by step").click()
     page.get_by_role("tab", name="Numbers").click()
     assert "steps are computed in this page" in page.locator(".verdict").text_content()
-    assert page.locator(".step", has_text="context vector").is_visible()
+    page.locator(".all-steps > summary").click()
+    assert page.locator(".all-steps .step", has_text="context vector").is_visible()
 
 
 # Whether the log-probabilities before and after an intervention are these.
@@ -91,11 +92,11 @@ def test_experiments_run_in_the_page(engine_page):
     page.get_by_role("tab", name="Experiment").click()
     name, head = (page.locator(".experiment select").nth(i).input_value() for i in (0, 1))
     changes = {
-        "This attention": {"change": "layer", "layer": name},
+        "This attention, all its heads": {"change": "layer", "layer": name},
         "This head": {"change": "head", "attention": name, "head": int(head)},
-        "Mask": {"change": "mask"},
-        "Scaling by 1 ⁄ √d": {"change": "scale"},
-        "Positional encoding": {"change": "positions"},
+        "Causal mask, everywhere": {"change": "mask"},
+        "Scaling by 1 ⁄ √d, everywhere": {"change": "scale"},
+        "Positional encoding, everywhere": {"change": "positions"},
     }
     scores = set()
     for button, change in changes.items():

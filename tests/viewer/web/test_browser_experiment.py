@@ -306,7 +306,7 @@ def test_edited_row_prefix_and_another_sentence(live, transformer):
     sentence.fill("four five")
     request(live, lambda: sentence.press("Enter"))
     assert outcomes(live)[1] == transformer("four five")
-    wait_for_announcement(live, "Before: ")
+    wait_for_announcement(live, "changes: ")
 
 
 def test_errors_of_the_model_are_shown(live, monkeypatch):

@@ -97,7 +97,7 @@ def test_saved_figure_has_the_colors_and_the_legend(opened, small):
     svg = download.value.path().read_text()
     for color in {*colors(page, "path.thread")}:
         assert f'stroke="{color}"' in svg
-    assert "head 2" in svg
+    assert "head 3" in svg
     assert "layer 2, head 4" in svg
     assert "×" not in svg
 

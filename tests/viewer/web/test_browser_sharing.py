@@ -72,13 +72,13 @@ def test_first_screen_says_what_the_model_output_and_what_it_attended_to(opened,
         assert box["y"] + box["height"] <= size[1], kind
         assert box["x"] + box["width"] <= size[0], kind
         assert re.search(r"[\d.]+%", text), kind
-        assert re.search(r"attention goes|attends most to", text), kind
+        assert re.search(r"attention goes|attends most to|attention is almost uniform", text), kind
         assert len(text) < 220, kind
         if kind == "image":
             assert scene.header["image"]["labels"][0]["name"] in text
             continue
         named = set(summary.locator("q").all_text_contents())
-        assert named
+        assert named or "uniform" in text
         assert named <= {token.strip() for side in scene.header["sides"].values() for token in side["tokens"]}
         # The output itself is above the fold too, and on a desktop the first row of every group of heads.
         output = page.locator(".output-token, .prediction .ranks li").first.bounding_box()

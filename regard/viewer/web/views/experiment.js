@@ -416,7 +416,7 @@ export class ExperimentView {
         () => (this.disabled.scale = true),
       ],
       [
-        "Without this head",
+        "One head off",
         "Which words depend on it? Its layer has other heads.",
         this.hasModel,
         () => this.disabled.heads.add(`${this.selected.attention}:${this.selected.head}`),
