@@ -37,8 +37,8 @@ def test_the_module_contains_every_file_once_and_no_imports():
     for path, source in SOURCES.items():
         name = re.search(r"^(?:export )?((?:async )?(?:function|class|const) \w+)", source, re.MULTILINE)
         first = f"const {path.removesuffix('.css').upper()}_STYLE" if name is None else name[1]
-        assert whole.count(f"\n{first}") == 1 or whole.startswith(first)
-        starts[path] = whole.index(first)
+        (found,) = re.finditer(rf"^{first}\b", whole, re.MULTILINE)
+        starts[path] = found.start()
     for path, start in starts.items():
         assert all(starts[imported] < start for imported in web.imported_paths(path, SOURCES[path]))
 
