@@ -107,7 +107,7 @@ class Recorded:
                 f"{self.title} ran on {count} inputs while recording, which have no common matrix.",
                 f'Read each pass: recording.passes[0]["{self.name}"].',
             )
-        if max(self.hypotheses) > 1 or len({len(step) for step in steps}) > 1:
+        if max(self.hypotheses, default=1) > 1 or len({len(step) for step in steps}) > 1:
             raise RegardError(
                 f"{self.title} ran on several hypotheses or sentences, which change places between steps.",
                 'Decode one sentence with DecodeConfig(method="greedy"), or look at the output with regard.look.',

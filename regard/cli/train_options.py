@@ -31,7 +31,7 @@ CHOSEN: dict[str, set[str]] = {
     "mask-images": {"head"},
     "train": {
         *("steps", "batch_tokens", "batch_images", "optimizer", "lr", "schedule", "warmup", "weight_decay"),
-        *("label_smoothing", "ema", "validate_every", "validate_by", "patience", "save_every"),
+        *("label_smoothing", "r_drop", "ema", "validate_every", "validate_by", "patience", "save_every"),
     },
     "augment": {"flip", "crop", "zoom", "color", "random_ops", "cutout"},
 }

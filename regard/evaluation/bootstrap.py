@@ -51,7 +51,7 @@ def share(correct: Sequence[bool] | Bool[np.ndarray, "M"]) -> ExampleSums:
     """The percentage of examples that are correct, such as exact match or accuracy.
 
     >>> share([True, False] * 50).margin
-    9.5
+    10.0
     """
     return ExampleSums(np.stack([np.asarray(correct), np.ones(len(correct))], 1).astype(float))
 

@@ -153,8 +153,9 @@ def random_sample(examples: Sequence[Example], count: int) -> Sequence[Example]:
 def with_margins(metrics: Mapping[str, ExampleSums]) -> dict[str, float]:
     """The values of metrics, and half of the width of their 95% confidence intervals.
 
+    >>> from regard.evaluation.bootstrap import share
     >>> with_margins({"accuracy": share([True, False] * 50)})
-    {'accuracy': 50.0, 'accuracy_margin': 9.5}
+    {'accuracy': 50.0, 'accuracy_margin': 10.0}
     """
     values = {name: metric.value for name, metric in metrics.items()}
     return values | {margin_key(name): metric.margin for name, metric in metrics.items()}

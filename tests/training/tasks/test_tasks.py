@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from regard.data.text.special_tokens import SpecialTokens
+from regard.evaluation.text_metrics import margin_key
 from regard.pipelines import ImageModel, load, save
 from regard.training import recipe_from_dict, run_recipe
 from regard.training.checkpoint import METRICS
@@ -59,6 +60,9 @@ def encode(pipeline, constant=False):
     return dataset, task.encode(dataset, pipeline.tokenizers, pipeline.special, recipe, pipeline.model.config, shape)
 
 
+WITH_MARGINS = ("translate", "text2text", "classify", "classify-images", "ragged classify-images")
+
+
 @every_case
 def test_saved_model_has_the_logged_validation_scores(runs, case):
     kind, metrics = CASES[case]
@@ -68,7 +72,9 @@ def test_saved_model_has_the_logged_validation_scores(runs, case):
     trained = [line for line in lines if line["kind"] == "train"]
     assert [line["step"] for line in validated] == [6, 12]
     scores = pipeline.training["validation"]
-    assert scores.keys() == {"nll", *metrics} | ({"perplexity"} if case in KINDS else set())
+    margins = {name for name in scores if name.endswith("_margin")}
+    assert margins == ({margin_key(name) for name in metrics} if case in WITH_MARGINS else set())
+    assert scores.keys() - margins == {"nll", *metrics} | ({"perplexity"} if case in KINDS else set())
     [line] = [line for line in validated if line["step"] == pipeline.training["step"]]
     assert {name: line[name] for name in scores} == scores
     logged = validated if kind is ImageModel else trained
