@@ -76,10 +76,10 @@ def commands(text: str) -> list[list[str]]:
     """The arguments of each `regard` call in a shell block."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        reader = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars="|&;<>")
+        reader = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars="|&;<>()")
         reader.whitespace_split = True
         words = list(reader)
-        borders = [i for i, word in enumerate(words) if set(word) <= set("|&;<>")]
+        borders = [i for i, word in enumerate(words) if set(word) <= set("|&;<>()")]
         for start, end in zip([-1, *borders], [*borders, len(words)]):
             if words[start + 1 : start + 2] == ["regard"]:
                 found.append(words[start + 2 : end])
