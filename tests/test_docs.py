@@ -1,7 +1,8 @@
 """Runs the documentation: its Python blocks and recipes, and checks the commands and options that it shows.
 
 The Python blocks of a page share one namespace, and all pages one temporary folder. A statement that ends in `# → TEXT`
-must print TEXT, or have it as the repr of its value. A block after `<!-- not run: reason -->` is skipped.
+must print TEXT, or have it as the repr of its value. A block after `<!-- not run: reason -->` is skipped. The
+commands run in test_doc_commands.py.
 """
 
 import ast
