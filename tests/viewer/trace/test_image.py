@@ -17,6 +17,7 @@ from tests.viewer.browser import QUIET, announced, axe_violations, hash_of
 from tests.viewer.image_helpers import LABELS
 from tests.viewer.image_models import FORMS, cached_look, make_look, model_of
 from tests.viewer.trace.test_text import Distance, check_expressions, in_node, shown
+from tests.viewer.web.test_browser_steps import open_list
 
 
 def max_difference(trace: Trace, model: ViT, image: torch.Tensor) -> float:
@@ -193,7 +194,8 @@ def test_trace_in_a_browser(opened):
     assert page.locator(".small-image [role=radio]").count() == 6
     page.get_by_role("radio", name="patch 0,1").click()
     assert hash_of(page)["pin"] == "2,2"
-    page.locator(".sections summary").first.click()  # sections are collapsed, except that of the attention
+    open_list(page)
+    page.locator(".sections summary").first.click()  # the other sections are collapsed
     pixels = page.locator(".step", has_text="Pixels per patch")
     assert pixels.locator(".value-subject").text_content().startswith("\u2068patch 0,1\u2069")
     wanted = (seen.run.images[0, 0, 0, 4].item() - 0.5) / 0.5
