@@ -82,7 +82,7 @@ function outputClause({ output, similarity, image }) {
       const masked = output.steps.find((/** @type {any} */ { token }) => isMaskToken(token));
       return masked
         ? ["The most likely word for the mask is ", strong(best(masked)[0]), probability(best(masked)[1])]
-        : null;
+        : ["This text has no masked word"];
     }
     case "labels":
     case "answer":
