@@ -80,8 +80,8 @@ def read_task(data: Path, task: str, part: str) -> Split:
         folder = data / "tatoeba" / name if kind == "tatoeba" else data / "multi30k"
         names = {"test": "val" if kind == "tatoeba" else "test2016", "dev": "val", "train": "train"}
         training, judged = (
-            list(zip(*(_lines(folder / f"{names[one]}.{language}.gz") for language in languages)))
-            for one in ("train", part)
+            list(zip(*(_lines(folder / f"{names[split]}.{language}.gz") for language in languages)))
+            for split in ("train", part)
         )
         if kind == "tatoeba":
             held_out = set(random.Random(name).sample(sorted({source for source, _ in training}), DEVELOPMENT_PAIRS))
@@ -90,8 +90,8 @@ def read_task(data: Path, task: str, part: str) -> Split:
             training = [pair for pair in training if pair[0] not in held_out]
     else:
         training, judged = (
-            [tuple(line.split("\t")[:2]) for line in _lines(data / kind / f"{name}_{one}.tsv.gz")]
-            for one in ("train", part)
+            [tuple(line.split("\t")[:2]) for line in _lines(data / kind / f"{name}_{split}.tsv.gz")]
+            for split in ("train", part)
         )
     if len(training) > int(count):
         rows = sorted(rng.sample(range(len(training)), int(count)))
@@ -222,7 +222,8 @@ def judge(result: dict[str, Any], judged: Pairs) -> Any:
 def run_all(runs: Iterable[Run], data: Path, results: Path, jobs: int) -> None:
     """Train what the results lack, `jobs` processes at a time."""
     finished = {
-        (one["setting"], one["task"], one["seed"], one["part"]): one["overrides"] for one in read_results(results)
+        (result["setting"], result["task"], result["seed"], result["part"]): result["overrides"]
+        for result in read_results(results)
     }
     waiting = []
     for run in runs:
@@ -270,12 +271,12 @@ class Row(NamedTuple):
 
 def compare(results: list[dict[str, Any]], data: Path, settings: list[str], part: str) -> None:
     """Print the two settings on each shared task over its shared seeds, and on each class of tasks."""
-    runs = {(one["setting"], one["task"], one["seed"]): one for one in results if one["part"] == part}
+    runs = {(result["setting"], result["task"], result["seed"]): result for result in results if result["part"] == part}
     first, second = ({key[1:] for key in runs if key[0] == setting} for setting in settings)
     print(f"| task | {settings[0]} | {settings[1]} | difference | 95% interval | CPU s |\n| --- |{' ---: |' * 5}")
     classes: dict[str, list[Row]] = {}
     for task in sorted({task for task, _ in first & second}):
-        seeds, judged = [seed for one, seed in first & second if one == task], read_task(data, task, part).judged
+        seeds, judged = [seed for name, seed in first & second if name == task], read_task(data, task, part).judged
         chosen = [[runs[setting, task, seed] for seed in seeds] for setting in settings]
         metrics = [[judge(run, judged) for run in row] for row in chosen]
         resampled = [fmean_arrays([metric.resampled for metric in row]) for row in metrics]

@@ -593,7 +593,7 @@ export class StepsView {
     /** Indices of the open sections. @type {Set<number>} */
     this.openSections = new Set();
     this.cards = new StepCards(this);
-    /** Whether nobody has chosen a head or a token. */
+    /** Whether the head and the token are the initial ones. */
     this.opensByItself = isUntouched;
     /** @type {Trace | null} */
     this.trace = null;
