@@ -44,9 +44,10 @@ def test_tree_agrees_with_the_n_best_list(translator, search):
     config = SEARCHES[search]
     tree = record_search(translator, SENTENCE, config)
     outputs = translator.translate([SENTENCE], replace(config, engine="plain"))[0]
-    assert [one.text for one in tree.results] == [one.text for one in outputs]
-    expected = [number for one in outputs for number in (one.score, one.hypothesis.logprob)]
-    assert [number for one in tree.results for number in (one.score, one.logprob)] == pytest.approx(expected, rel=1e-5)
+    assert [result.text for result in tree.results] == [output.text for output in outputs]
+    scores = [(result.score, result.logprob) for result in tree.results]
+    for score, output in zip(scores, outputs):
+        assert score == pytest.approx((output.score, output.hypothesis.logprob), rel=1e-5)
     for result, output in zip(tree.results, outputs):
         leaf = tree.nodes[result.node]
         path = [tree.nodes[number] for number in tree.path(result.node)]
